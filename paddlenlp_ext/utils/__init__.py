@@ -1,0 +1,1 @@
+"""Small things that every floor may use. Nothing here imports Paddle."""

@@ -1,0 +1,18 @@
+"""The nearest known word to a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None where nothing is close enough to be meant."""
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A ready half sentence, `; did you mean 'x'?`, or nothing."""
+    match = nearest(word, known)
+    return f"; did you mean {match!r}?" if match else ""

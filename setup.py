@@ -1,0 +1,39 @@
+"""Packaging. Pinned versions of everything below stand in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+
+setup(
+    name="paddlenlp-ext",
+    version="0.1.0",
+    description="Fine-tuning for PaddlePaddle: every documented method, on a laptop's CPU as well as on many GPUs",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["paddlenlp_ext", "paddlenlp_ext.*"]),
+    package_data={"paddlenlp_ext": ["**/*.json", "ops/csrc/*"]},
+    # paddlepaddle is not listed here: GPU users install paddlepaddle-gpu from Paddle's own index first.
+    install_requires=[
+        "numpy",
+        "safetensors",
+        "transformers",
+        "jinja2",
+        "sentencepiece",
+        "rich",
+        "matplotlib",
+    ],
+    extras_require={
+        "cpu": ["paddlepaddle"],
+        "quickstart": ["gguf", "lemminflect", "sacrebleu", "rouge-score"],
+        "metrics": ["sacrebleu", "rouge-score"],
+        "gguf": ["gguf"],
+        "visualdl": ["visualdl"],
+        "native": ["onednn-devel"],
+        "triton": ["triton"],
+        "dev": ["pytest", "ruff"],
+    },
+)
