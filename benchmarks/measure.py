@@ -1,0 +1,63 @@
+"""What every benchmark states: device, versions, commit; and how time and memory are read. No Paddle, no PyTorch."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+# SmolLM2-135M: the shape that the speed figures of this project are quoted for.
+SMOLLM2_SHAPE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def peak_memory_gb() -> float:
+    """The most resident memory this process has held, in GB (10^9 bytes)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def environment(*packages: str) -> dict[str, str]:
+    """Date, processor, Python, the named packages' versions and the commit."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, cwd=Path(__file__).parent, check=False).stdout
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": f"{names[0] if names else platform.machine()} x {len(names)}",
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+        "commit": commit.strip(),
+    }
+
+
+def report(name: str, figures: dict[str, object], *packages: str) -> None:
+    """Print one JSON line: the figures, this process's peak memory, and where they come from."""
+    line = {"benchmark": name, **figures, "peak_memory_gb": round(peak_memory_gb(), 2), **environment(*packages)}
+    json.dump(line, sys.stdout)
+    sys.stdout.write("\n")
