@@ -1,0 +1,115 @@
+"""From logits to the next token: filters as pure functions, and a draw that no batch mate can change.
+
+Everything here is NumPy on the host: a draw is then the same on every device, and a row of logits is small.
+Shapes: B batch, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUCLEUS_GUESS = 1024  # tokens looked at before a row's whole vocabulary is sorted
+
+Logits = NDArray[np.float32]
+
+
+def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
+    """Make tokens that a row has already seen less likely (CTRL, arXiv:1909.05858, section 4.1).
+
+    A positive logit is divided by `penalty`, a negative one multiplied, once per distinct token.
+
+    Args:
+        logits_BV: [B, V].
+        seen_ids: for each row the tokens of its prompt and of what it generated, padding left out.
+        penalty: 1 changes nothing, above 1 discourages repetition.
+    """
+    if penalty == 1.0:
+        return logits_BV
+    penalized_BV = logits_BV.copy()
+    for row_V, ids in zip(penalized_BV, seen_ids, strict=True):
+        distinct = np.unique(np.asarray(ids, dtype=np.int64))
+        seen = row_V[distinct]
+        row_V[distinct] = np.where(seen < 0, seen * penalty, seen / penalty)
+    return penalized_BV
+
+
+def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
+    """Divide by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
+    return logits_BV if temperature == 1.0 else logits_BV / np.float32(temperature)
+
+
+def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
+    """Set all but each row's `top_k` largest logits to -inf; 0 keeps all. Ties with the smallest kept one stay."""
+    vocab_size = logits_BV.shape[1]
+    if top_k == 0 or top_k >= vocab_size:
+        return logits_BV
+    kth_largest_B = np.partition(logits_BV, vocab_size - top_k, axis=1)[:, vocab_size - top_k]
+    return np.where(logits_BV < kth_largest_B[:, None], np.float32(-np.inf), logits_BV)
+
+
+def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
+    """Keep each row's nucleus (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
+
+    A token stays while the mass of the more likely ones is below `top_p`; the likeliest always stays.
+    """
+    if top_p >= 1.0:
+        return logits_BV
+    filtered_BV = np.full_like(logits_BV, -np.inf)
+    for row_V, out_V in zip(logits_BV, filtered_BV, strict=True):
+        kept = _nucleus(row_V, top_p)
+        out_V[kept] = row_V[kept]
+    return filtered_BV
+
+
+def _nucleus(row_V: Logits, top_p: float) -> NDArray[np.int64]:
+    """Token ids of one row's nucleus, likeliest first."""
+    weights_V = np.exp(row_V - row_V.max())
+    total = weights_V.sum(dtype=np.float64)
+    candidates = np.arange(len(row_V))
+    if len(row_V) > _NUCLEUS_GUESS:
+        likeliest = np.argpartition(weights_V, -_NUCLEUS_GUESS)[-_NUCLEUS_GUESS:]
+        if weights_V[likeliest].sum(dtype=np.float64) >= top_p * total:
+            candidates = np.sort(likeliest)
+    order = candidates[np.argsort(-weights_V[candidates], kind="stable")]
+    mass = np.cumsum(weights_V[order], dtype=np.float64) / total
+    mass_before = np.concatenate([[0.0], mass[:-1]])
+    return order[: max(1, int(np.count_nonzero(mass_before < top_p)))]
+
+
+def greedy(logits_BV: Logits) -> NDArray[np.int64]:
+    """The likeliest token of each row [B]; of equal ones the lowest id."""
+    return np.argmax(logits_BV, axis=1)
+
+
+class RowSampler:
+    """Draws a token for each row, from a stream of random numbers of the row's own.
+
+    The stream depends on (seed, row) alone, and each token takes one number of it: what a row draws does not depend
+    on which rows share its batch or how long they live.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._streams: dict[int, np.random.Generator] = {}
+
+    def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Draw token ids [B] from softmax(logits_BV); `rows` names the row that each line belongs to."""
+        pairs = zip(logits_BV, rows, strict=True)
+        return np.array([_inverse_cdf(row_V, self._stream(row).random()) for row_V, row in pairs], dtype=np.int64)
+
+    def _stream(self, row: int) -> np.random.Generator:
+        if row not in self._streams:
+            self._streams[row] = np.random.default_rng([self._seed, row])
+        return self._streams[row]
+
+
+def _inverse_cdf(row_V: Logits, uniform: float) -> int:
+    """The token at which the cumulated probability, in the order of ids, passes `uniform` in [0, 1)."""
+    possible = np.flatnonzero(row_V > -np.inf)
+    weights = np.exp(row_V[possible] - row_V[possible].max())
+    cumulated = np.cumsum(weights, dtype=np.float64)
+    position = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")
+    return int(possible[min(int(position), len(possible) - 1)])

@@ -1,0 +1,84 @@
+"""Logits filters against transformers' numbers; draws against the distribution they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.generate import sampling
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "logits_filters.npz")
+LOGITS, SEEN = GOLDEN["logits"], GOLDEN["seen"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("penalty_1.3", lambda x: sampling.apply_repetition_penalty(x, SEEN, 1.3)),
+        ("penalty_0.8", lambda x: sampling.apply_repetition_penalty(x, SEEN, 0.8)),
+        ("temperature_0.6", lambda x: sampling.apply_temperature(x, 0.6)),
+        ("top_k_1", lambda x: sampling.keep_top_k(x, 1)),
+        ("top_k_7", lambda x: sampling.keep_top_k(x, 7)),
+        ("top_p_0.1", lambda x: sampling.keep_top_p(x, 0.1)),
+        ("top_p_0.7", lambda x: sampling.keep_top_p(x, 0.7)),
+        ("top_p_0.95", lambda x: sampling.keep_top_p(x, 0.95)),
+    ],
+)
+def test_a_filter_gives_transformers_numbers(name, ours):
+    before = LOGITS.copy()
+    np.testing.assert_allclose(ours(LOGITS), GOLDEN[name], rtol=1e-6)
+    np.testing.assert_array_equal(LOGITS, before, err_msg="the filter wrote into its argument")
+
+
+def test_the_filters_in_a_row_give_transformers_numbers():
+    logits = sampling.apply_repetition_penalty(LOGITS, SEEN, 1.3)
+    logits = sampling.keep_top_p(sampling.keep_top_k(sampling.apply_temperature(logits, 0.6), 7), 0.7)
+    np.testing.assert_allclose(logits, GOLDEN["chained"], rtol=1e-6)
+
+
+def test_neutral_values_change_nothing():
+    same = sampling.apply_temperature(sampling.apply_repetition_penalty(LOGITS, SEEN, 1.0), 1.0)
+    same = sampling.keep_top_p(sampling.keep_top_k(same, 0), 1.0)
+    np.testing.assert_array_equal(same, LOGITS)
+    np.testing.assert_array_equal(sampling.keep_top_k(LOGITS, 10_000), LOGITS)
+
+
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.9999])
+def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_prefix(top_p):
+    """Flat rows need the whole vocabulary sorted, peaked ones are settled among the likeliest: both in one batch."""
+    noise = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
+    logits = noise * np.array([[0.1], [4.0]], dtype=np.float32)
+    kept = np.isfinite(sampling.keep_top_p(logits, top_p))
+    for row, row_kept in zip(logits, kept, strict=True):
+        probabilities = np.exp(row.astype(np.float64)) / np.exp(row.astype(np.float64)).sum()
+        descending = np.argsort(-probabilities)
+        num_kept = max(1, int(np.searchsorted(np.cumsum(probabilities[descending]), top_p)) + 1) if top_p else 1
+        assert set(np.flatnonzero(row_kept)) == set(descending[:num_kept])
+
+
+def test_greedy_takes_the_largest_and_the_lowest_id_of_equals():
+    np.testing.assert_array_equal(sampling.greedy(np.array([[0, 5, 5], [7, 1, 2]], np.float32)), [1, 0])
+
+
+def test_draws_follow_the_distribution_and_never_leave_it():
+    logits = np.array([[1.0, -np.inf, 0.0, 2.0]], dtype=np.float32)
+    sampler = sampling.RowSampler(seed=0)
+    draws = np.array([sampler.draw(logits, [0])[0] for _ in range(20_000)])
+    weights = np.exp(np.array([1.0, -np.inf, 0.0, 2.0]))
+    frequencies = np.bincount(draws, minlength=4) / len(draws)
+    np.testing.assert_allclose(frequencies, weights / weights.sum(), atol=0.012)
+    assert frequencies[1] == 0
+
+
+def test_a_row_draws_the_same_whoever_shares_its_batch():
+    logits = np.random.default_rng(5).standard_normal((6, 3, 50)).astype(np.float32)  # step, row, vocab
+    together = sampling.RowSampler(seed=11)
+    batched = [together.draw(step, [0, 1, 2]) for step in logits]
+    alone = sampling.RowSampler(seed=11)
+    single = [alone.draw(step[2:], [2])[0] for step in logits]
+    assert [int(tokens[2]) for tokens in batched] == [int(token) for token in single]
+    other_seed = sampling.RowSampler(seed=12)
+    assert [int(other_seed.draw(step[2:], [2])[0]) for step in logits] != [int(token) for token in single]
+    np.testing.assert_raises(AssertionError, np.testing.assert_array_equal, *np.array(batched).T[:2])
