@@ -1,0 +1,53 @@
+"""A polite stop: the first SIGINT or SIGTERM lets the optimizer step finish and a checkpoint be saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from paddlenlp_ext.utils.log import get_logger
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingStopped(SystemExit):
+    """A signal ended the training, after its checkpoint was saved. Uncaught, the process exits with 128 + signal."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(128 + signal_number)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StopSignals:
+    """Context in which the first signal only sets `received`; the handlers of before come back at once, so that a
+    second signal stops hard. Outside the main thread, where Python can't handle signals, it does nothing."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._restore()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+        get_logger(__name__).warning(
+            "%s: finishing this optimizer step, then saving a checkpoint; once more to stop at once",
+            signal.Signals(number).name,
+        )
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

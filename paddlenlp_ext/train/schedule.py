@@ -1,0 +1,64 @@
+"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore.
+
+Step 0 is the first optimizer step. During the warm-up the rate rises linearly from 0 (so the first step of a warm-up
+has rate 0, as in PaddleNLP and Transformers); afterwards the shape takes it from `learning_rate` to
+`min_learning_rate`, where it stays once `decay_steps` are over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+Schedule = Callable[[int], float]
+"""From the number of optimizer steps already made to the rate of the next one."""
+
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "constant": lambda progress: 1.0,
+    "constant_with_warmup": lambda progress: 1.0,
+}
+
+
+class ScheduleOptions(Protocol):
+    """What a schedule reads of `config.optim`."""
+
+    learning_rate: float
+    lr_scheduler_type: str
+    warmup_steps: int
+    warmup_ratio: float
+    min_learning_rate: float
+    decay_steps: int
+
+
+def num_warmup_steps(options: ScheduleOptions, total_steps: int) -> int:
+    """`warmup_steps`, or else `warmup_ratio` of all steps, rounded up (but not by a rounding error)."""
+    if options.warmup_steps > 0:
+        return options.warmup_steps
+    return math.ceil(options.warmup_ratio * total_steps - 1e-9)
+
+
+def build_schedule(options: ScheduleOptions, total_steps: int) -> Schedule:
+    """The schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps.
+
+    Raises:
+        ValueError: an unknown `lr_scheduler_type`, or a floor above the peak.
+    """
+    if options.lr_scheduler_type not in _SHAPES:
+        raise ValueError(f"lr_scheduler_type {options.lr_scheduler_type!r} is not one of {', '.join(sorted(_SHAPES))}")
+    shape = _SHAPES[options.lr_scheduler_type]
+    peak, floor = options.learning_rate, options.min_learning_rate or 0.0
+    if floor > peak:
+        raise ValueError(f"min_learning_rate {floor} is above learning_rate {peak}: lower it")
+    warmup = num_warmup_steps(options, total_steps)
+    decay_end = options.decay_steps or total_steps
+
+    def learning_rate(step: int) -> float:
+        if step < warmup:
+            return peak * step / warmup
+        progress = min(1.0, (step - warmup) / max(1, decay_end - warmup))
+        return floor + (peak - floor) * shape(progress)
+
+    return learning_rate

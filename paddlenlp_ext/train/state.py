@@ -1,0 +1,89 @@
+"""What a run knows of itself besides weights and optimizer: everything in it is JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddlenlp_ext.train.callbacks import StepReport
+
+
+@dataclass
+class Interval:
+    """Sums over the optimizer steps since the last logging step."""
+
+    num_steps: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    num_tokens: int = 0
+    num_learned: int = 0
+    seconds: float = 0.0
+
+    def add(self, report: StepReport) -> None:
+        """Count one more step."""
+        self.num_steps += 1
+        self.loss += report.loss
+        self.grad_norm = report.grad_norm
+        self.num_tokens += report.num_tokens
+        self.num_learned += report.num_learned
+        self.seconds += report.seconds
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands, as saved in trainer_state.json.
+
+    Attributes:
+        step: optimizer steps made.
+        total_steps: optimizer steps of the whole run.
+        epoch: epochs seen, a fraction within an epoch.
+        epoch_index, window_index: the data position: the next window to fetch.
+        micro_batch_index: the same position in micro-batches of that epoch.
+        num_tokens, num_learned, num_rows: counted over all steps.
+        train_loss_sum: sum of the steps' losses (their mean is `train_loss`).
+        train_seconds: time spent in steps, over all runs that led here.
+        best_metric, best_step: the best evaluation so far and the step it was made at.
+        data_order: what decides the order of the data; a resumed run must agree (data_order.py).
+        interval: what the next log entry has gathered so far.
+        log_history: every entry logged, in order.
+    """
+
+    step: int = 0
+    total_steps: int = 0
+    epoch: float = 0.0
+    epoch_index: int = 0
+    window_index: int = 0
+    micro_batch_index: int = 0
+    num_tokens: int = 0
+    num_learned: int = 0
+    num_rows: int = 0
+    train_loss_sum: float = 0.0
+    train_seconds: float = 0.0
+    best_metric: float | None = None
+    best_step: int | None = None
+    data_order: dict[str, Any] = field(default_factory=dict)
+    interval: Interval = field(default_factory=Interval)
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, report: StepReport) -> None:
+        """Count one more optimizer step (the data position is set by the trainer)."""
+        self.step += 1
+        self.num_tokens += report.num_tokens
+        self.num_learned += report.num_learned
+        self.num_rows += report.num_rows
+        self.train_loss_sum += report.loss
+        self.train_seconds += report.seconds
+        self.interval.add(report)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; floats keep all their digits."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainerState:
+        """The inverse of `to_dict`. Unknown keys are refused: they come from another version."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"trainer_state.json holds {', '.join(unknown)}, unknown to this version: it can't resume")
+        return cls(**{**values, "interval": Interval(**values.get("interval", {}))})
