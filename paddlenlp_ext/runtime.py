@@ -20,11 +20,13 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def configure() -> None:
     """Set the process up. Called when the package is imported; calling it again changes nothing."""
     warnings.filterwarnings("ignore", message="No ccache found")
-    if not any(name in os.environ for name in _THREAD_VARIABLES):
+    if "paddle" in sys.modules:
+        # Too late for the environment, and Paddle has written OMP_NUM_THREADS=1 into it where nothing stood.
+        if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
+            sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
+    elif not any(name in os.environ for name in _THREAD_VARIABLES):
         # Not OMP_NUM_THREADS: Paddle answers that one with a warning that does not apply here.
         os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
-        if "paddle" in sys.modules:
-            sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
     if _is_amd():
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
     _keep_freed_memory()

@@ -1,0 +1,56 @@
+"""The runtime's settings, each seen from a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PADDLE_LOCAL_SIZE")
+
+
+def run_python(code: str, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **environment}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_threads_are_the_cores_unless_the_user_set_them():
+    code = (
+        "import os; from paddlenlp_ext import runtime;"
+        "print(os.environ.get('MKL_NUM_THREADS'), runtime.threads_per_process())"
+    )
+    setting, cores = run_python(code).split()
+    assert setting == cores
+    assert run_python(code, OMP_NUM_THREADS="3").split()[0] == "None"
+    assert run_python(code, MKL_NUM_THREADS="7").split()[0] == "7"
+
+
+def test_ranks_on_one_machine_share_the_cores():
+    code = "from paddlenlp_ext import runtime; print(runtime.threads_per_process())"
+    assert int(run_python(code, PADDLE_LOCAL_SIZE="1000")) == 1
+
+
+def test_importing_the_package_does_not_load_paddle():
+    assert run_python("import sys, paddlenlp_ext; print('paddle' in sys.modules)") == "False"
+
+
+def test_an_earlier_import_of_paddle_gets_its_threads():
+    code = (
+        "import paddle, os; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
+        "import paddlenlp_ext; print(seen == [paddlenlp_ext.runtime.threads_per_process()])"
+    )
+    assert run_python(code) == "True"
+
+
+def test_without_paddle_the_error_says_what_to_install(monkeypatch):
+    from paddlenlp_ext import runtime
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install"):
+        runtime.require_paddle()
