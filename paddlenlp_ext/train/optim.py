@@ -1,0 +1,81 @@
+"""AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), over Paddle's own kernel, and gradient clipping.
+
+Weight decay acts on matrices only: norm weights and biases, all vectors, are left out, as is usual in the field
+(PaddleNLP decays them too; its runs with `weight_decay` above 0 differ in that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import paddle
+
+
+class OptimOptions(Protocol):
+    """What an optimizer reads of `config.optim`."""
+
+    optim: str
+    learning_rate: float
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+
+
+def trainable_parameters(model: Any) -> dict[str, paddle.Tensor]:
+    """The parameters that train, by structured name, in the model's order."""
+    return {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
+
+
+def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
+    groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
+    for name, parameter in trainable_parameters(model).items():
+        key = (parameter.ndim >= 2, float(model.learning_rate_scale(name)))
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": members, "weight_decay": weight_decay if decays else 0.0, "learning_rate": scale}
+        for (decays, scale), members in groups.items()
+    ]
+
+
+def build_optimizer(model: Any, options: OptimOptions) -> paddle.optimizer.AdamW:
+    """AdamW over the model's trainable parameters; parameters of half precision get fp32 master weights.
+
+    The rate is set anew before every step (schedule.py), and gradients are clipped by `clip_gradients`.
+
+    Raises:
+        ValueError: nothing trains, or `optim` names another optimizer.
+    """
+    if options.optim != "adamw":
+        raise ValueError(f"optim {options.optim!r} is not available: use 'adamw'")
+    groups = parameter_groups(model, options.weight_decay)
+    if not groups:
+        raise ValueError("no parameter of the model trains: every one is frozen")
+    return paddle.optimizer.AdamW(
+        learning_rate=options.learning_rate,
+        parameters=groups,
+        beta1=options.adam_beta1,
+        beta2=options.adam_beta2,
+        epsilon=options.adam_epsilon,
+        weight_decay=options.weight_decay,
+        multi_precision=True,
+    )
+
+
+def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
+    """Euclidean norm of all gradients as one vector, summed in fp32; 0 without gradients."""
+    squares = []
+    for gradient in gradients:
+        flat = gradient.flatten().astype("float32")
+        squares.append(paddle.dot(flat, flat))
+    return float(paddle.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+@paddle.no_grad()
+def clip_gradients(gradients: list[paddle.Tensor], norm: float, max_norm: float) -> None:
+    """Scale gradients of the given norm down to `max_norm`, in place; `max_norm` 0 or below means no clipping."""
+    if max_norm > 0.0 and norm > max_norm:
+        for gradient in gradients:
+            gradient.scale_(max_norm / norm)

@@ -1,0 +1,60 @@
+"""An optimizer's tensors by the model's parameter names.
+
+Paddle names them after its own running numbers (`linear_7.w_0_moment1_0`), which another process need not repeat.
+Here they are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+_MASTER = "master_weight"
+
+
+def _optimizer_tensors(
+    optimizer: paddle.optimizer.Optimizer, parameters: dict[str, paddle.Tensor]
+) -> dict[str, paddle.Tensor]:
+    """The live tensors, created where no step was made yet."""
+    block = paddle.base.framework.default_main_program().global_block()
+    optimizer._create_accumulators(block, list(parameters.values()))
+    tensors = {}
+    for name, parameter in parameters.items():
+        master = optimizer._master_weights.get(parameter.name)
+        if master is not None:
+            tensors[f"{name}.{_MASTER}"] = master
+        for kind, by_parameter in optimizer._accumulators.items():
+            key = parameter.name if master is None else master.name
+            tensors[f"{name}.{kind}"] = by_parameter[key]
+    return tensors
+
+
+def optimizer_state(
+    optimizer: paddle.optimizer.Optimizer, parameters: dict[str, paddle.Tensor]
+) -> dict[str, paddle.Tensor]:
+    """All that the optimizer knows of `parameters` (structured name to parameter)."""
+    return _optimizer_tensors(optimizer, parameters)
+
+
+@paddle.no_grad()
+def restore_optimizer_state(
+    optimizer: paddle.optimizer.Optimizer,
+    parameters: dict[str, paddle.Tensor],
+    saved: dict[str, paddle.Tensor],
+) -> None:
+    """Put saved tensors back, bit for bit.
+
+    Raises:
+        ValueError: the saved state is of other parameters; the message names the first differences.
+    """
+    live = _optimizer_tensors(optimizer, parameters)
+    missing, surplus = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
+    if missing or surplus:
+        raise ValueError(
+            f"the checkpoint's optimizer state is of another set of parameters: {len(missing)} missing "
+            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
+        )
+    for name, tensor in live.items():
+        value = saved[name]
+        if list(value.shape) != list(tensor.shape):
+            raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")
+        tensor.set_value(value)

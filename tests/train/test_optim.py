@@ -1,0 +1,151 @@
+"""AdamW, its groups and clipping against the published formula in NumPy; its state through a save and a restore."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddlenlp_ext.train.optim import build_optimizer, clip_gradients, global_norm, trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
+
+BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
+
+
+class Toy(nn.Layer):
+    """A matrix of scale 1, a matrix of scale 4, a bias, and a frozen matrix."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = np.random.default_rng(seed)
+        for name, shape in {"weight": [7, 5], "lora_B": [7, 3], "bias": [7], "frozen": [5, 5]}.items():
+            parameter = self.create_parameter(shape)
+            parameter.set_value(generator.standard_normal(shape).astype("float32"))
+            setattr(self, name, parameter)
+        self.frozen.stop_gradient = True
+
+    def learning_rate_scale(self, name: str) -> float:
+        return 4.0 if name.endswith("lora_B") else 1.0
+
+
+def options(**changes):
+    values = {
+        "optim": "adamw",
+        "learning_rate": 1e-2,
+        "weight_decay": DECAY,
+        "adam_beta1": BETA1,
+        "adam_beta2": BETA2,
+        "adam_epsilon": EPSILON,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def set_gradients(model: Toy, gradients: dict[str, np.ndarray]) -> list[paddle.Tensor]:
+    parameters = trainable_parameters(model)
+    for name, value in gradients.items():
+        parameters[name].grad = paddle.to_tensor(value)
+    return [parameter.grad for parameter in parameters.values()]
+
+
+def draw_gradients(generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        name: generator.standard_normal(shape).astype("float32")
+        for name, shape in {"weight": [7, 5], "lora_B": [7, 3], "bias": [7]}.items()
+    }
+
+
+def test_steps_follow_the_formula():
+    model = Toy()
+    optimizer = build_optimizer(model, options())
+    expected = {name: parameter.numpy().astype("float64") for name, parameter in model.named_parameters()}
+    frozen = model.frozen.numpy()
+    first = {name: np.zeros_like(value) for name, value in expected.items()}
+    second = {name: np.zeros_like(value) for name, value in expected.items()}
+    generator = np.random.default_rng(1)
+    for step in range(1, 8):
+        rate, gradients = 1e-2 / step, draw_gradients(generator)
+        live = set_gradients(model, gradients)
+        norm = global_norm(live)
+        clip_gradients(live, norm, 2.0)
+        optimizer.set_lr(rate)
+        optimizer.step()
+        optimizer.clear_grad()
+
+        true_norm = np.sqrt(sum((value.astype("float64") ** 2).sum() for value in gradients.values()))
+        assert norm == pytest.approx(true_norm, rel=1e-6)
+        assert true_norm > 2.0
+        for name, gradient in gradients.items():
+            gradient = gradient.astype("float64") * 2.0 / true_norm
+            scaled_rate = rate * (4.0 if name == "lora_B" else 1.0)
+            first[name] = BETA1 * first[name] + (1 - BETA1) * gradient
+            second[name] = BETA2 * second[name] + (1 - BETA2) * gradient**2
+            if name != "bias":
+                expected[name] *= 1 - scaled_rate * DECAY
+            update = (first[name] / (1 - BETA1**step)) / (np.sqrt(second[name] / (1 - BETA2**step)) + EPSILON)
+            expected[name] -= scaled_rate * update
+    for name, parameter in trainable_parameters(model).items():
+        np.testing.assert_allclose(parameter.numpy(), expected[name], atol=1e-6, rtol=1e-6)
+    assert np.array_equal(model.frozen.numpy(), frozen)
+
+
+def test_small_gradients_are_not_clipped():
+    model = Toy()
+    gradients = draw_gradients(np.random.default_rng(2))
+    live = set_gradients(model, gradients)
+    norm = global_norm(live)
+    for max_norm in (0.0, norm * 1.01):
+        clip_gradients(live, norm, max_norm)
+        assert np.array_equal(model.weight.grad.numpy(), gradients["weight"])
+    clip_gradients(live, norm, norm / 2)
+    np.testing.assert_allclose(model.weight.grad.numpy(), gradients["weight"] / 2, rtol=1e-6)
+
+
+def test_restored_state_goes_on_with_the_same_bits():
+    generator = np.random.default_rng(3)
+    gradients = [draw_gradients(generator) for _ in range(6)]
+
+    def run(model, optimizer, part):
+        for step in part:
+            set_gradients(model, gradients[step])
+            optimizer.step()
+            optimizer.clear_grad()
+
+    straight = Toy()
+    run(straight, build_optimizer(straight, options()), range(6))
+
+    before = Toy()
+    optimizer = build_optimizer(before, options())
+    run(before, optimizer, range(3))
+    saved = {name: value.clone() for name, value in optimizer_state(optimizer, trainable_parameters(before)).items()}
+    assert sorted(saved)[:4] == [f"bias.{kind}" for kind in ("beta1_pow_acc", "beta2_pow_acc", "moment1", "moment2")]
+    assert len(saved) == 12
+
+    after = Toy(seed=9)
+    after.set_state_dict(before.state_dict())
+    other = build_optimizer(after, options())
+    restore_optimizer_state(other, trainable_parameters(after), saved)
+    run(after, other, range(3, 6))
+    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+        assert np.array_equal(want.numpy(), got.numpy()), name
+
+
+def test_foreign_state_is_refused():
+    model = Toy()
+    optimizer = build_optimizer(model, options())
+    saved = dict(optimizer_state(optimizer, trainable_parameters(model)))
+    saved["other.moment1"] = saved.pop("weight.moment1")
+    with pytest.raises(ValueError, match=r"1 missing \(weight\.moment1\), 1 surplus \(other\.moment1\)"):
+        restore_optimizer_state(optimizer, trainable_parameters(model), saved)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="optim 'adafactor' is not available"):
+        build_optimizer(Toy(), options(optim="adafactor"))
+    frozen = Toy()
+    for parameter in frozen.parameters():
+        parameter.stop_gradient = True
+    with pytest.raises(ValueError, match="no parameter of the model trains"):
+        build_optimizer(frozen, options())

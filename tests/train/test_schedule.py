@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from paddlenlp_ext.train.schedule import build_schedule, num_warmup_steps
+
+
+def options(**changes):
+    values = {
+        "learning_rate": 3e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 0,
+        "warmup_ratio": 0.0,
+        "min_learning_rate": 0.0,
+        "decay_steps": 0,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def test_linear_falls_to_zero_at_the_end():
+    rate = build_schedule(options(), 10)
+    assert [rate(step) for step in range(11)] == pytest.approx([3e-4 * (1 - step / 10) for step in range(11)])
+
+
+def test_cosine_with_warmup_and_floor():
+    rate = build_schedule(options(lr_scheduler_type="cosine", warmup_steps=4, min_learning_rate=3e-5), 20)
+    for step in range(25):
+        if step < 4:
+            expected = 3e-4 * step / 4
+        else:
+            expected = 3e-5 + 2.7e-4 * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - 4) / 16)))
+        assert rate(step) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["constant", "constant_with_warmup"])
+def test_constant_honours_its_warmup(name):
+    rate = build_schedule(options(lr_scheduler_type=name, warmup_steps=2), 5)
+    assert [rate(step) for step in range(5)] == pytest.approx([0.0, 1.5e-4, 3e-4, 3e-4, 3e-4])
+
+
+def test_decay_steps_end_the_decay_early():
+    rate = build_schedule(options(decay_steps=5, min_learning_rate=1e-4), 10)
+    assert rate(5) == rate(9) == pytest.approx(1e-4)
+    assert rate(1) == pytest.approx(1e-4 + 2e-4 * 0.8)
+
+
+def test_warmup_ratio_rounds_up_but_not_by_a_rounding_error():
+    assert num_warmup_steps(options(warmup_ratio=0.03), 100) == 3
+    assert num_warmup_steps(options(warmup_ratio=0.29), 100) == 29
+    assert num_warmup_steps(options(warmup_ratio=0.03), 50) == 2
+    assert num_warmup_steps(options(warmup_ratio=0.5, warmup_steps=7), 50) == 7
+
+
+def test_errors_name_the_value():
+    with pytest.raises(ValueError, match=r"lr_scheduler_type 'cosin' is not one of constant"):
+        build_schedule(options(lr_scheduler_type="cosin"), 10)
+    with pytest.raises(ValueError, match=r"min_learning_rate 0\.1 is above learning_rate 0\.0003"):
+        build_schedule(options(min_learning_rate=0.1), 10)
