@@ -1,0 +1,170 @@
+"""In which order rows are read, and which of them share a pack.
+
+Everything is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Pack = list[int]
+PACKINGS = ("none", "in_order", "greedy")
+GROUP_ROWS = 4096
+"""Rows of the shuffled stream that best-fit decreasing may rearrange among themselves."""
+WELL_FILLED = 0.998
+"""Packs of a group that are fuller than this stay; rows of the others wait for the next group."""
+
+
+class BatchPlan:
+    """Rows to packs to micro-batches, epoch by epoch.
+
+    Args:
+        lengths: slots of every row (`TokenizedDataset.lengths`), int [n].
+        batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
+        packing: "none" (a pack is a row), "in_order" (a pack is closed when the next row does not fit: the stream's
+            order is kept exactly) or "greedy" (best-fit decreasing inside groups of the stream).
+        capacity: slots of a pack; needed for packing.
+        seed: with the epoch's number decides the order.
+        shuffle: False keeps the order of the file (evaluation).
+
+    Raises:
+        ValueError: an unknown packing, a batch size below one, or packing without a capacity.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        batch_size: int,
+        packing: str = "none",
+        capacity: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        if packing not in PACKINGS:
+            raise ValueError(f"packing is {packing!r}; it can be {', '.join(PACKINGS)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if packing != "none" and (capacity is None or capacity < 1):
+            raise ValueError(f"packing {packing!r} needs a capacity (max_length), got {capacity}")
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.batch_size = batch_size
+        self.packing = packing
+        self.capacity = capacity
+        self.seed = seed
+        self.shuffle = shuffle
+        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one slot"
+        if capacity is not None and len(self.lengths):
+            longest = int(self.lengths.max())
+            assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} slots of {capacity}"
+
+    def epoch(self, epoch: int) -> list[list[Pack]]:
+        """The micro-batches of an epoch; every row is in exactly one pack."""
+        packs = self.packs(epoch)
+        return [packs[start : start + self.batch_size] for start in range(0, len(packs), self.batch_size)]
+
+    def packs(self, epoch: int) -> list[Pack]:
+        """The packs of an epoch, in the order they are read."""
+        order = self._order(epoch)
+        if self.packing == "none":
+            return [[int(row)] for row in order]
+        if self.packing == "in_order":
+            return pack_in_order(order, self.lengths, self.capacity)
+        return pack_greedily(order, self.lengths, self.capacity, self._shuffled(epoch, stream=1))
+
+    def fill(self, epoch: int) -> float:
+        """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""
+        assert self.capacity is not None, "fill needs a capacity"
+        num_packs = len(self.packs(epoch))
+        return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self.lengths))
+        return self._shuffled(epoch, stream=0)(len(self.lengths))
+
+    def _shuffled(self, epoch: int, stream: int) -> _Permutations:
+        return _Permutations(self.seed, epoch, stream, identity=not self.shuffle)
+
+
+class _Permutations:
+    """Successive permutations from one seed. Raw generator bits and a stable sort: the same under every NumPy."""
+
+    def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
+        self._bits = np.random.PCG64([seed, epoch, stream])
+        self._identity = identity
+
+    def __call__(self, count: int) -> np.ndarray:
+        if self._identity:
+            return np.arange(count)
+        return np.argsort(self._bits.random_raw(count), kind="stable")
+
+
+def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list[Pack]:
+    """Next-fit: rows stay in the order given; a pack is closed by the first row that does not fit."""
+    packs: list[Pack] = []
+    room = 0
+    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        if length > room:
+            packs.append([])
+            room = capacity
+        packs[-1].append(row)
+        room -= length
+    return packs
+
+
+def pack_greedily(
+    order: np.ndarray, lengths: np.ndarray, capacity: int, permutation: _Permutations, group_rows: int = GROUP_ROWS
+) -> list[Pack]:
+    """Best-fit decreasing inside groups of the stream.
+
+    A group is packed by `best_fit_decreasing`. Its badly filled packs (the last few: no small rows were left for them)
+    are opened again and their rows join the next group, so only the last group pays for them. The packs of a group
+    are shuffled, because the algorithm makes packs of long rows first.
+    """
+    packs: list[Pack] = []
+    waiting: list[int] = []
+    starts = range(0, len(order), group_rows)
+    for start in starts:
+        group = np.asarray(waiting + order[start : start + group_rows].tolist(), dtype=np.int64)
+        made = best_fit_decreasing(group, lengths[group], capacity)
+        last = start == starts[-1]
+        kept = [pack for pack, used in made if last or used >= WELL_FILLED * capacity]
+        waiting = [] if last else [row for pack, used in made if used < WELL_FILLED * capacity for row in pack]
+        packs.extend(kept[index] for index in permutation(len(kept)).tolist())
+    assert not waiting
+    return packs
+
+
+def best_fit_decreasing(rows: np.ndarray, lengths: np.ndarray, capacity: int) -> list[tuple[Pack, int]]:
+    """Longest row first, each into the fullest pack that still has room: (pack, slots used) pairs.
+
+    Open packs are kept by their remaining room, and which rooms occur is one big integer (bit r: some pack has room
+    r). "The fullest pack with room for n" is then the lowest set bit at or above n: two operations on a machine-sized
+    handful of words, whatever the number of open packs. Rows of equal length keep the order given.
+    """
+    by_length = np.argsort(-lengths, kind="stable")
+    packs: list[Pack] = []
+    packs_with_room: list[list[Pack]] = [[] for _ in range(capacity + 1)]
+    rooms = 0
+    for row, length in zip(rows[by_length].tolist(), lengths[by_length].tolist(), strict=True):
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            same_room = packs_with_room[room]
+            pack = same_room.pop()
+            if not same_room:
+                rooms ^= 1 << room
+            pack.append(row)
+        else:
+            room = capacity
+            pack = [row]
+            packs.append(pack)
+        room -= length
+        if not packs_with_room[room]:
+            rooms |= 1 << room
+        packs_with_room[room].append(pack)
+    room_left = {id(pack): room for room, same_room in enumerate(packs_with_room) for pack in same_room}
+    return [(pack, capacity - room_left[id(pack)]) for pack in packs]
