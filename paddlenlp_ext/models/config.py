@@ -1,0 +1,138 @@
+"""A decoder's configuration, read from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddlenlp_ext.models.registry import FAMILIES, Family
+from paddlenlp_ext.nn.attention import AttentionShape
+from paddlenlp_ext.nn.rope import RopeSettings
+from paddlenlp_ext.plan import TensorPlan
+
+_ACTIVATIONS = ("silu", "swish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Everything that shapes a decoder.
+
+    Attributes:
+        windows: sliding window of each layer, None where a layer sees its whole document.
+        tensor_plan: the family's table of how its weights are cut over devices.
+        source: the config.json dict it was read from, written back by `save_pretrained`.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    initializer_range: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    rope: RopeSettings
+    tensor_plan: TensorPlan = field(repr=False)
+    source: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dict(cls, source: Mapping[str, Any]) -> DecoderConfig:
+        """Read a config.json dict.
+
+        Raises:
+            ValueError: an unknown `model_type`, activation or rope type; a missing or impossible size.
+        """
+        if "model_type" not in source:
+            raise ValueError(f"config.json has no 'model_type'. Known: {', '.join(FAMILIES.names())}.")
+        family = FAMILIES.get(source["model_type"])
+        read = _Reader(source, family)
+        activation = read.value("hidden_act")
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"hidden_act {activation!r} in config.json is not supported. Known: {_ACTIVATIONS}.")
+        hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
+        num_kv_heads = read.size("num_key_value_heads", default=num_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} attention heads do not divide among {num_kv_heads} num_key_value_heads.")
+        if source.get("head_dim") is None and hidden_size % num_heads:
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.")
+        head_dim = read.size("head_dim", default=hidden_size // num_heads)
+        return cls(
+            model_type=source["model_type"],
+            vocab_size=read.size("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=read.size("intermediate_size"),
+            num_hidden_layers=read.size("num_hidden_layers"),
+            num_attention_heads=num_heads,
+            num_key_value_heads=num_kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=float(read.value("rms_norm_eps")),
+            max_position_embeddings=read.size("max_position_embeddings"),
+            initializer_range=float(read.value("initializer_range")),
+            tie_word_embeddings=bool(read.value("tie_word_embeddings")),
+            mlp_bias=bool(read.value("mlp_bias")),
+            rope=RopeSettings.from_config({**family.defaults, **source}, head_dim),
+            tensor_plan=family.tensor_plan,
+            source=dict(source),
+            **family.differences(read),
+        )
+
+    def attention_shape(self, layer_index: int) -> AttentionShape:
+        """What the attention of one layer is built from."""
+        return AttentionShape(
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            qkv_bias=self.qkv_bias,
+            output_bias=self.output_bias,
+            qk_norm_epsilon=self.rms_norm_eps if self.qk_norm else None,
+            window=self.windows[layer_index],
+        )
+
+
+_COMMON_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+class _Reader:
+    """Values of a config.json, then the family's defaults, then those all families share."""
+
+    def __init__(self, source: Mapping[str, Any], family: Family) -> None:
+        self._layers = (source, family.defaults, _COMMON_DEFAULTS)
+
+    def value(self, key: str) -> Any:
+        """The first value given for `key`; None where it is null or absent everywhere."""
+        for layer in self._layers:
+            if key in layer:
+                return layer[key]
+        return None
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive whole number.
+
+        Raises:
+            ValueError: it is missing, not a whole number, or below 1.
+        """
+        value = self.value(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{key} in config.json must be a positive whole number, got {value!r}.")
+        return value

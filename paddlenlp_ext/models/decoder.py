@@ -1,0 +1,150 @@
+"""The one decoder: every family is this code under a different `DecoderConfig`.
+
+Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.rope import RotaryEmbedding
+from paddlenlp_ext.ops.attention import AttentionLayout
+
+DocumentLengths = Sequence[Sequence[int]]
+
+
+class DecoderLayer(nn.Layer):
+    """Attention and feed-forward, each normalised before and added to the stream after."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config.attention_shape(layer_index), layer_index)
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """One layer; [B, S, D] to [B, S, D]."""
+        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), inputs)
+        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+
+
+class Decoder(nn.Layer):
+    """Embedding, layers and final norm: ids to hidden states."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.windows = config.windows
+        self.recomputes = False
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.LayerList([DecoderLayer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryEmbedding(config.rope)
+
+    def forward(
+        self,
+        input_ids_BS: paddle.Tensor,
+        position_ids_BS: paddle.Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> paddle.Tensor:
+        """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
+        inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
+        x_BSD = self.embed_tokens(input_ids_BS)
+        for layer in self.layers:
+            if self.recomputes and self.training and paddle.is_grad_enabled():
+                x_BSD = recompute(layer, x_BSD, inputs)
+            else:
+                x_BSD = layer(x_BSD, inputs)
+        return self.norm(x_BSD)
+
+    def attention_inputs(
+        self,
+        input_ids_BS: paddle.Tensor,
+        position_ids_BS: paddle.Tensor | None,
+        document_lengths: DocumentLengths | None,
+        cache: KeyValueCache | None,
+    ) -> AttentionInputs:
+        """What all layers share: rotation tables, and either the documents' layouts or the cache.
+
+        Raises:
+            ValueError: document lengths together with a cache, or lengths that do not fill the rows.
+        """
+        batch, length = input_ids_BS.shape
+        if cache is not None:
+            if document_lengths is not None:
+                raise ValueError("document_lengths and cache exclude each other: a cache holds one document a row.")
+            if position_ids_BS is None:
+                ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
+                position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
+            return AttentionInputs(*self.rotary(position_ids_BS), {}, cache)
+        rows = [[length]] * batch if document_lengths is None else document_lengths
+        layouts = {window: AttentionLayout.from_documents(rows, window) for window in set(self.windows)}
+        layout = next(iter(layouts.values()))
+        if len(rows) != batch or layout.row_length != length:
+            raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
+        if position_ids_BS is None:
+            position_ids_BS = paddle.to_tensor(layout.positions())
+        return AttentionInputs(*self.rotary(position_ids_BS), layouts)
+
+
+class CausalLM(nn.Layer):
+    """A decoder with a language-model head; parameter names are Hugging Face's."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> paddle.Tensor:
+        """Return logits [B, S, V].
+
+        Args:
+            input_ids: [B, S].
+            position_ids: [B, S]; None counts from 0 in each document, or goes on from the cache.
+            document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
+            cache: keys and values of the positions before these; it is brought up to date.
+        """
+        hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
+        if self.lm_head is not None:
+            return self.lm_head(hidden_BSD)
+        return paddle.matmul(hidden_BSD, self.head_weight(), transpose_y=True)
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> paddle.Tensor:
+        """Return what the head reads, [B, S, D]; arguments as in `forward`."""
+        return self.model(input_ids, position_ids, document_lengths, cache)
+
+    def head_weight(self) -> paddle.Tensor:
+        """The head's weight [V, D]: the embedding itself where the two are tied."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def enable_recompute(self) -> None:
+        """Keep only each layer's input in training and run the layer again in the backward pass."""
+        self.model.recomputes = True
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        """Every parameter of a plain model learns at the run's learning rate."""
+        return 1.0

@@ -1,0 +1,22 @@
+"""Random weights that depend on the seed and the parameter's name alone, not on the order of creation."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from paddle import nn
+
+
+def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
+    """Draw every matrix from normal(0, standard_deviation); biases stay zero and norm weights one."""
+    for name, parameter in model.named_parameters():
+        if len(parameter.shape) == 2:
+            values = random_matrix(name, tuple(parameter.shape), seed, standard_deviation)
+            parameter.set_value(values.astype(np.float32) if parameter.dtype.name == "FP32" else values)
+
+
+def random_matrix(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
+    """The fp32 values that a parameter of this name starts with under this seed."""
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

@@ -1,0 +1,17 @@
+"""Qwen2 and Qwen2.5: Llama with biased q, k, v, and windows on the upper layers. Yang et al. 2024, arXiv:2407.10671."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_layers
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    return {"qkv_bias": True, "output_bias": False, "qk_norm": False, "windows": sliding_layers(config)}
+
+
+FAMILIES.register("qwen2")(
+    Family(_differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "max_window_layers": 28})
+)

@@ -1,0 +1,27 @@
+"""Qwen3: Qwen2 without the biases, with RMS norms on the heads of q and k. Yang et al. 2025, arXiv:2505.09388."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_layers
+from paddlenlp_ext.plan import TensorPlan
+
+QWEN3_TENSOR_PLAN: TensorPlan = {
+    **LLAMA_TENSOR_PLAN,
+    "model.layers.*.self_attn.q_norm": "replicated",
+    "model.layers.*.self_attn.k_norm": "replicated",
+}
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    bias = bool(config.value("attention_bias"))
+    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True, "windows": sliding_layers(config)}
+
+
+FAMILIES.register("qwen3")(
+    Family(
+        _differences, QWEN3_TENSOR_PLAN, {"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}
+    )
+)

@@ -1,0 +1,98 @@
+"""Self-attention with grouped heads: projections, optional q/k norms, rotation, and the attention op.
+
+Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, cached_attention
+from paddlenlp_ext.ops.rope import apply_rope
+
+
+class KeyValueCache(Protocol):
+    """What attention asks of a cache; generate/kv_cache.py has the real one."""
+
+    length: int
+    key_starts: paddle.Tensor
+
+    def update(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Append this step's keys and values of a layer; return all of them, [B, T, K, H]."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What all layers of one forward pass share.
+
+    Attributes:
+        cos, sin: rotation tables of the positions, fp32 [B, S, H].
+        layouts: the documents, as each layer's window (None for none) sees them; empty when decoding with a cache.
+        cache: keys and values of earlier steps, None outside generation.
+    """
+
+    cos: paddle.Tensor
+    sin: paddle.Tensor
+    layouts: Mapping[int | None, AttentionLayout]
+    cache: KeyValueCache | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """Sizes and options of an attention layer; `qk_norm_epsilon` None means no q/k norms."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm_epsilon: float | None = None
+    window: int | None = None
+
+
+class Attention(nn.Layer):
+    """Causal self-attention of one decoder layer."""
+
+    def __init__(self, shape: AttentionShape, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index, self.head_dim, self.window = layer_index, shape.head_dim, shape.window
+        self.scale = shape.head_dim**-0.5
+        kv_size = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
+        self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
+        has_norms = shape.qk_norm_epsilon is not None
+        self.q_norm = RMSNorm(shape.head_dim, shape.qk_norm_epsilon) if has_norms else None
+        self.k_norm = RMSNorm(shape.head_dim, shape.qk_norm_epsilon) if has_norms else None
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Mix each position with those it may look at; [B, S, D] to [B, S, D]."""
+        q_BSNH = self._heads(self.q_proj(x_BSD), self.q_norm)
+        k_BSKH = self._heads(self.k_proj(x_BSD), self.k_norm)
+        v_BSKH = self._heads(self.v_proj(x_BSD), None)
+        q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
+        k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
+        if inputs.cache is None:
+            out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, inputs.layouts[self.window], self.scale)
+        else:
+            k_BTKH, v_BTKH = inputs.cache.update(self.layer_index, k_BSKH, v_BSKH)
+            key_starts_B = inputs.cache.key_starts
+            out_BSNH = cached_attention(q_BSNH, k_BTKH, v_BTKH, key_starts_B, self.window, self.scale)
+        return self.o_proj(out_BSNH.flatten(2))
+
+    def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
+        # The number of heads is read off the projection: tensor parallelism leaves fewer of them on a device.
+        x_BSNH = x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])
+        return x_BSNH if norm is None else norm(x_BSNH)

@@ -1,0 +1,19 @@
+"""Token embedding."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+
+class Embedding(nn.Layer):
+    """A table [vocab_size, hidden_size] read by row."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([vocab_size, hidden_size], default_initializer=nn.initializer.Constant())
+
+    def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Map ids [...] to vectors [..., hidden_size]."""
+        return F.embedding(input_ids, self.weight)

@@ -1,0 +1,23 @@
+"""The feed-forward half of a decoder layer."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.swiglu import swiglu
+
+
+class FeedForward(nn.Layer):
+    """`down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., hidden_size] to the same shape."""
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))

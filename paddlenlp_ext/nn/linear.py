@@ -1,0 +1,28 @@
+"""A dense layer whose weight lies as Hugging Face stores it."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+
+class Linear(nn.Layer):
+    """`x @ weight^T + bias` with weight [out_features, in_features].
+
+    A weight with `stop_gradient` set costs nothing in the backward pass: Paddle's matmul then makes only the input's
+    gradient (tests/nn/test_linear.py).
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = self.create_parameter([out_features, in_features], default_initializer=nn.initializer.Constant())
+        self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        y = paddle.matmul(x, self.weight, transpose_y=True)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

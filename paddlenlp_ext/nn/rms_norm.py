@@ -1,0 +1,21 @@
+"""Root mean square normalisation as a layer."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.ops.rms_norm import rms_norm
+
+
+class RMSNorm(nn.Layer):
+    """Normalises the last axis, of `size`, and scales it by a learned weight that starts at one."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = self.create_parameter([size], default_initializer=nn.initializer.Constant(1.0))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., size] to the same shape."""
+        return rms_norm(x, self.weight, self.epsilon)

@@ -1,0 +1,155 @@
+"""Rotary position embedding: a config's settings to inverse frequencies, positions to tables.
+
+Sources: rotary angles arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN arXiv:2309.00071; dynamic
+NTK-aware scaling as published with YaRN; the smoothed scaling of Llama 3.1 as its model card's config describes it.
+Shapes: B batch, S sequence, H head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+
+
+@dataclass(frozen=True)
+class RopeSettings:
+    """How a model turns its heads.
+
+    Attributes:
+        head_dim: H, even.
+        theta: base of the frequencies.
+        rope_type: "default" or a scaling's name.
+        max_position_embeddings: the config's longest context.
+        scaling: the scaling's own numbers (`factor`, `low_freq_factor`, ...).
+    """
+
+    head_dim: int
+    theta: float
+    rope_type: str
+    max_position_embeddings: int
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
+        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
+
+        Raises:
+            ValueError: an unknown rope type, an odd head dimension, or settings that differ by layer type.
+        """
+        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise ValueError(f"rope settings by layer type ({', '.join(given)}) are not supported.")
+        rope_type = given.get("rope_type") or given.get("type") or "default"
+        if rope_type not in ROPE_TYPES:
+            raise ValueError(f"unknown rope type {rope_type!r} in the model's config. Known: {', '.join(ROPE_TYPES)}.")
+        if head_dim % 2:
+            raise ValueError(f"head_dim {head_dim}: rotary position embedding turns pairs, it must be even.")
+        theta = given.get("rope_theta", config.get("rope_theta"))
+        scaling = {key: value for key, value in given.items() if key not in ("rope_type", "type", "rope_theta")}
+        longest = int(config.get("max_position_embeddings", 2048))
+        return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number among the scaling's own.
+
+        Raises:
+            ValueError: it is missing and has no default.
+        """
+        value = self.scaling.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ValueError(f"rope type {self.rope_type!r} needs {key!r} in the model's rope settings.")
+        return float(value)
+
+
+def _plain(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
+    exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
+    return (1.0 / np.power(np.float32(settings.theta if theta is None else theta), exponents)).astype(np.float32)
+
+
+def _default(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    return _plain(settings), 1.0
+
+
+def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    return _plain(settings) / np.float32(settings.number("factor")), 1.0
+
+
+def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Past the trained context the base grows with the length, so that the slowest frequency just covers it."""
+    factor, dim, trained = settings.number("factor"), settings.head_dim, settings.max_position_embeddings
+    stretch = factor * max(length, trained) / trained - (factor - 1)
+    return _plain(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
+
+
+def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended by how often they turn."""
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    trained = settings.number("original_max_position_embeddings")
+    plain = _plain(settings)
+    turns = trained * plain / (2 * math.pi)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (plain * (keep + (1 - keep) / settings.number("factor"))).astype(np.float32), 1.0
+
+
+def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Interpolate slow frequencies, keep fast ones, ramp between; the tables are scaled by YaRN's temperature."""
+    longest, dim = settings.max_position_embeddings, settings.head_dim
+    trained = settings.number("original_max_position_embeddings", longest)
+    factor = settings.number("factor", longest / trained)
+
+    def dimension_of(turns: float) -> float:
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(settings.theta))
+
+    low, high = dimension_of(settings.number("beta_fast", 32)), dimension_of(settings.number("beta_slow", 1))
+    if settings.scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001), 0.0, 1.0)
+    plain = _plain(settings)
+    return (plain * (1 - ramp) + plain / factor * ramp).astype(np.float32), _yarn_temperature(settings, factor)
+
+
+def _yarn_temperature(settings: RopeSettings, factor: float) -> float:
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if settings.scaling.get("attention_factor") is not None:
+        return settings.number("attention_factor")
+    if settings.scaling.get("mscale") and settings.scaling.get("mscale_all_dim"):
+        return temperature(settings.number("mscale")) / temperature(settings.number("mscale_all_dim"))
+    return temperature(1.0)
+
+
+ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+class RotaryEmbedding:
+    """Makes the cosine and sine tables of given positions; holds no parameters."""
+
+    def __init__(self, settings: RopeSettings) -> None:
+        self.settings = settings
+        self._make(0)  # a missing number is an error now, not at the first batch
+
+    def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return (cos, sin), each fp32 [B, S, H]."""
+        depends_on_length = self.settings.rope_type == "dynamic"
+        inverse_frequencies, amplitude = self._make(int(position_ids_BS.max()) + 1 if depends_on_length else 0)
+        frequencies_H = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
+        angles_BSH = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_H
+        return angles_BSH.cos() * amplitude, angles_BSH.sin() * amplitude
+
+    def _make(self, length: int) -> tuple[np.ndarray, float]:
+        return ROPE_TYPES[self.settings.rope_type](self.settings, length)

@@ -1,0 +1,64 @@
+"""Causal attention among the documents of a pack: the reference, the fast twins, and the choice between them.
+
+Shapes: B batch, S query positions, T key positions, N query heads, K key-value heads, G = N / K, H head dimension.
+"""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.ops.attention_layout import AttentionLayout
+
+__all__ = ["AttentionLayout", "attention", "attention_reference", "cached_attention"]
+
+
+def masked_attention(
+    q_BSNH: paddle.Tensor, k_BTKH: paddle.Tensor, v_BTKH: paddle.Tensor, mask_BST: paddle.Tensor, scale: float
+) -> paddle.Tensor:
+    """Softmax attention under a boolean mask [B, S, T] (True = may look); N may be a multiple of K."""
+    batch, length, heads, head_dim = q_BSNH.shape
+    kv_heads = k_BTKH.shape[2]
+    q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, heads // kv_heads, head_dim]).transpose([0, 2, 3, 1, 4])
+    k_BK1TH = k_BTKH.transpose([0, 2, 1, 3]).unsqueeze(2)
+    v_BK1TH = v_BTKH.transpose([0, 2, 1, 3]).unsqueeze(2)
+    scores = paddle.matmul(q_BKGSH, k_BK1TH, transpose_y=True).astype("float32") * scale
+    bias = paddle.where(mask_BST, paddle.zeros([]), paddle.full([], float("-inf")))
+    probabilities = F.softmax(scores + bias.unsqueeze([1, 2]), axis=-1).astype(v_BTKH.dtype)
+    out_BKGSH = paddle.matmul(probabilities, v_BK1TH)
+    return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
+
+
+def attention_reference(
+    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+) -> paddle.Tensor:
+    """Dense-masked softmax attention: the definition that the twins are tested against."""
+    return masked_attention(q_BSNH, k_BSKH, v_BSKH, paddle.to_tensor(layout.dense_mask()), scale)
+
+
+def attention(
+    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+) -> paddle.Tensor:
+    """Causal attention inside each document of `layout`, within its window; returns [B, S, N, H]."""
+    return attention_reference(q_BSNH, k_BSKH, v_BSKH, layout, scale)
+
+
+def cached_attention(
+    q_BSNH: paddle.Tensor,
+    k_BTKH: paddle.Tensor,
+    v_BTKH: paddle.Tensor,
+    key_starts_B: paddle.Tensor,
+    window: int | None,
+    scale: float,
+) -> paddle.Tensor:
+    """Attention of the last S positions over T cached ones, `key_starts_B` being each row's first real key.
+
+    A query inside the left padding looks at itself alone, so that its (unused) row stays finite.
+    """
+    length, total = q_BSNH.shape[1], k_BTKH.shape[1]
+    query_1S1 = paddle.arange(total - length, total).reshape([1, -1, 1])
+    key_11T = paddle.arange(total).reshape([1, 1, -1])
+    mask_BST = (key_11T <= query_1S1) & (key_11T >= key_starts_B.reshape([-1, 1, 1]))
+    if window is not None:
+        mask_BST = mask_BST & (key_11T > query_1S1 - window)
+    return masked_attention(q_BSNH, k_BTKH, v_BTKH, mask_BST | (key_11T == query_1S1), scale)

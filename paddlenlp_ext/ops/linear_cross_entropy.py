@@ -1,0 +1,98 @@
+"""Cross entropy of a linear head, without the logits of the whole batch.
+
+Only rows that are learned enter the head's matmul, a chunk of them at a time; the gradients of a chunk are made in the
+same pass, while its probabilities are at hand, and scaled by the incoming gradient later (the loss is a scalar).
+Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle.autograd import PyLayer
+
+IGNORED = -100
+
+
+def linear_cross_entropy_reference(
+    hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
+) -> tuple[paddle.Tensor, int]:
+    """Dense formula: the sum of `logsumexp(logits) - logits[label]` over rows whose label is not -100."""
+    learned_T = labels_T != IGNORED
+    logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
+    labels_T = paddle.where(learned_T, labels_T, paddle.zeros_like(labels_T))
+    picked_T = paddle.take_along_axis(logits_TV, labels_T.unsqueeze(1), axis=1).squeeze(1)
+    losses_T = (paddle.logsumexp(logits_TV, axis=1) - picked_T) * learned_T.astype("float32")
+    return losses_T.sum(), int(((logits_TV.argmax(axis=1) == labels_T) & learned_T).sum())
+
+
+def linear_cross_entropy(
+    hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+) -> tuple[paddle.Tensor, int]:
+    """Sum of the cross entropies of `hidden @ weight^T` against the labels, and how many argmaxes hit.
+
+    Args:
+        hidden_TD: [T, D].
+        weight_VD: [V, D]; its gradient is made only if it trains.
+        labels_T: [T]; -100 marks rows that are not learned.
+        chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands.
+
+    Returns:
+        The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
+    """
+    learned_R = paddle.nonzero(labels_T != IGNORED).flatten()
+    labels_R = paddle.gather(labels_T, learned_R)
+    hidden_RD = paddle.gather(hidden_TD, learned_R)
+    if learned_R.shape[0] == 0:
+        # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
+        return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
+    counter = _Counter()
+    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, paddle.is_grad_enabled(), counter)
+    return loss, counter.correct
+
+
+class _Counter:
+    """Carries the number of hits out of the PyLayer, whose outputs must be tensors."""
+
+    correct = 0
+
+
+class _LinearCrossEntropy(PyLayer):
+    @staticmethod
+    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter):
+        learns_hidden = learns and not hidden_RD.stop_gradient
+        learns_weight = learns and not weight_VD.stop_gradient
+        loss = paddle.zeros([], "float32")
+        hidden_gradients, weight_gradient = [], None
+        for start in range(0, hidden_RD.shape[0], chunk):
+            rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
+            logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True).astype("float32")
+            best_R1 = logits_RV.argmax(axis=1, keepdim=True)
+            counter.correct += int((best_R1.squeeze(1) == targets_R).sum())
+            largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
+            picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
+            # paddle.logsumexp is many times slower on the CPU than these passes over one buffer.
+            exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
+            sums_R1 = exponentials_RV.sum(axis=1, keepdim=True)
+            loss += (sums_R1.log() + largest_R1).sum() - picked_R.sum()
+            if not (learns_hidden or learns_weight):
+                continue
+            gradient_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
+            gradient_RV = _subtract_one_at(gradient_RV, targets_R).astype(weight_VD.dtype)
+            if learns_hidden:
+                hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
+            if learns_weight:
+                part_VD = paddle.matmul(gradient_RV, rows_RD, transpose_x=True)
+                weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
+        ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx, loss_gradient):
+        scaled = [None if part is None else part * loss_gradient.astype(part.dtype) for part in ctx.gradients]
+        return (*scaled, None)
+
+
+def _subtract_one_at(values_RV: paddle.Tensor, columns_R: paddle.Tensor) -> paddle.Tensor:
+    """Subtract 1 in each row at its own column, in place."""
+    minus_one_R1 = paddle.full([columns_R.shape[0], 1], -1.0, values_RV.dtype)
+    return values_RV.put_along_axis_(columns_R.unsqueeze(1), minus_one_R1, axis=1, reduce="add")
