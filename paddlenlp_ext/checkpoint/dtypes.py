@@ -1,0 +1,65 @@
+"""Number formats of stored tensors, in NumPy alone.
+
+NumPy has no bfloat16: such a tensor travels as its bits in a `uint16` array, which is also how Paddle hands one to
+NumPy and takes it back (`Tensor.numpy()`, `Tensor.set_value`). A format's name therefore always goes with the array.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+NUMPY_DTYPE: dict[str, np.dtype] = {
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),  # the bits
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "int16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+    "uint64": np.dtype("<u8"),
+    "uint32": np.dtype("<u4"),
+    "uint16": np.dtype("<u2"),
+    "uint8": np.dtype("u1"),
+    "bool": np.dtype("?"),
+}
+FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest bfloat16, ties to even.
+
+    Args:
+        values: float32 array of any shape.
+
+    Returns:
+        The bits, uint16, same shape. NaN stays NaN; values beyond the largest bfloat16 become infinite, as in hardware.
+    """
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype("<u2")
+    is_nan = np.isnan(values)
+    if is_nan.any():  # rounding up can carry a NaN's mantissa into infinity or beyond
+        rounded[is_nan] = ((bits[is_nan] >> np.uint32(16)) | np.uint32(0x40)).astype("<u2")
+    return rounded.reshape(values.shape)
+
+
+def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
+    """Widen bfloat16 bits (uint16) to float32: exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(bits.shape)
+
+
+def cast(values: np.ndarray, stored: str, wanted: str) -> np.ndarray:
+    """Turn an array whose format is named `stored` into format `wanted`; no copy where the two agree.
+
+    Raises:
+        ValueError: one of the two is a floating format and the other is not.
+    """
+    if stored == wanted:
+        return values
+    if (stored in FLOATING) != (wanted in FLOATING):
+        raise ValueError(f"a {stored} tensor can't be read as {wanted}: only floating formats turn into one another")
+    if stored == "bfloat16":
+        values = bfloat16_to_float32(values)
+    if wanted == "bfloat16":
+        return float32_to_bfloat16(values.astype(np.float32, copy=False))
+    return values.astype(NUMPY_DTYPE[wanted], copy=False)

@@ -1,0 +1,36 @@
+"""A GGUF file as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from paddlenlp_ext.checkpoint.gguf_weights import GgufWeights
+from paddlenlp_ext.checkpoint.model_config import (
+    read_generation_config,
+    read_model_config,
+    write_generation_config,
+    write_model_config,
+)
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+
+
+def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Write weights (each in the format it is read in, so no bit is lost), configs and tokenizer of a .gguf file.
+
+    Args:
+        path: the .gguf file.
+        folder: made if absent.
+    """
+    folder = Path(folder)
+    source = GgufWeights(path)
+    tensors = {
+        name: LazyTensor(source.shape(name), source.dtype(name), functools.partial(source.read, name))
+        for name in source.names()
+    }
+    save_sharded(folder, tensors)
+    write_model_config(folder, read_model_config(path))
+    write_generation_config(folder, read_generation_config(path))
+    load_tokenizer(path).save_pretrained(str(folder))

@@ -1,0 +1,151 @@
+"""The tensors of a GGUF file under their Hugging Face names, dequantized.
+
+llama.cpp's converter stores the query and key rows of the `llama` architecture in another order: it rotates
+neighbouring channels, Hugging Face's code rotates the two halves of a head. Reading turns the rows back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.gguf_file import GgufFile, GgufTensor, open_gguf
+from paddlenlp_ext.checkpoint.weights import WeightSource
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which gguf_config.py turns into config
+
+
+class GgufWeights(WeightSource):
+    """The weights of one .gguf file.
+
+    Raises:
+        ValueError: damaged, an unknown architecture, or tensors that the architecture does not have.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.file = open_gguf(path)
+        require_known_architecture(self.file)
+        self._stored_name = _hugging_face_names(self.file)
+
+    def names(self) -> list[str]:
+        return list(self._stored_name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def dtype(self, name: str) -> str:
+        return _PLAIN.get(self._tensor(name).type, "float32")
+
+    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+        values = read_gguf_tensor(self.file, self._stored_name[name])
+        num_heads = self._permuted_heads(name)
+        if num_heads:
+            values = unpermute_rows(values, num_heads)
+        stored = self.dtype(name)
+        return cast(values, stored, dtype or stored)
+
+    def _tensor(self, name: str) -> GgufTensor:
+        return self.file.tensors[self._stored_name[name]]
+
+    def _permuted_heads(self, name: str) -> int:
+        """How many heads the rows of this tensor belong to, 0 where their order is Hugging Face's already."""
+        if self.file.architecture != "llama":
+            return 0
+        num_heads = self.file.require("llama.attention.head_count")
+        if ".q_proj." in name:
+            return num_heads
+        return self.file.architecture_value("attention.head_count_kv", num_heads) if ".k_proj." in name else 0
+
+
+def require_known_architecture(file: GgufFile) -> None:
+    """Refuse what the decoder here does not have.
+
+    Raises:
+        ValueError: another architecture, or a mixture of experts.
+    """
+    if file.architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{file.path}: GGUF architecture {file.architecture!r} is not read; known: {', '.join(ARCHITECTURES)} "
+            "(Mistral's files call themselves llama)"
+        )
+    if file.architecture_value("expert_count", 0):
+        raise ValueError(f"{file.path}: a mixture of experts, which is not read; use a dense model")
+
+
+def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
+    """One tensor as it lies in the file: float32, float16, bfloat16 bits (uint16), or float32 made from blocks.
+
+    Raises:
+        ValueError: its quantization type is not among those that are read, or the file ends early.
+    """
+    import gguf
+
+    tensor = file.tensors[stored_name]
+    if tensor.type not in _PLAIN and tensor.type not in _QUANTIZED:
+        known = ", ".join([*_PLAIN, *_QUANTIZED])
+        raise ValueError(f"{file.path}: tensor {stored_name} is stored as {tensor.type}; known are {known}")
+    raw = np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    if raw.size != tensor.num_bytes:
+        raise ValueError(f"{file.path}: the file ends inside tensor {stored_name}; fetch it again")
+    if tensor.type in _PLAIN:
+        return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(tensor.shape)
+    blocks = raw.reshape(*tensor.shape[:-1], -1)
+    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
+
+
+def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """From neighbouring rotary pairs to rotary halves, within each head.
+
+    Args:
+        values: [num_heads * head_dim, ...], a projection's weight or bias.
+        num_heads: the query's or the key's.
+
+    Returns:
+        The same rows; row (head, half, i) is what was row (head, i, half).
+    """
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _hugging_face_names(file: GgufFile) -> dict[str, str]:
+    """Stored name by Hugging Face name."""
+    found, unknown = {}, []
+    for stored in file.tensors:
+        if stored in _NOT_WEIGHTS:
+            continue
+        base, _, kind = stored.rpartition(".")
+        block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
+        if block and block[2] in _IN_BLOCK:
+            found[f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{kind}"] = stored
+        elif base in _TOP:
+            found[f"{_TOP[base]}.{kind}"] = stored
+        else:
+            unknown.append(stored)
+    if unknown:
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        raise ValueError(
+            f"{file.path}: tensors that a {file.architecture} model does not have: {', '.join(unknown[:8])}{more}"
+        )
+    return found

@@ -1,0 +1,57 @@
+"""From what a user calls a model to a folder or file on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from paddlenlp_ext.checkpoint.builtin import BUILTIN_MODELS, unpack_builtin
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+
+
+def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
+    """Find a model: a folder, a .gguf file, a built-in name, or a model of the Hugging Face hub, in this order.
+
+    Args:
+        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
+
+    Returns:
+        A Hugging Face folder or a .gguf file.
+
+    Raises:
+        ValueError: nothing of that name; the message says what was looked for.
+        ModuleNotFoundError: the package that carries a built-in model is not installed.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise ValueError(f"{path}: expected a model folder or a .gguf file")
+    if name in BUILTIN_MODELS:
+        return unpack_builtin(name)
+    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+        return _from_hub(name)
+    known = ", ".join(BUILTIN_MODELS)
+    raise ValueError(
+        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is no folder, no .gguf file, no built-in name "
+        f"({known}) and no hub id (organisation/name)"
+    )
+
+
+def _from_hub(hub_id: str) -> Path:
+    """Download (or find in the hub's own cache) what is read here: no pickles, no other frameworks' files."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"{hub_id!r} is no folder here, and it could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}: {error}); with no network, give the path of a folder that holds the model"
+        ) from error

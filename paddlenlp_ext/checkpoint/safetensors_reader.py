@@ -1,0 +1,148 @@
+"""Reading safetensors: one file, or shards under an index.
+
+The library checks the header (https://github.com/huggingface/safetensors#format); the bytes are then read here, because
+without PyTorch the library gives no bfloat16 to NumPy. Reading, unlike mapping, keeps one tensor in memory at a time
+instead of letting the whole file pile up in the process beside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.weights import WeightSource
+
+FORMAT_OF_CODE = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor of a file: its format code, shape and first byte counted from the file's start."""
+
+    code: str
+    shape: tuple[int, ...]
+    start: int
+
+
+class SafetensorsFile(WeightSource):
+    """The tensors of one .safetensors file.
+
+    Raises:
+        ValueError: the file is missing, cut short or not safetensors.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.metadata, self._entries = _read_header(self.path)
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> str:
+        code = self._entries[name].code
+        if code not in FORMAT_OF_CODE:
+            raise ValueError(
+                f"{self.path}: tensor {name} is stored as {code}, which is not read here; "
+                f"known formats: {', '.join(FORMAT_OF_CODE)}"
+            )
+        return FORMAT_OF_CODE[code]
+
+    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+        stored = self.dtype(name)
+        entry = self._entries[name]
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        values = np.fromfile(self.path, NUMPY_DTYPE[stored], count=count, offset=entry.start)
+        if values.size != count:
+            raise ValueError(f"{self.path}: the file ends inside tensor {name}; it changed after it was opened")
+        return cast(values.reshape(entry.shape), stored, dtype or stored)
+
+
+class ShardedSafetensors(WeightSource):
+    """The tensors that a `model.safetensors.index.json` spreads over the files beside it.
+
+    Args:
+        index: the index file.
+
+    Raises:
+        ValueError: the index is damaged, names a missing file, one outside its folder, or a tensor its file lacks.
+    """
+
+    def __init__(self, index: str | os.PathLike[str]) -> None:
+        self.path = Path(index)
+        weight_map = read_json_object(self.path).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise ValueError(f'{self.path}: expected "weight_map": {{tensor name: file name}}')
+        self._shard_of: dict[str, SafetensorsFile] = {}
+        shards = {file: self._open_shard(file) for file in dict.fromkeys(weight_map.values())}
+        absent = [f"{name} ({file})" for name, file in weight_map.items() if name not in shards[file]._entries]
+        if absent:
+            raise ValueError(
+                f"{self.path}: {len(absent)} tensors of the index are not in the file it names: {', '.join(absent[:8])}"
+                f"{', ...' if len(absent) > 8 else ''}; the shards and the index are not of one save"
+            )
+        self._shard_of = {name: shards[file] for name, file in weight_map.items()}
+
+    def _open_shard(self, file: str) -> SafetensorsFile:
+        if file != os.path.basename(file) or file in ("", ".", ".."):
+            raise ValueError(f"{self.path}: the index points outside its own folder ({file!r}); it is refused")
+        shard = self.path.parent / file
+        if not shard.is_file():
+            raise ValueError(f"{self.path}: shard {file} is missing from {self.path.parent}; copy or download it again")
+        return SafetensorsFile(shard)
+
+    def names(self) -> list[str]:
+        return list(self._shard_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shard_of[name].shape(name)
+
+    def dtype(self, name: str) -> str:
+        return self._shard_of[name].dtype(name)
+
+    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+        return self._shard_of[name].read(name, dtype)
+
+
+def _read_header(path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """Let the library check the whole header against the file's size, then read where each tensor starts."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path}: damaged, cut short or not safetensors ({error}); fetch it again") from error
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    metadata = header.pop("__metadata__", {})
+    data_start = 8 + header_bytes
+    entries = {
+        name: _Entry(item["dtype"], tuple(item["shape"]), data_start + item["data_offsets"][0])
+        for name, item in header.items()
+    }
+    return metadata, dict(sorted(entries.items(), key=lambda pair: pair[1].start))

@@ -1,0 +1,81 @@
+"""A set of named tensors on disk, whatever the file format."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+
+class WeightSource(ABC):
+    """Named tensors on disk, with Hugging Face names, read one at a time."""
+
+    path: Path
+    """The file or folder, for messages."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """All tensor names, in the file's order."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, without reading it."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """The stored format by NumPy's name or `bfloat16`; for a quantized tensor, the format it is read in."""
+
+    @abstractmethod
+    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+        """Read one tensor.
+
+        Args:
+            name: one of `names()`.
+            dtype: format to return, None for the stored one. `bfloat16` comes as its bits in uint16 (see dtypes.py).
+
+        Raises:
+            ValueError: the file ends early, or the stored format can't become the asked one.
+        """
+
+
+def open_weights(path: str | os.PathLike[str]) -> WeightSource:
+    """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
+
+    Raises:
+        ValueError: nothing readable there, a damaged file, an index that contradicts its shards, or pickles only.
+    """
+    from paddlenlp_ext.checkpoint.gguf_weights import GgufWeights
+    from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, ShardedSafetensors
+
+    path = Path(path)
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return GgufWeights(path)
+        if path.suffix == ".safetensors":
+            return SafetensorsFile(path)
+        raise ValueError(f"{path}: weights are read from folders, .safetensors and .gguf files")
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder")
+    if (path / "model.safetensors").exists():
+        return SafetensorsFile(path / "model.safetensors")
+    if (path / "model.safetensors.index.json").exists():
+        return ShardedSafetensors(path / "model.safetensors.index.json")
+    raise ValueError(_nothing_readable(path))
+
+
+def _nothing_readable(folder: Path) -> str:
+    """Say why a folder without model.safetensors can't be opened, and what to do."""
+    found = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth", ".pdparams", ".ckpt"))]
+    ggufs = [name for name in found if name.endswith(".gguf")]
+    if pickles:
+        return (
+            f"{folder}: holds pickled weights only ({', '.join(pickles[:3])}). Reading a pickle can run any code "
+            "inside it, so it is refused; write the folder again as safetensors where it came from "
+            "(model.save_pretrained(folder) in transformers)"
+        )
+    if ggufs:
+        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); give the path of the one that is meant"
+    return f"{folder}: neither model.safetensors nor model.safetensors.index.json is there"
