@@ -1,0 +1,110 @@
+"""The tiny models of the golden files: configurations, weights and inputs, made alike on both sides from NumPy alone.
+
+`make_model_golden.py` feeds them to transformers; tests/models/test_golden.py to this package.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+BATCH, LENGTH, VOCAB = 2, 24, 96
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_LLAMA31 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama_odd_sizes": {**_SMALL, "model_type": "llama", "hidden_size": 36, "num_attention_heads": 6},
+    "llama_head_dim_biases_tied": {
+        **_SMALL,
+        "model_type": "llama",
+        "head_dim": 12,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "llama_rope_llama3_old_spelling": {
+        **_SMALL,
+        "model_type": "llama",
+        "rope_theta": 50000.0,
+        "rope_scaling": _LLAMA31,
+    },
+    "llama_rope_llama3_new_spelling": {
+        **_SMALL,
+        "model_type": "llama",
+        "num_key_value_heads": 1,
+        "rope_parameters": {**_LLAMA31, "rope_theta": 500.0},
+    },
+    "llama_rope_linear": {**_SMALL, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.5}},
+    "llama_rope_dynamic": {
+        **_SMALL,
+        "model_type": "llama",
+        "max_position_embeddings": 16,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    },
+    "llama_rope_yarn": {
+        **_SMALL,
+        "model_type": "llama",
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 100.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "mistral_window": {**_SMALL, "model_type": "mistral", "sliding_window": 7},
+    "qwen2": {**_SMALL, "model_type": "qwen2", "tie_word_embeddings": True, "use_sliding_window": False},
+    "qwen2_sliding_upper_layer": {
+        **_SMALL,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
+    "qwen3": {**_SMALL, "model_type": "qwen3", "head_dim": 12, "num_key_value_heads": 4},
+    "qwen3_layer_types_tied": {
+        **_SMALL,
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_window_layers": 28,
+    },
+}
+
+
+def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The fp32 values of a parameter: matrices and biases around 0, norm weights around 1."""
+    generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
+    noise = generator.standard_normal(shape).astype(np.float32)
+    return 1 + 0.2 * noise if "norm" in name else 0.15 * noise
+
+
+def make_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and labels [BATCH, LENGTH]; a label is what its own position predicts, -100 where nothing is."""
+    generator = np.random.default_rng(zlib.crc32(case.encode()))
+    input_ids = generator.integers(0, VOCAB, (BATCH, LENGTH))
+    labels = generator.integers(0, VOCAB, (BATCH, LENGTH))
+    labels[generator.random((BATCH, LENGTH)) < 0.3] = -100
+    return input_ids, labels

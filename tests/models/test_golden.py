@@ -1,0 +1,57 @@
+"""Every family's logits, loss and gradients against transformers' (tests/golden/make_model_golden.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+from model_cases import CASES, make_inputs, make_weight  # noqa: E402
+
+TOLERANCE = 1e-5
+
+
+def build(case: str) -> CausalLM:
+    model = CausalLM(DecoderConfig.from_dict(CASES[case]))
+    for name, parameter in model.named_parameters():
+        parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+    return model
+
+
+def test_every_family_has_a_case():
+    assert {settings["model_type"] for settings in CASES.values()} == set(FAMILIES.names())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_loss_and_gradients(case: str):
+    golden = np.load(GOLDEN / "models" / f"{case}.npz")
+    model = build(case)
+    input_ids, labels = (paddle.to_tensor(array) for array in make_inputs(case))
+
+    logits = model(input_ids)
+    np.testing.assert_allclose(logits.numpy(), golden["logits"], rtol=0, atol=TOLERANCE)
+
+    hidden = model.hidden_states(input_ids).flatten(0, 1)
+    loss_sum, _ = linear_cross_entropy(hidden, model.head_weight(), labels.flatten(), chunk=7)
+    loss = loss_sum / int((labels != -100).sum())
+    loss.backward()
+    assert float(loss) == pytest.approx(float(golden["loss"]), rel=1e-6)
+
+    parameters = dict(model.named_parameters())
+    expected = {name.removeprefix("gradient:") for name in golden.files if name.startswith("gradient:")}
+    assert set(parameters) == expected
+    assert len(expected) >= 20
+    for name in sorted(expected):
+        gradient, golden_gradient = parameters[name].grad.numpy(), golden[f"gradient:{name}"]
+        assert np.abs(golden_gradient).max() > 0, name
+        np.testing.assert_allclose(gradient, golden_gradient, rtol=0, atol=TOLERANCE, err_msg=name)
