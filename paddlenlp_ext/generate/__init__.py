@@ -1,0 +1,1 @@
+"""Generation: sampling, the key-value cache, the loop over batches. Knows a model by two methods only."""

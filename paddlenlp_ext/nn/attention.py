@@ -14,7 +14,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, cached_attention
+from paddlenlp_ext.ops.attention import AttentionLayout, attention
 from paddlenlp_ext.ops.rope import apply_rope
 
 
@@ -24,10 +24,16 @@ class KeyValueCache(Protocol):
     length: int
     key_starts: paddle.Tensor
 
-    def update(
-        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Append this step's keys and values of a layer; return all of them, [B, T, K, H]."""
+    def attend(
+        self,
+        layer_index: int,
+        q_BSNH: paddle.Tensor,
+        k_BSKH: paddle.Tensor,
+        v_BSKH: paddle.Tensor,
+        window: int | None,
+        scale: float,
+    ) -> paddle.Tensor:
+        """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H]."""
         ...
 
 
@@ -87,9 +93,7 @@ class Attention(nn.Layer):
         if inputs.cache is None:
             out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, inputs.layouts[self.window], self.scale)
         else:
-            k_BTKH, v_BTKH = inputs.cache.update(self.layer_index, k_BSKH, v_BSKH)
-            key_starts_B = inputs.cache.key_starts
-            out_BSNH = cached_attention(q_BSNH, k_BTKH, v_BTKH, key_starts_B, self.window, self.scale)
+            out_BSNH = inputs.cache.attend(self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale)
         return self.o_proj(out_BSNH.flatten(2))
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:

@@ -1,0 +1,202 @@
+"""Continue many prompts: sorted by length into batches, decoded step by step with a key-value cache.
+
+Shapes: B batch, S positions of a prefill chunk, D hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.generate.decoding import DecodingOptions, TokenChooser, as_token_set
+from paddlenlp_ext.generate.kv_cache import KVCache
+
+PREFILL_CHUNK = 256  # prompt positions in one forward pass: bounds the scores [B, heads, chunk, positions so far]
+_WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
+
+
+class Decoder(Protocol):
+    """What generation asks of a model: `models.decoder.CausalLM`, or a PEFT model around one."""
+
+    def hidden_states(
+        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
+    ) -> paddle.Tensor: ...
+
+    def head_weight(self) -> paddle.Tensor: ...
+
+
+@dataclass
+class _Row:
+    """A prompt on its way: what it has generated and whether it goes on."""
+
+    number: int
+    prompt: list[int]
+    limit: int
+    generated: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def take(self, token: int, end_tokens: frozenset[int]) -> bool:
+        """Append a token unless it ends the row; says whether it was appended."""
+        if token in end_tokens:
+            self.ended = True
+            return False
+        self.generated.append(token)
+        self.ended = len(self.generated) >= self.limit
+        return True
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    decode_strategy: str = "greedy_search",
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    eos_token_id: int | Sequence[int] | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    max_total_length: int | None = None,
+    num_beams: int = 1,
+    on_token: Callable[[int, int], None] | None = None,
+    on_row: Callable[[int, list[int]], None] | None = None,
+) -> list[list[int]]:
+    """Continue each prompt; returns the new tokens alone, in the order of `prompts`.
+
+    A row's tokens depend on the prompt, its number and the seed, not on the rows it shares a batch with. The token that
+    ends a row is not among its tokens: a row shorter than its limit has ended by itself. The model runs in evaluation
+    mode, without gradients, and each of its layers is put back into the mode it was in.
+
+    Args:
+        model: the decoder.
+        prompts: token ids, lists of any length from 1 on; no padding.
+        max_new_tokens: most tokens for a row.
+        decode_strategy: "greedy_search" (temperature, top_k and top_p are not used) or "sampling".
+        temperature: divides the logits.
+        top_k: draw among this many likeliest tokens, 0 among all.
+        top_p: draw among the likeliest tokens that together reach this probability.
+        repetition_penalty: above 1 makes tokens that a row has seen less likely, with both strategies.
+        eos_token_id: the token or tokens that end a row; None lets every row reach its limit.
+        seed: of the draws.
+        batch_size: rows decoded together.
+        max_total_length: most tokens of a prompt and its continuation together, None for no such limit.
+        num_beams: 1.
+        on_token: called with (row, token) as tokens come.
+        on_row: called with (row, tokens) when a row has ended.
+
+    Raises:
+        ValueError: an option out of range, no room after a prompt, an empty prompt or a token outside the vocabulary.
+    """
+    if num_beams != 1:
+        raise ValueError(f"num_beams is {num_beams}: beam search is not available yet; use 1.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: it must be at least 1.")
+    options = DecodingOptions(
+        max_new_tokens=max_new_tokens,
+        decode_strategy=decode_strategy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        eos_token_ids=as_token_set(eos_token_id),
+        seed=seed,
+        max_total_length=max_total_length,
+    )
+    rows = _make_rows(prompts, options, vocab_size=model.head_weight().shape[0])
+    longest_first = sorted(rows, key=lambda row: -len(row.prompt))
+    chooser = TokenChooser(options)
+    with paddle.no_grad(), _evaluation_mode(model):
+        for first in range(0, len(rows), batch_size):
+            batch = longest_first[first : first + batch_size]
+            for row, token in _decode(model, batch, chooser, options.eos_token_ids):
+                if token is not None and on_token is not None:
+                    on_token(row.number, token)
+                if row.ended and on_row is not None:
+                    on_row(row.number, row.generated)
+    return [row.generated for row in rows]
+
+
+def _make_rows(prompts: Sequence[Sequence[int]], options: DecodingOptions, vocab_size: int) -> list[_Row]:
+    rows = []
+    for number, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {number} is empty: generation needs at least one token to start from.")
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            found = f"token ids from {min(prompt)} to {max(prompt)}"
+            raise ValueError(f"prompt {number} has {found}, the model a vocabulary of {vocab_size}.")
+        limit = options.max_new_tokens
+        if options.max_total_length is not None:
+            limit = min(limit, options.max_total_length - len(prompt))
+        if limit < 1:
+            total = f"max_total_length {options.max_total_length}"
+            raise ValueError(f"prompt {number} has {len(prompt)} tokens: {total} leaves no room for more.")
+        rows.append(_Row(number, [int(token) for token in prompt], limit))
+    return rows
+
+
+def _decode(
+    model: Decoder, rows: list[_Row], chooser: TokenChooser, end_tokens: frozenset[int]
+) -> Iterator[tuple[_Row, int | None]]:
+    """Decode one batch to its end; yields (row, token) as each is chosen, None for a token that ended the row."""
+    width = max(len(row.prompt) for row in rows)
+    cache = KVCache([width - len(row.prompt) for row in rows])
+    logits_BV = _prefill(model, rows, width, cache)
+    while True:
+        going = [position for position, row in enumerate(rows) if not row.ended]
+        if len(going) < len(rows):
+            logits_BV = paddle.index_select(logits_BV, paddle.to_tensor(going), axis=0)
+        live = [rows[position] for position in going]
+        seen_ids = [row.prompt + row.generated for row in live]
+        for row, token in zip(live, chooser.choose(logits_BV, [row.number for row in live], seen_ids), strict=True):
+            yield row, token if row.take(token, end_tokens) else None
+        going = [position for position, row in enumerate(rows) if not row.ended]
+        if not going:
+            return
+        if len(going) <= (1 - _WORTH_DROPPING) * len(rows):
+            rows = [rows[position] for position in going]
+            cache.keep_rows(going)
+        logits_BV = _step(model, rows, cache)
+
+
+def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> paddle.Tensor:
+    """Run the left-padded prompts through the model, a chunk at a time; logits [B, V] of their last positions."""
+    padding = [width - len(row.prompt) for row in rows]
+    ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)
+    positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
+    for start in range(0, width, PREFILL_CHUNK):
+        chunk = slice(start, start + PREFILL_CHUNK)
+        ids, positions = paddle.to_tensor(ids_BS[:, chunk]), paddle.to_tensor(positions_BS[:, chunk])
+        hidden_BSD = model.hidden_states(ids, position_ids=positions, cache=cache)
+    return _last_logits(model, hidden_BSD)
+
+
+def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:
+    """Feed each row's newest token (an ended row's is not used any more); logits [B, V] for the next."""
+    ids_B1 = paddle.to_tensor(np.array([[row.generated[-1] if row.generated else 0] for row in rows], dtype=np.int64))
+    positions_B1 = cache.length - cache.key_starts.unsqueeze(1)
+    return _last_logits(model, model.hidden_states(ids_B1, position_ids=positions_B1, cache=cache))
+
+
+def _last_logits(model: Decoder, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
+    return paddle.matmul(hidden_BSD[:, -1], model.head_weight(), transpose_y=True)
+
+
+@contextmanager
+def _evaluation_mode(model: Decoder) -> Iterator[None]:
+    layers = model.sublayers(include_self=True) if isinstance(model, nn.Layer) else []
+    modes = [layer.training for layer in layers]
+    for layer in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer, was_training in zip(layers, modes, strict=True):
+            layer.training = was_training

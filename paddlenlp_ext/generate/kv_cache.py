@@ -1,0 +1,131 @@
+"""Keys and values of the positions already seen, kept layer by layer and written in place.
+
+Rows of unequal length are padded on the left, so that the newest token of every row lies at one position.
+Shapes: B batch, S new positions, T stored positions, C capacity, N query heads, K key-value heads, H head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.decode_attention import decode_attention
+
+BLOCK = 128  # capacity comes in blocks: a step's attention runs over the whole capacity, the empty end masked
+
+
+class _LayerStore:
+    """One layer's keys and values, [B, K, C, H]; positions from `length` on are zeros."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.k_BKCH: paddle.Tensor | None = None
+        self.v_BKCH: paddle.Tensor | None = None
+
+    def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
+        start, end = self.length, self.length + k_BSKH.shape[1]
+        self._reserve(end, k_BSKH)
+        self.k_BKCH[:, :, start:end] = k_BSKH.transpose([0, 2, 1, 3])
+        self.v_BKCH[:, :, start:end] = v_BSKH.transpose([0, 2, 1, 3])
+        self.length = end
+
+    def _reserve(self, end: int, like_BSKH: paddle.Tensor) -> None:
+        capacity = 0 if self.k_BKCH is None else self.k_BKCH.shape[2]
+        if end <= capacity:
+            return
+        batch, _, kv_heads, head_dim = like_BSKH.shape
+        missing = -(-end // BLOCK) * BLOCK - capacity
+        empty = paddle.zeros([batch, kv_heads, missing, head_dim], dtype=like_BSKH.dtype)
+        if capacity == 0:
+            self.k_BKCH, self.v_BKCH = empty, empty.clone()
+        else:
+            self.k_BKCH = paddle.concat([self.k_BKCH, empty], axis=2)
+            self.v_BKCH = paddle.concat([self.v_BKCH, empty], axis=2)
+
+
+class KVCache:
+    """Grows by a block when it is full; holds no gradient.
+
+    Attributes:
+        key_starts: int64 [B], the first real key of each left-padded row.
+    """
+
+    def __init__(self, key_starts: Sequence[int]) -> None:
+        self._starts_B = np.asarray(key_starts, dtype=np.int64)
+        self.key_starts = paddle.to_tensor(self._starts_B)
+        self._layers: list[_LayerStore] = []
+        self._bias: dict[tuple[int, int, int, int | None], paddle.Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions held by every layer (padding included): where the next forward pass begins."""
+        return self._layers[-1].length if self._layers else 0
+
+    @paddle.no_grad()
+    def update(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Append a layer's new keys and values; return views of all it holds, each [B, T, K, H]."""
+        layer = self._layer(layer_index)
+        layer.append(k_BSKH, v_BSKH)
+        k_BKTH, v_BKTH = layer.k_BKCH[:, :, : layer.length], layer.v_BKCH[:, :, : layer.length]
+        return k_BKTH.transpose([0, 2, 1, 3]), v_BKTH.transpose([0, 2, 1, 3])
+
+    @paddle.no_grad()
+    def attend(
+        self,
+        layer_index: int,
+        q_BSNH: paddle.Tensor,
+        k_BSKH: paddle.Tensor,
+        v_BSKH: paddle.Tensor,
+        window: int | None,
+        scale: float,
+    ) -> paddle.Tensor:
+        """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
+
+        The same as attention over what `update` returns, without copying it: the whole capacity is read in place, and
+        the bias that hides padding, future and empty positions is made once a step, not once a layer.
+        """
+        layer = self._layer(layer_index)
+        start = layer.length
+        layer.append(k_BSKH, v_BSKH)
+        k_BKTH, v_BKTH = layer.k_BKCH, layer.v_BKCH
+        if q_BSNH.shape[1] > 1:  # many queries: attending to the empty end would cost more than the copy
+            k_BKTH, v_BKTH = k_BKTH[:, :, : layer.length].contiguous(), v_BKTH[:, :, : layer.length].contiguous()
+        bias_BST = self._attention_bias(start, layer.length, k_BKTH.shape[2], window)
+        return decode_attention(q_BSNH, k_BKTH, v_BKTH, bias_BST, scale)
+
+    @paddle.no_grad()
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in this order."""
+        index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
+        for layer in self._layers:
+            layer.k_BKCH = paddle.index_select(layer.k_BKCH, index, axis=0)
+            layer.v_BKCH = paddle.index_select(layer.v_BKCH, index, axis=0)
+        self._starts_B = self._starts_B[list(rows)]
+        self.key_starts = paddle.to_tensor(self._starts_B)
+        self._bias.clear()
+
+    def _layer(self, index: int) -> _LayerStore:
+        assert index <= len(self._layers), f"layer {index} writes before layer {len(self._layers)} has"
+        if index == len(self._layers):
+            self._layers.append(_LayerStore())
+        return self._layers[index]
+
+    def _attention_bias(self, start: int, end: int, total: int, window: int | None) -> paddle.Tensor:
+        """0 where a query at start..end-1 may look among `total` keys, -inf elsewhere; fp32 [B, S, total].
+
+        A query inside the padding looks at itself alone, so that its unused row stays finite.
+        """
+        wanted = (start, end, total, window)
+        if wanted not in self._bias:
+            if any(key[:3] != wanted[:3] for key in self._bias):
+                self._bias.clear()
+            query_S1, key_1T = np.arange(start, end)[:, None], np.arange(total)[None, :]
+            near_ST = (key_1T <= query_S1) & (key_1T > query_S1 - (window or end))
+            real_B1T = key_1T >= self._starts_B[:, None, None]
+            visible_BST = (near_ST & real_B1T) | (key_1T == query_S1)
+            self._bias[wanted] = paddle.to_tensor(np.where(visible_BST, np.float32(0), np.float32(-np.inf)))
+        return self._bias[wanted]
