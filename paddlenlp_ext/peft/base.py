@@ -1,0 +1,248 @@
+"""A model with an adapter: made, switched off, saved, loaded, merged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.files import read_adapter, write_adapter
+from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers, layer_at, replace_layer
+from paddlenlp_ext.utils.log import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+
+def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
+    """Freeze every parameter of the model, then wrap the layers that the config asks for.
+
+    Raises:
+        ValueError: the model already carries an adapter, or the config asks for a layer it lacks.
+    """
+    if next(adapter_layers(model), None) is not None:
+        raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another.")
+    targets = config.targets(model)
+    for parameter in model.parameters():
+        parameter.stop_gradient = True
+    for name in targets:
+        replace_layer(model, name, config.wrap(name, layer_at(model, name), seed))
+
+
+def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftModel:
+    """Add an adapter to a model, in place. Only the adapter trains from then on.
+
+    Args:
+        model: a decoder from `AutoModelForCausalLM`.
+        config: a method's config, such as `LoRAConfig`. With `path`, the adapter there is the start, and the fields
+            that shape it are the folder's; each one that differs from `config` is logged.
+        seed: fixes the adapter's random values, together with each parameter's name.
+
+    Raises:
+        ValueError: as `inject` and `PeftModel.load_weights`.
+    """
+    stored = read_adapter(config.path) if config.path else None
+    if stored is not None:
+        config = config.warm_start(stored.config)
+    inject(model, config, seed)
+    peft_model = (config.model_class or PeftModel)(model, config)
+    if stored is not None:
+        peft_model.load_tensors(stored.tensors, str(stored.folder))
+    return peft_model
+
+
+class PeftModel(nn.Layer):
+    """A model and its adapter; used wherever the model itself is.
+
+    A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
+    overrides `hidden_states` (all paths lead through it), `before_training`, `auxiliary_loss` or `after_step`.
+    """
+
+    def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
+        super().__init__()
+        self.base_model = model
+        self.peft_config = peft_config
+        self.adapter_enabled = True
+
+    # -- the model's own interface ------------------------------------------------------------------------------------
+    @property
+    def config(self) -> Any:
+        """The decoder's config."""
+        return self.base_model.config
+
+    def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Logits [B, S, V]; arguments as the model's."""
+        return self.base_model(*args, **kwargs)
+
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Last hidden states [B, S, D]; arguments as the model's."""
+        return self.base_model.hidden_states(*args, **kwargs)
+
+    def head_weight(self) -> paddle.Tensor:
+        """The output head [V, D]."""
+        return self.base_model.head_weight()
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the adapter; arguments as the model's."""
+        return self.base_model.generate(*args, **kwargs)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        """What the learning rate of that parameter is multiplied by."""
+        return self.peft_config.learning_rate_scale(parameter_name)
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Called once before a fresh run's first step; `run_batch()` does forward and backward on the next batch."""
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """A scalar to add to each optimizer step's loss, or None."""
+        return None
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Called after each optimizer step, before gradients are cleared; steps count from 1."""
+
+    def trainable_report(self) -> str:
+        """How much trains, in one line."""
+        trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
+        total = sum(p.size for p in self.parameters())
+        leaves: dict[str, int] = {}
+        for name, _ in adapter_layers(self):
+            leaf = name.rpartition(".")[2]
+            leaves[leaf] = leaves.get(leaf, 0) + 1
+        where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
+        return f"trainable parameters: {trainable:,} of {total:,} ({100 * trainable / total:.3f} %) in {where}"
+
+    @contextmanager
+    def adapter_disabled(self) -> Iterator[None]:
+        """Within the block the model is its base."""
+        layers = [layer for _, layer in adapter_layers(self)]
+        self._enable(layers, False)
+        try:
+            yield
+        finally:
+            self._enable(layers, True)
+
+    def _enable(self, layers: list[AdapterLayer], enabled: bool) -> None:
+        self.adapter_enabled = enabled
+        for layer in layers:
+            layer.enabled = enabled
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def adapter_state(self) -> dict[str, paddle.Tensor]:
+        """The adapter's tensors by the names they have in files."""
+        state = {name: t for name, t in self.state_dict().items() if not name.startswith("base_model.")}
+        for layer_name, layer in adapter_layers(self.base_model):
+            for name, tensor in layer.own_state().items():
+                state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
+        return state
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out."""
+        fields = {
+            "peft_type": self.peft_config.peft_type,
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": getattr(self.config, "name_or_path", None),
+            "inference_mode": True,
+            **self.peft_config.to_adapter_config(self.base_model),
+        }
+        write_adapter(folder, fields, self.adapter_state())
+
+    @classmethod
+    def from_pretrained(cls, model: nn.Layer, folder: str | os.PathLike[str]) -> PeftModel:
+        """Add the adapter of a folder to its base model. The result is in evaluation mode.
+
+        Args:
+            model: the base.
+            folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
+
+        Raises:
+            ValueError: no such adapter, one that asks for what is not available here, or one of another model.
+        """
+        stored = read_adapter(folder)
+        inject(model, stored.config)
+        peft_model = (stored.config.model_class or PeftModel)(model, stored.config)
+        peft_model.load_tensors(stored.tensors, str(stored.folder))
+        peft_model.eval()
+        return peft_model
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Take the tensors of a saved adapter of the same structure, to resume.
+
+        Raises:
+            ValueError: its tensors are not this adapter's; the message names those missing, surplus and misshapen.
+        """
+        self.load_tensors(read_adapter(folder).tensors, str(folder))
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """Take tensors by their names in files; all or none.
+
+        Raises:
+            ValueError: as `load_weights`.
+        """
+        own = self.adapter_state()
+        misshapen = [
+            f"{name} (stored {list(tensors[name].shape)}, wanted {list(own[name].shape)})"
+            for name in own
+            if name in tensors and list(tensors[name].shape) != list(own[name].shape)
+        ]
+        groups = {
+            "missing": sorted(own.keys() - tensors),
+            "surplus": sorted(tensors.keys() - own),
+            "misshapen": misshapen,
+        }
+        problems = [f"\n  {len(names)} {kind}: {_some(names)}" for kind, names in groups.items() if names]
+        if problems:
+            raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
+        for name, tensor in own.items():
+            dtype = str(tensor.dtype).removeprefix("paddle.")
+            tensor.set_value(cast(tensors[name], str(tensors[name].dtype), dtype))
+
+    # -- merging ------------------------------------------------------------------------------------------------------
+    def merge_and_unload(self) -> nn.Layer:
+        """Fold the adapter into the weights and give the plain model back; this object is of no use afterwards.
+
+        Raises:
+            ValueError: the method can't be merged, or the base's weights are no plain numbers (quantized).
+        """
+        layers = list(adapter_layers(self.base_model))
+        for name, layer in layers:
+            require_mergeable(self.peft_config, name, layer)
+        for name, layer in layers:
+            merged = merged_weight(layer)
+            layer.base.weight.set_value(merged.astype(layer.base.weight.dtype))
+            replace_layer(self.base_model, name, layer.base)
+        for parameter in self.base_model.parameters():
+            parameter.stop_gradient = False
+        return self.base_model
+
+
+def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:
+    """Check that the adapter of the layer `name` can be folded into its weight.
+
+    Raises:
+        ValueError: it can't.
+    """
+    if not config.mergeable or not isinstance(layer, LinearAdapter):
+        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and can't be merged.")
+    weight = getattr(layer.base, "weight", None)
+    if weight is None or not paddle.is_floating_point(weight):
+        raise ValueError(
+            f"{name}: its base holds no floating-point weight (quantized?); merge into the original model."
+        )
+
+
+@paddle.no_grad()
+def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
+    """Base and adapter as one weight, float32 [out, in]."""
+    return layer.base.weight.astype("float32") + layer.delta_weight()
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

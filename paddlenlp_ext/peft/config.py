@@ -1,0 +1,97 @@
+"""What every PEFT method's config has: where the adapter goes, what goes there, and how the config is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from paddle import nn
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.layer import AdapterLayer
+
+# Fields of adapter_config.json that say where a file comes from and change no number.
+_INFORMATIVE = frozenset(
+    {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type"}
+)
+
+
+@dataclass(kw_only=True)
+class PeftConfig:
+    """Base of the methods' configs. A subclass registers under its JSON switch and fills in what follows.
+
+    Class attributes:
+        peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
+        mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
+        model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
+            loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
+        paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
+    """
+
+    peft_type: ClassVar[str]
+    mergeable: ClassVar[bool] = True
+    model_class: ClassVar[type[nn.Layer] | None] = None
+    paddlenlp_config: ClassVar[str | None] = None
+
+    path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        """Dotted names of the layers to wrap; empty for a method that wraps none.
+
+        Raises:
+            ValueError: the config asks for a layer that the model lacks.
+        """
+        raise NotImplementedError
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
+        """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""
+        raise NotImplementedError
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        """The config of a run that starts from `path`: what shapes the adapter as `stored` says, the rest as here."""
+        raise NotImplementedError
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        """What the learning rate of this adapter parameter is multiplied by."""
+        return 1.0
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        """The method's fields of adapter_config.json. `model` carries the adapter."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PeftConfig:
+        """The reverse of `to_adapter_config`.
+
+        Raises:
+            ValueError: a field asks for something that is not available here.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PeftConfig:
+        """The config that PaddleNLP's file describes; only for a method with `paddlenlp_config`."""
+        raise NotImplementedError
+
+    @classmethod
+    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+        """PaddleNLP's tensor under this package's name and in its layout."""
+        raise NotImplementedError
+
+
+def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
+    """Check that whatever a file asks for beyond the fields that were read is nothing at all.
+
+    Raises:
+        ValueError: a field that nobody reads has a value other than None, False, 0, "", "none", [] or {}; all such
+            fields are named.
+    """
+    asked = [
+        f"{name}={value!r}"
+        for name, value in fields.items()
+        if name not in read and name not in _INFORMATIVE and value not in (None, False, 0, "", "none", [], {})
+    ]
+    if asked:
+        raise ValueError(f"asks for {', '.join(asked)}: not available yet. Adapters without it can be loaded.")

@@ -1,0 +1,124 @@
+"""Adapter folders: Hugging Face PEFT's layout is written and read, PaddleNLP's is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import FLOATING
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, ShardedSafetensors
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.atomic import write_text
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_KEY_PREFIX = "base_model.model."
+_PICKLES = (".bin", ".pt", ".pth", ".pdparams")
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter as it was stored.
+
+    `tensors` have this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"); floating ones are float32,
+    which holds every stored format exactly.
+    """
+
+    folder: Path
+    config: PeftConfig
+    base_model: str | None
+    tensors: dict[str, np.ndarray]
+
+
+def read_adapter(folder: str | os.PathLike[str]) -> AdapterFiles:
+    """Read an adapter folder.
+
+    Raises:
+        ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG_FILE).is_file():
+        return _read_huggingface(folder)
+    for _, method in PEFT_METHODS.items():
+        if method.paddlenlp_config and (folder / method.paddlenlp_config).is_file():
+            return _read_paddlenlp(folder, method)
+    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
+    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
+
+
+def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Write the two files of Hugging Face PEFT's layout; each appears whole. The config comes last."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"{_KEY_PREFIX}{name}": tensor for name, tensor in tensors.items()}
+    write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
+    write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
+
+
+def _read_huggingface(folder: Path) -> AdapterFiles:
+    fields = read_json_object(folder / CONFIG_FILE)
+    methods = {method.peft_type: method for _, method in PEFT_METHODS.items()}
+    peft_type = fields.get("peft_type")
+    if peft_type not in methods:
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: peft_type {peft_type!r} is not available. Known: {', '.join(sorted(methods))}."
+        )
+    try:
+        config = methods[peft_type].from_adapter_config(fields)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ValueError(_without_weights(folder, WEIGHTS_FILE))
+    stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
+    strangers = [name for name in stored if not name.startswith(_KEY_PREFIX)]
+    if strangers:
+        raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
+    tensors = {name.removeprefix(_KEY_PREFIX): value for name, value in stored.items()}
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+
+
+def _read_paddlenlp(folder: Path, method: type[PeftConfig]) -> AdapterFiles:
+    """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
+    assert method.paddlenlp_config is not None
+    fields = read_json_object(folder / method.paddlenlp_config)
+    try:
+        config = method.from_paddlenlp(fields)
+    except ValueError as error:
+        raise ValueError(f"{folder / method.paddlenlp_config}: {error}") from error
+    index = folder / "peft_model.safetensors.index.json"
+    single = sorted(folder.glob("*.safetensors"))
+    if index.is_file():
+        source: WeightSource = ShardedSafetensors(index)
+    elif len(single) == 1:
+        source = SafetensorsFile(single[0])
+    else:
+        raise ValueError(_without_weights(folder, index.name))
+    tensors = {}
+    for name, value in _read_all(source).items():
+        renamed, array = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
+        tensors[renamed] = np.ascontiguousarray(array)
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+
+
+def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
+    return {name: source.read(name, "float32" if source.dtype(name) in FLOATING else None) for name in source.names()}
+
+
+def _without_weights(folder: Path, expected: str) -> str:
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
+    if pickles:
+        return (
+            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
+            "code inside it, so it is refused; save the adapter again as safetensors where it came from."
+        )
+    return f"{folder}: {expected} is missing."

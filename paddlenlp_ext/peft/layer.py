@@ -1,0 +1,113 @@
+"""What an adapter is made of: a layer that holds the layer it adapts.
+
+Shapes: in/out: features of the base, r: rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.plan import Style
+
+
+class AdapterLayer(nn.Layer):
+    """Wraps any layer as `base`. Everything beside `base` is the adapter: it trains and is saved.
+
+    A subclass writes `adapted`, which may call `base` with whatever it likes. While `enabled` is off the layer is its
+    base.
+    """
+
+    def __init__(self, base: nn.Layer) -> None:
+        super().__init__()
+        self.base = base
+        self.enabled = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the base gives, changed by the adapter where it is on."""
+        return self.adapted(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
+
+    def adapted(self, *args: Any, **kwargs: Any) -> Any:
+        """The adapter's forward, same signature as the base's."""
+        raise NotImplementedError
+
+    def own_state(self) -> dict[str, paddle.Tensor]:
+        """The adapter's own tensors by name; the base's, and those of adapters inside it, are left out."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
+
+
+class LinearAdapter(AdapterLayer):
+    """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`."""
+
+    @property
+    def dtype(self) -> paddle.dtype:
+        """The format the base computes in, which the adapter's parameters share."""
+        return self.base.weight.dtype
+
+    @property
+    def in_features(self) -> int:
+        """Inputs of the base."""
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Outputs of the base."""
+        return self.base.out_features
+
+    def delta_weight(self) -> paddle.Tensor:
+        """What the adapter adds to the base's weight, float32 [out, in]. Pure: merging uses this formula alone."""
+        raise NotImplementedError
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
+
+        One reduction serves base and adapter together, so that a whole parameter beside a cut one sees only this
+        rank's part of the sum: its gradient has to be summed over the ranks.
+        """
+        raise NotImplementedError
+
+
+class Factor(nn.Layer):
+    """One matrix under the name `weight`, so that its key in files reads as Hugging Face PEFT's does."""
+
+    def __init__(self, value: np.ndarray, dtype: paddle.dtype) -> None:
+        super().__init__(dtype=dtype)
+        self.weight = self.create_parameter(list(value.shape), default_initializer=nn.initializer.Assign(value))
+
+
+def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
+    """(name, layer) of every adapter in the model, in order."""
+    return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
+
+
+def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
+    """Put `layer` at the dotted `name`."""
+    parent_name, _, leaf = name.rpartition(".")
+    parent = layer_at(model, parent_name)
+    if leaf.isdigit():
+        parent[int(leaf)] = layer
+    else:
+        setattr(parent, leaf, layer)
+
+
+def layer_at(model: nn.Layer, name: str) -> nn.Layer:
+    """The sublayer of that dotted name ("" is the model itself)."""
+    for part in name.split(".") if name else ():
+        model = model[int(part)] if part.isdigit() else getattr(model, part)
+    return model
+
+
+def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:
+    """Kaiming-uniform with a = sqrt(5) for [out, in]: U(-1/sqrt(in), 1/sqrt(in)) (He et al. 2015, arXiv 1502.01852).
+
+    The values depend on `seed` and the parameter's `name` alone: not on the order of layers, nor on how many devices
+    share them.
+    """
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    bound = shape[1] ** -0.5
+    return np.random.default_rng([seed, key]).uniform(-bound, bound, shape).astype(np.float32)

@@ -1,0 +1,212 @@
+"""LoRA: Low-Rank Adaptation of Large Language Models (Hu et al. 2021, arXiv 2106.09685).
+
+    y = x W^T + s (dropout(x) A^T) B^T        delta W = s B A
+    A [r, in] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r
+
+With `rslora` s = alpha / sqrt(r), which keeps the update's size when the rank grows (Kalajdzievski 2023, arXiv
+2312.03732). With `plus_scale` B learns at that multiple of the learning rate (LoRA+, Hayou et al. 2024, arXiv
+2402.12354).
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.targets import ALL_LINEAR, linear_names, select_targets, shortest_targets
+from paddlenlp_ext.plan import Style
+
+
+@PEFT_METHODS.register("lora")
+@dataclass(kw_only=True)
+class LoRAConfig(PeftConfig):
+    """Options of LoRA, rsLoRA and LoRA+.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "LORA"
+    paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+
+    rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536)
+    alpha: float | None = option(
+        None, help="Scale of the update: alpha / rank. Unset: 2 * rank, or 4 with rslora.", above=0
+    )
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    rslora: bool = option(False, help="Scale by alpha / sqrt(rank), for large ranks.", key="rslora")
+    plus_scale: float = option(1.0, help="LoRA+: the learning rate of B is this multiple of A's.", above=0)
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Other alphas for some layers."""
+
+    def __post_init__(self) -> None:
+        if self.target_modules is not None:
+            targets = self.target_modules
+            self.target_modules = (targets,) if isinstance(targets, str) else tuple(targets)
+        for rank in (self.rank, *self.rank_pattern.values()):
+            if type(rank) is not int or rank < 1:
+                raise ValueError(f"lora_rank={rank!r} is out of range; allowed: a whole number, at least 1.")
+        if self.alpha is None:
+            self.alpha = 4 if self.rslora else 2 * self.rank
+        for alpha in (self.alpha, *self.alpha_pattern.values()):
+            if not alpha > 0:
+                raise ValueError(f"lora_alpha={alpha!r} is out of range; allowed: above 0.")
+        if not self.plus_scale > 0:
+            raise ValueError(f"lora_plus_scale={self.plus_scale!r} is out of range; allowed: above 0.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora_dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinear:
+        rank = int(_by_pattern(self.rank_pattern, name, self.rank))
+        alpha = _by_pattern(self.alpha_pattern, name, self.alpha)
+        scaling = alpha / rank**0.5 if self.rslora else alpha / rank
+        return LoRALinear(base, rank, scaling, self.dropout, seed, name)
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        return self.plus_scale if ".lora_B." in parameter_name else 1.0
+
+    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
+        assert isinstance(stored, LoRAConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout, plus_scale=self.plus_scale)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rslora,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
+        read |= {"layers_to_transform", "layers_pattern"}
+        read |= {"megatron_core", "qalora_group_size", "runtime_config"}  # without effect where their switch is off
+        if fields.get("init_lora_weights") in (True, "gaussian"):  # how A and B began; others change the base too
+            read.add("init_lora_weights")
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 8),
+            alpha=fields.get("lora_alpha", 8),
+            dropout=fields.get("lora_dropout", 0.0),
+            rslora=fields.get("use_rslora", False),
+            target_modules=_targets_from_peft(fields),
+            rank_pattern=fields.get("rank_pattern") or {},
+            alpha_pattern=fields.get("alpha_pattern") or {},
+        )
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        read = {"r", "lora_alpha", "lora_dropout", "rslora", "target_modules", "lora_plus_scale", "scaling"}
+        read |= {"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"}  # change no number
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 8),
+            alpha=fields.get("lora_alpha", 8),
+            dropout=fields.get("lora_dropout", 0.0),
+            rslora=fields.get("rslora", False),
+            plus_scale=fields.get("lora_plus_scale", 1.0),
+            target_modules=fields.get("target_modules"),
+        )
+
+    @classmethod
+    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+        return f"{name}.weight", value.T
+
+
+class LoRALinear(LinearAdapter):
+    """A linear with a low-rank update.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        dropout: probability, on the adapter's input while training.
+        seed, name: fix A's values.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        self.dropout = dropout
+        a = kaiming_uniform((rank, base.in_features), seed, f"{name}.lora_A.weight")
+        self.lora_A = Factor(a, self.dtype)
+        self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]. Through the rank first: r (in + out) multiplications a token, not in * out."""
+        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
+        return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """s B A, float32 [out, in]."""
+        b, a = self.lora_B.weight.astype("float32"), self.lora_A.weight.astype("float32")
+        return paddle.matmul(b, a) * self.scaling
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut: B along the outputs, A along the inputs."""
+        cuts: dict[str, tuple[int | None, int | None]] = {
+            "colwise": (None, 0),
+            "rowwise": (1, None),
+            "replicated": (None, None),
+        }
+        assert style in cuts, f"a linear is not cut {style}"
+        a_axis, b_axis = cuts[style]
+        return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
+
+
+def _by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """The first entry whose key is the layer's name, the end of it, or a regular expression for either."""
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
+
+
+def _targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """PEFT's `target_modules`, with `layers_to_transform` worked into it.
+
+    Raises:
+        ValueError: there are no targets to read.
+    """
+    targets = fields.get("target_modules")
+    if not targets:
+        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter.")
+    if targets == ALL_LINEAR:
+        return None
+    indices = fields.get("layers_to_transform")
+    if indices is None or isinstance(targets, str):
+        return (targets,) if isinstance(targets, str) else tuple(targets)
+    numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
+    containers = fields.get("layers_pattern") or r"[^.]*"
+    container = containers if isinstance(containers, str) else "|".join(containers)
+    before = rf"(?:.*?\.)?(?:{container})\.(?:{numbers})\.(?:.*\.)?"
+    return tuple(before + re.escape(target) for target in targets)

@@ -1,0 +1,77 @@
+"""Which linear layers an adapter goes to, and how that choice is written down."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from paddle import nn
+
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+ALL_LINEAR = "all-linear"
+
+
+def linear_names(model: nn.Layer) -> list[str]:
+    """Dotted names of the decoder's linear layers, plain or quantized. The output head is not one of them.
+
+    A linear is known by its `in_features` and `out_features`: peft needs no list of the classes that have them.
+    """
+    head = model.head_weight()
+    linears = ((name, layer) for name, layer in model.named_sublayers() if _is_linear(layer))
+    return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
+
+
+def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key: str) -> list[str]:
+    """Those of `names` that `wanted` asks for, in the model's order.
+
+    Args:
+        names: dotted names of the layers that can be adapted.
+        wanted: None or "all-linear" for all of them; else one or more entries, each the end of a name
+            ("q_proj", "self_attn.q_proj") or a regular expression for the whole name (".*q_proj.*").
+        key: the option's name, for errors.
+
+    Raises:
+        ValueError: an entry that matches no name, or is no regular expression.
+    """
+    if wanted is None or wanted == ALL_LINEAR:
+        return list(names)
+    entries = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not entries:
+        raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers.")
+    chosen: set[str] = set()
+    for entry in entries:
+        matched = [name for name in names if _matches(entry, name, key)]
+        if not matched:
+            leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+            raise ValueError(
+                f"{key}: {entry!r} matches no linear layer of this model{did_you_mean(entry.strip('.*'), leaves)} "
+                f"Known: {', '.join(leaves)}."
+            )
+        chosen.update(matched)
+    return [name for name in names if name in chosen]
+
+
+def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
+    """The shortest list of name endings that means exactly `chosen` among all layers of the model.
+
+    The last parts ("q_proj") when those name nothing else, the full names otherwise. Any reader of the format
+    understands both.
+    """
+    leaves = Counter(name.rpartition(".")[2] for name in chosen)
+    everywhere = Counter(name.rpartition(".")[2] for name, _ in model.named_sublayers())
+    return list(leaves) if all(everywhere[leaf] == leaves[leaf] for leaf in leaves) else list(chosen)
+
+
+def _is_linear(layer: nn.Layer) -> bool:
+    return hasattr(layer, "in_features") and hasattr(layer, "out_features")
+
+
+def _matches(entry: str, name: str, key: str) -> bool:
+    if name == entry or name.endswith(f".{entry}"):
+        return True
+    try:
+        return re.fullmatch(entry, name) is not None
+    except re.error as error:
+        raise ValueError(f"{key}: {entry!r} is no regular expression ({error}).") from None
