@@ -5,11 +5,22 @@ Run where PyTorch and transformers are installed: `python tests/golden/make_gene
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts
+from model_cases import CASES as MODELS
+from model_cases import make_weight
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 HERE = Path(__file__).parent
 FILTERS = {
@@ -38,5 +49,29 @@ def filters() -> dict[str, np.ndarray]:
     return {"logits": logits, "seen": seen, "chained": chained.numpy(), **results}
 
 
+def continuations() -> dict[str, dict[str, list[list[int]]]]:
+    """What `generate` appends to each prompt alone, by model and options."""
+    results: dict[str, dict[str, list[list[int]]]] = {}
+    for case in CASES:
+        config = AutoConfig.for_model(**MODELS[case])
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        for name, parameter in model.named_parameters():
+            parameter.data = torch.from_numpy(make_weight(case, name, tuple(parameter.shape)))
+        results[case] = {
+            option: [_continue(model, prompt, settings) for prompt in make_prompts(case)]
+            for option, settings in OPTIONS.items()
+        }
+    return results
+
+
+def _continue(model: torch.nn.Module, prompt: list[int], settings: dict[str, float]) -> list[int]:
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)  # not given, it would be guessed from the prompt's zeros
+    fixed = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    output = model.generate(ids, attention_mask=mask, **fixed, **settings)
+    return output[0, len(prompt) :].tolist()
+
+
 if __name__ == "__main__":
+    (HERE / "continuations.json").write_text(json.dumps(continuations()) + "\n")
     np.savez_compressed(HERE / "logits_filters.npz", **filters())

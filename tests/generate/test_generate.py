@@ -1,0 +1,163 @@
+"""Generation against decoding by definition, transformers' continuations, and its own promises about batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import paddle
+import pytest
+
+from paddlenlp_ext.generate import generate as module
+from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path[:0] = [str(GOLDEN), str(Path(__file__).parent)]
+from generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts  # noqa: E402
+from model_cases import CASES as MODELS  # noqa: E402
+from model_cases import make_weight  # noqa: E402
+from tiny import FAMILIES, greedy_without_cache, random_prompts, tiny_model  # noqa: E402
+
+LENGTHS = (5, 1, 17, 40, 9, 2, 23)
+END = (3, 5, 7)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_continuations_are_transformers(case, option):
+    """One batch of all prompts here, each alone there."""
+    model = CausalLM(DecoderConfig.from_dict(MODELS[case]))
+    for name, parameter in model.named_parameters():
+        parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+    expected = json.loads((GOLDEN / "continuations.json").read_text())[case][option]
+    assert {len(tokens) for tokens in expected} == {NUM_NEW}
+    assert generate(model, make_prompts(case), max_new_tokens=NUM_NEW, **OPTIONS[option]) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_in_batches_equals_decoding_by_definition(family):
+    """Rows of very unequal length, over and under the window of 8, some ended early by one of several tokens."""
+    model, prompts = tiny_model(family), random_prompts(LENGTHS)
+    free = [greedy_without_cache(model, prompt, 24) for prompt in prompts]
+    end = [free[0][2], free[2][9]]
+    expected = [greedy_without_cache(model, prompt, 24, end) for prompt in prompts]
+    assert len({len(tokens) for tokens in expected}) >= 3, "want rows that end at different steps"
+    assert generate(model, prompts, max_new_tokens=24, eos_token_id=end, batch_size=4) == expected
+
+
+def test_a_long_prompt_goes_through_in_chunks(monkeypatch):
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 7)
+    model, prompts = tiny_model("mistral_window"), random_prompts((30, 3, 15))
+    assert generate(model, prompts, max_new_tokens=5) == [greedy_without_cache(model, p, 5) for p in prompts]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_sampling_does_not_depend_on_batch_mates(batch_size):
+    """The same row number and seed draw the same tokens in every batch; another seed draws others."""
+    model, prompts = tiny_model("llama_grouped_heads"), random_prompts(LENGTHS)
+    options = {"max_new_tokens": 12, "decode_strategy": "sampling", "eos_token_id": list(END)}
+    options |= {"top_p": 0.9, "top_k": 30, "repetition_penalty": 1.2}
+    reference = generate(model, prompts, seed=7, batch_size=2, **options)
+    assert generate(model, prompts, seed=7, batch_size=batch_size, **options) == reference
+    assert generate(model, prompts, seed=8, batch_size=batch_size, **options) != reference
+    assert len(set(map(tuple, reference))) == len(reference)
+
+
+def test_sampling_the_single_likeliest_is_greedy():
+    model, prompts = tiny_model("qwen3_qk_norm"), random_prompts((4, 6))
+    sampled = generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", top_k=1)
+    assert sampled == generate(model, prompts, max_new_tokens=8)
+    assert sampled == generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", top_p=0.0)
+
+
+def test_a_repetition_penalty_stops_a_greedy_loop():
+    model, prompts = tiny_model("llama_grouped_heads"), random_prompts((4,))
+    tokens = generate(model, prompts, max_new_tokens=60, repetition_penalty=1000.0)[0]
+    assert len(set(tokens)) == 60 and not set(tokens) & set(prompts[0])
+    assert len(set(generate(model, prompts, max_new_tokens=60)[0])) < 60
+
+
+def test_the_end_token_is_left_out_and_a_full_row_has_its_limit():
+    model, prompt = tiny_model("llama_grouped_heads"), random_prompts((6,))
+    free = generate(model, prompt, max_new_tokens=10)[0]
+    assert len(free) == 10
+    end = free[4]
+    assert generate(model, prompt, max_new_tokens=10, eos_token_id=end)[0] == free[: free.index(end)]
+
+
+def test_max_total_length_counts_the_prompt():
+    model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
+    assert [len(row) for row in generate(model, prompts, max_new_tokens=10, max_total_length=9)] == [3, 6]
+    with pytest.raises(ValueError, match="prompt 0 has 6 tokens: max_total_length 6 leaves no room"):
+        generate(model, prompts, max_new_tokens=10, max_total_length=6)
+
+
+def test_callbacks_hear_every_token_and_every_row_once():
+    model, prompts = tiny_model("llama_grouped_heads"), random_prompts(LENGTHS)
+    tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
+    rows: dict[int, list[int]] = {}
+
+    def on_row(number: int, generated: list[int]) -> None:
+        assert number not in rows
+        rows[number] = list(generated)
+
+    result = generate(
+        model,
+        prompts,
+        max_new_tokens=15,
+        eos_token_id=list(END),
+        batch_size=3,
+        on_token=lambda row, token: tokens[row].append(token),
+        on_row=on_row,
+    )
+    assert [tokens[number] for number in range(len(prompts))] == result == [rows[n] for n in range(len(prompts))]
+
+
+def test_modes_and_gradients_are_as_before():
+    model = tiny_model("llama_grouped_heads")
+    model.train()
+    model.model.norm.eval()
+    seen = []
+
+    def state() -> tuple[bool, bool]:
+        return model.training, paddle.is_grad_enabled()
+
+    generate(model, [[1]], max_new_tokens=2, on_token=lambda *_: seen.append(state()))
+    assert seen == [(False, False)] * 2
+    assert model.training and model.model.layers.training and not model.model.norm.training
+    assert paddle.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decode_strategy": "beam_search"}, "'beam_search' is not available yet"),
+        ({"decode_strategy": "greedy"}, "did you mean 'greedy_search'"),
+        ({"num_beams": 4}, "num_beams is 4: beam search is not available yet"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0: it must be at least 1"),
+        ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
+        ({"top_p": 1.5}, "top_p is 1.5: it must be from 0 to 1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_an_impossible_option_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(tiny_model("llama_grouped_heads"), [[1]], **{"max_new_tokens": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "prompt 1 is empty"), ([4, 97], "prompt 1 has token ids from 4 to 97")]
+)
+def test_an_impossible_prompt_is_named(prompt, message):
+    with pytest.raises(ValueError, match=message):
+        generate(tiny_model("llama_grouped_heads"), [[1], prompt], max_new_tokens=1)
+
+
+def test_no_prompts_give_no_rows():
+    assert generate(tiny_model("llama_grouped_heads"), [], max_new_tokens=1) == []

@@ -1,0 +1,74 @@
+"""The cache's in-place attention against the reference over everything it was given."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generate import kv_cache
+from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.ops.attention import cached_attention
+
+B, N, K, H = 3, 6, 2, 8
+STARTS = [0, 2, 5]
+
+
+def random_step(length: int, seed: int) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    rng = np.random.default_rng(seed)
+    shapes = ([B, length, N, H], [B, length, K, H], [B, length, K, H])
+    return tuple(paddle.to_tensor(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attending_in_place_is_attention_over_all_stored_keys(window, monkeypatch):
+    """Chunks and single steps over several blocks of capacity, two layers that must not mix."""
+    monkeypatch.setattr(kv_cache, "BLOCK", 4)
+    cache, told = KVCache(STARTS), {0: ([], []), 1: ([], [])}
+    for step, length in enumerate((6, 3, 1, 1, 1, 4, 1)):
+        for layer, (keys, values) in told.items():
+            q, k, v = random_step(length, seed=10 * step + layer)
+            keys.append(k)
+            values.append(v)
+            all_k, all_v = paddle.concat(keys, axis=1), paddle.concat(values, axis=1)
+            expected = cached_attention(q, all_k, all_v, paddle.to_tensor(STARTS), window, 0.3)
+            out = cache.attend(layer, q, k, v, window, 0.3)
+            np.testing.assert_allclose(out.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+        assert cache.length == all_k.shape[1]
+
+
+def test_layers_with_different_windows_share_a_step():
+    cache = KVCache(STARTS)
+    q, k, v = random_step(9, seed=1)
+    for layer, window in enumerate((None, 2)):
+        expected = cached_attention(q, k, v, paddle.to_tensor(STARTS), window, 1.0)
+        np.testing.assert_allclose(cache.attend(layer, q, k, v, window, 1.0).numpy(), expected.numpy(), atol=1e-6)
+
+
+def test_update_returns_everything_stored_and_no_gradient(monkeypatch):
+    monkeypatch.setattr(kv_cache, "BLOCK", 4)
+    cache, keys = KVCache(STARTS), []
+    for step, length in enumerate((3, 1, 5)):
+        _, k, v = random_step(length, seed=step)
+        k.stop_gradient = False
+        keys.append(k)
+        all_k, all_v = cache.update(0, k, v)
+        np.testing.assert_array_equal(all_k.numpy(), paddle.concat(keys, axis=1).numpy())
+        assert all_k.shape == all_v.shape == [B, cache.length, K, H] and all_k.stop_gradient
+
+
+def test_keeping_rows_keeps_their_keys_and_padding():
+    cache = KVCache(STARTS)
+    q, k, v = random_step(7, seed=0)
+    cache.attend(0, q, k, v, None, 1.0)
+    cache.keep_rows([2, 0])
+    np.testing.assert_array_equal(cache.key_starts.numpy(), [5, 0])
+    q2, k2, v2 = (x[paddle.to_tensor([2, 0])] for x in random_step(1, seed=1))
+    both = [paddle.concat([old[paddle.to_tensor([2, 0])], new], axis=1) for old, new in ((k, k2), (v, v2))]
+    expected = cached_attention(q2, *both, paddle.to_tensor([5, 0]), None, 1.0)
+    np.testing.assert_allclose(cache.attend(0, q2, k2, v2, None, 1.0).numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_cannot_write_before_the_one_below():
+    with pytest.raises(AssertionError, match="layer 1 writes before layer 0"):
+        KVCache([0]).update(1, *random_step(1, seed=0)[1:])
