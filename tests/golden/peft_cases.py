@@ -1,0 +1,41 @@
+"""The adapters of the golden files, over the tiny models of `model_cases`; data alone, for both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama_some_targets": {
+        "base": "llama_odd_sizes",
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+        "plus_ratio": 1.0,
+    },
+    "llama_rslora_all_linear": {
+        "base": "llama_odd_sizes",
+        "lora": {"r": 4, "lora_alpha": 6, "use_rslora": True, "target_modules": "all-linear"},
+        "plus_ratio": 1.0,
+    },
+    "qwen2_all_linear_plus": {
+        "base": "qwen2",
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
+        "plus_ratio": 16.0,
+    },
+    "qwen2_patterns": {
+        "base": "qwen2",
+        "lora": {
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": r".*\.(q_proj|k_proj|o_proj|up_proj)",
+            "rank_pattern": {"up_proj": 3, r"layers\.1\.self_attn\.q_proj": 2},
+            "alpha_pattern": {"k_proj": 5},
+        },
+        "plus_ratio": 1.0,
+    },
+    "llama_second_layer": {
+        "base": "llama_odd_sizes",
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1]},
+        "plus_ratio": 4.0,
+    },
+}
