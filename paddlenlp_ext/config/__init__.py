@@ -1,0 +1,13 @@
+"""From flat JSON files and the command line to a tree of dataclasses. Nothing here imports Paddle.
+
+`load_run_config` reads a run's configuration; `RunConfig` is what it becomes; `option` declares a key.
+"""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config.load import load_run_config
+from paddlenlp_ext.config.problems import ConfigError, Place, Problem
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.tree import RunConfig
+
+__all__ = ["ConfigError", "Place", "Problem", "RunConfig", "load_run_config", "option"]

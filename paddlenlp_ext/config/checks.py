@@ -1,0 +1,208 @@
+"""What must hold between keys. Each check names the keys it reads; a key that is already broken keeps it silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paddlenlp_ext.config.availability import Row
+from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.utils.rank import world_size
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.config.load import Given
+
+Check = Callable[[RunConfig, "Given"], None]
+_CHECKS: list[tuple[tuple[str, ...], Check]] = []
+GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
+
+
+def check(*keys: str) -> Callable[[Check], Check]:
+    """Enter a check of these keys."""
+
+    def enter(function: Check) -> Check:
+        _CHECKS.append((keys, function))
+        return function
+
+    return enter
+
+
+def run_checks(config: RunConfig, given: Given) -> RunConfig:
+    """Add the problems and notes of all checks to `given`."""
+    for row in given.known.rows.values():
+        _check_availability(row, given)
+    for keys, function in _CHECKS:
+        if given.broken.isdisjoint(keys):
+            function(config, given)
+    return config
+
+
+def _check_availability(row: Row, given: Given) -> None:
+    if row.key not in given.values or row.key in given.broken:
+        return
+    value = given.values[row.key]
+    if row.of is not None:
+        if not given.value(row.of):
+            given.note(f"{row.key} has no effect: {row.of} is off", row.key)
+    elif value not in row.neutral:
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        if row.outcome == "no effect":
+            given.note(row.message(shown), row.key)
+        else:
+            given.refuse(row.message(shown), row.key)
+
+
+@check("do_train", "do_eval", "model_name_or_path", "dataset_name_or_path", "output_dir")
+def _needs_something_to_do(config: RunConfig, given: Given) -> None:
+    train = config.train
+    if not (train.do_train or train.do_eval):
+        given.refuse("there is nothing to do: set do_train or do_eval to true", "do_train", "do_eval")
+        return
+    switch = "do_train" if train.do_train else "do_eval"
+    needed = {
+        "model_name_or_path": config.model.model_name_or_path,
+        "dataset_name_or_path": config.data.dataset_name_or_path,
+        "output_dir": train.output_dir,
+    }
+    for key, value in needed.items():
+        if value is None:
+            given.refuse(f"{switch} needs {key}, which is not set", key, switch)
+
+
+@check("zero_padding", "greedy_zero_padding", "flash_mask", "use_flash_attention")
+def _packing(config: RunConfig, given: Given) -> None:
+    if config.data.greedy_zero_padding and not config.data.zero_padding:
+        given.refuse("greedy_zero_padding needs zero_padding: true", "greedy_zero_padding", "zero_padding")
+    if config.model.flash_mask and not config.model.use_flash_attention:
+        given.refuse("flash_mask needs use_flash_attention: true", "flash_mask", "use_flash_attention")
+    if config.model.flash_mask and not config.data.zero_padding:
+        given.refuse("flash_mask is for packed rows and needs zero_padding: true", "flash_mask", "zero_padding")
+
+
+@check("src_length", "max_length")
+def _lengths(config: RunConfig, given: Given) -> None:
+    data = config.data
+    # A note, not a refusal: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have it so.
+    if data.src_length >= data.max_length:
+        given.note(
+            f"src_length {data.src_length} leaves a long row no room for an answer within max_length "
+            f"{data.max_length}; set src_length below max_length",
+            "src_length",
+            "max_length",
+        )
+
+
+@check("max_steps", "lazy", "evaluation_strategy", "save_strategy", "warmup_steps", "warmup_ratio")
+def _steps(config: RunConfig, given: Given) -> None:
+    train, optim = config.train, config.optim
+    if train.max_steps == 0:
+        given.refuse("max_steps: 0 steps train nothing; -1 takes num_train_epochs", "max_steps")
+    if 0 < train.max_steps < optim.warmup_steps:
+        message = f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}; lower warmup_steps"
+        given.refuse(message, "warmup_steps", "max_steps")
+    if config.data.lazy:
+        if train.max_steps < 1:
+            given.refuse("lazy needs max_steps: the number of rows is not known beforehand", "lazy", "max_steps")
+        for key in ("evaluation_strategy", "save_strategy"):
+            if getattr(train, key) == "epoch":
+                given.refuse(f"lazy needs {key} steps or no, not epoch: an epoch's end is not known", key, "lazy")
+
+
+@check("learning_rate", "min_learning_rate")
+def _learning_rate(config: RunConfig, given: Given) -> None:
+    optim = config.optim
+    if optim.min_learning_rate > optim.learning_rate:
+        given.refuse(
+            f"min_learning_rate {optim.min_learning_rate:g} is above learning_rate {optim.learning_rate:g}; lower it",
+            "min_learning_rate",
+            "learning_rate",
+        )
+
+
+@check("do_eval", "evaluation_strategy")
+def _evaluation(config: RunConfig, given: Given) -> None:
+    train = config.train
+    if train.evaluation_strategy != "no" and not train.do_eval:
+        message = f"evaluation_strategy {train.evaluation_strategy} needs do_eval: true; or set evaluation_strategy no"
+        given.refuse(message, "do_eval", "evaluation_strategy")
+
+
+@check("load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps")
+def _best_model(config: RunConfig, given: Given) -> None:
+    train = config.train
+    if not train.load_best_model_at_end:
+        return
+    if train.evaluation_strategy == "no":
+        message = "load_best_model_at_end needs evaluation_strategy steps or epoch, not no"
+        given.refuse(message, "load_best_model_at_end", "evaluation_strategy")
+    elif train.evaluation_strategy != train.save_strategy:
+        given.refuse(
+            f"load_best_model_at_end needs evaluation_strategy ({train.evaluation_strategy}) and save_strategy "
+            f"({train.save_strategy}) to be the same; set save_strategy {train.evaluation_strategy}",
+            "save_strategy",
+            "evaluation_strategy",
+            "load_best_model_at_end",
+        )
+    elif train.save_strategy == "steps" and train.save_steps % train.eval_steps != 0:
+        given.refuse(
+            f"load_best_model_at_end needs an evaluation at every checkpoint: save_steps {train.save_steps} is not a "
+            f"multiple of eval_steps {train.eval_steps}",
+            "save_steps",
+            "eval_steps",
+            "load_best_model_at_end",
+        )
+
+
+@check("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
+def _metric(config: RunConfig, given: Given) -> None:
+    metric = config.train.metric_for_best_model
+    if metric in GENERATION_METRICS and not config.generation.eval_with_do_generation:
+        given.refuse(
+            f"metric_for_best_model {metric} is a metric of generated answers and needs eval_with_do_generation: true",
+            "metric_for_best_model",
+            "eval_with_do_generation",
+        )
+
+
+@check("bf16", "fp16", "fp16_opt_level", "device")
+def _precision(config: RunConfig, given: Given) -> None:
+    precision = config.precision
+    if precision.bf16 and precision.fp16:
+        given.refuse("bf16 and fp16 are both true; keep one", "fp16", "bf16")
+    elif precision.fp16_opt_level == "O2" and not (precision.bf16 or precision.fp16):
+        given.refuse("fp16_opt_level O2 needs bf16 or fp16: true", "fp16_opt_level")
+    elif precision.device == "cpu" and (precision.bf16 or precision.fp16):
+        kind = "bf16" if precision.bf16 else "fp16"
+        given.note(f"{kind} has no effect on the CPU: Paddle multiplies in float32 there", kind)
+
+
+@check("device", "use_flash_attention", "flash_mask")
+def _device(config: RunConfig, given: Given) -> None:
+    device = config.precision.device
+    if device == "gpu" and not has_gpu():
+        given.refuse(
+            "device gpu: this Paddle is not built for GPUs, or the machine shows none; use --device cpu", "device"
+        )
+    elif device in ("npu", "xpu"):
+        given.refuse(f"device {device} is not available yet; use cpu or gpu", "device")
+    elif device == "cpu" and config.model.use_flash_attention:
+        key = "flash_mask" if config.model.flash_mask else "use_flash_attention"
+        given.note(f"{key} is for GPUs; the CPU's attention gives the same result and makes no dense mask either", key)
+
+
+@check("sharding")
+def _sharding(config: RunConfig, given: Given) -> None:
+    sharding = config.parallel.sharding
+    if not sharding:
+        return
+    if world_size() == 1:
+        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
+    else:
+        given.refuse(f"sharding: {sharding} is not available yet (parallel training is not built)", "sharding")
+
+
+@check("save_generation_output", "eval_with_do_generation")
+def _generation_output(config: RunConfig, given: Given) -> None:
+    if config.generation.save_generation_output and not config.generation.eval_with_do_generation:
+        given.note("save_generation_output has no effect: eval_with_do_generation is false", "save_generation_output")

@@ -1,0 +1,28 @@
+"""Device and number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.schema import option
+
+DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """`config.precision`."""
+
+    device: str = option("auto", choices=DEVICES, help="where to compute; auto: the GPU where there is one")
+    bf16: bool = option(False, help="compute in bfloat16")
+    fp16: bool = option(False, help="compute in float16")
+    fp16_opt_level: str = option(
+        "O1", choices=("O0", "O1", "O2"), help="O1: float32 weights, O2: weights in bf16 or fp16 too"
+    )
+
+    @property
+    def compute_dtype(self) -> str:
+        """The type of matrix products: float32 on the CPU whatever was asked for, Paddle has no other there."""
+        if self.device == "cpu" or not (self.bf16 or self.fp16):
+            return "float32"
+        return "bfloat16" if self.bf16 else "float16"

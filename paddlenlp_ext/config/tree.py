@@ -1,0 +1,75 @@
+"""`RunConfig`: the tree that a flat configuration becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddlenlp_ext.config.schema import Option, options_of
+from paddlenlp_ext.config.sections.command import CommandConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "optim": OptimConfig,
+    "generation": GenerationConfig,
+    "precision": PrecisionConfig,
+    "parallel": ParallelConfig,
+    "command": CommandConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything a run was told, checked. Sections and their fields are read, never written."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    command: CommandConfig = field(default_factory=CommandConfig)
+    peft: Any = None
+    """The chosen adapter method's config, or None: all weights train."""
+    peft_switch: str | None = None
+    """The key that chose it."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know: keys without effect, and why."""
+
+    def to_flat_dict(self) -> dict[str, Any]:
+        """The flat JSON that loads to this tree again; everything resolved, the command section left out."""
+        flat: dict[str, Any] = {}
+        for section, section_class in SECTIONS.items():
+            if section != "command":
+                flat |= _flatten(getattr(self, section), options_of(section_class, section))
+        if self.peft is not None:
+            assert self.peft_switch is not None
+            flat |= dict.fromkeys(switches_of(self.peft_switch, type(self.peft)), True)
+            flat |= _flatten(self.peft, method_options(self.peft_switch, type(self.peft)))
+        return flat
+
+
+def method_options(switch: str, method: type) -> list[Option]:
+    """The options of an adapter method's config class; the switch (or the method it refines) prefixes their keys."""
+    return options_of(method, switch, prefix=f"{getattr(method, 'refines', switch)}_")
+
+
+def switches_of(switch: str, method: type) -> list[str]:
+    """The switches that must be on for a method: its own, and the one it refines (`pissa` refines `lora`)."""
+    refined = getattr(method, "refines", None)
+    return [switch] if refined is None else [refined, switch]
+
+
+def _flatten(section: Any, options: list[Option]) -> dict[str, Any]:
+    values = {option.key: getattr(section, option.attribute) for option in options}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
