@@ -6,6 +6,8 @@ import functools
 import os
 from pathlib import Path
 
+from paddlenlp_ext.checkpoint.gguf_file import open_gguf
+from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.gguf_weights import GgufWeights
 from paddlenlp_ext.checkpoint.model_config import (
     read_generation_config,
@@ -14,7 +16,6 @@ from paddlenlp_ext.checkpoint.model_config import (
     write_model_config,
 )
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded
-from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
 
 def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -33,4 +34,4 @@ def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
     save_sharded(folder, tensors)
     write_model_config(folder, read_model_config(path))
     write_generation_config(folder, read_generation_config(path))
-    load_tokenizer(path).save_pretrained(str(folder))
+    tokenizer_from_gguf(open_gguf(path)).save_pretrained(str(folder))

@@ -1,0 +1,90 @@
+"""What a run needs beside the model to go on where it stopped: tensors in safetensors, the rest in JSON. No pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.utils.atomic import write_text
+
+TENSORS_FILE = "training_state.safetensors"
+STATE_FILE = "training_state.json"  # written last: a folder that has it is complete
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def save_training_state(
+    folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any], part: str = ""
+) -> None:
+    """Write the optimizer's tensors and everything else that resuming needs.
+
+    Args:
+        folder: the checkpoint's folder, made if absent.
+        tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format, so nothing is rounded.
+        state: what JSON can hold. Floats come back bit for bit.
+        part: distinguishes the files of ranks that keep different parts, such as `rank1`; empty for the only one.
+
+    Raises:
+        ValueError: `state` holds what JSON can't.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        text = json.dumps({"num_tensors": len(tensors), "state": dict(state)}, indent=1)
+    except TypeError as error:
+        raise ValueError(f"training state for {folder}: {error}; keep arrays in `tensors`") from error
+    write_safetensors(folder / _named(TENSORS_FILE, part), tensors)
+    write_text(folder / _named(STATE_FILE, part), text + "\n")
+
+
+def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple[SafetensorsFile, dict[str, Any]]:
+    """Open what `save_training_state` wrote.
+
+    Returns:
+        The tensors, to be read one at a time with `.read(name)` (bfloat16 as its bits, see dtypes.py), and the state.
+
+    Raises:
+        ValueError: a file is missing, damaged or not of the same save; the message names it.
+    """
+    folder = Path(folder)
+    file = folder / _named(STATE_FILE, part)
+    content = read_json_object(file)
+    tensors = SafetensorsFile(folder / _named(TENSORS_FILE, part))
+    if not isinstance(content.get("state"), dict) or content.get("num_tensors") != len(tensors.names()):
+        raise ValueError(
+            f"{file}: does not belong to {tensors.path.name} beside it, which holds {len(tensors.names())} tensors; "
+            "resume from another checkpoint"
+        )
+    return tensors, content["state"]
+
+
+def read_all(source: SafetensorsFile) -> dict[str, np.ndarray]:
+    """Every tensor of a file at once; for small ones."""
+    return {name: source.read(name) for name in source.names()}
+
+
+def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
+    """The complete `checkpoint-N` folder with the highest N, or None.
+
+    Folders still being written (hidden names) and folders whose state file never came are passed over.
+    """
+    output_dir = Path(output_dir)
+    if not output_dir.is_dir():
+        return None
+    found = [(int(match[1]), entry) for entry in output_dir.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name))]
+    complete = [(step, entry) for step, entry in found if any(entry.glob(f"{Path(STATE_FILE).stem}*.json"))]
+    return max(complete)[1] if complete else None
+
+
+def _named(file: str, part: str) -> str:
+    """`training_state.json` or, for a part, `training_state-rank1.json`."""
+    path = Path(file)
+    return f"{path.stem}-{part}{path.suffix}" if part else file
