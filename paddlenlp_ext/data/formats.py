@@ -1,0 +1,230 @@
+"""Shapes a row may have, each made into one `Conversation`.
+
+A format is chosen row by row, by its keys. Other keys of a row (an id, a source) are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paddlenlp_ext.data.rows import Conversation, RowError
+
+KNOWN_FORMATS = (
+    '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
+    'with "context" or "system" where there is a system prompt'
+)
+WRONG_TYPE = "wrong type"
+MISSING_KEY = "missing key"
+UNKNOWN_FORMAT = "unknown format"
+EMPTY_TARGET = "empty target"
+UNEQUAL_LISTS = "unequal lists"
+ROLE_ORDER = "role order"
+
+Message = tuple[str, str, tuple[str | int, ...]]
+"""Role, text, and the path of the text in the row."""
+
+
+def parse_row(value: Any) -> Conversation:
+    """Read a row in whichever known format it has.
+
+    Raises:
+        RowError: no known format, two at once, or something in it is missing, of a wrong type or empty.
+    """
+    if not isinstance(value, dict):
+        raise RowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+    complete = [parse for keys, parse in _FORMATS if all(key in value for key in keys)]
+    if len(complete) > 1:
+        named = " and ".join("/".join(keys) for keys, _ in _FORMATS if all(key in value for key in keys))
+        raise RowError(UNKNOWN_FORMAT, f"the row has the keys of two formats: {named}; keep one")
+    if not complete:
+        raise _no_format(value)
+    conversation = complete[0](value)
+    if not conversation.turns:
+        raise RowError(EMPTY_TARGET, "the conversation has no turns")
+    return conversation
+
+
+def parse_text(value: Any) -> str:
+    """The plain text of a row for `autoregressive`: its `src` (a list is joined), or its `text`.
+
+    Raises:
+        RowError: neither key is there, or the text is empty or of a wrong type.
+    """
+    if not isinstance(value, dict):
+        raise RowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+    key = "src" if "src" in value else "text"
+    if key not in value:
+        raise RowError(MISSING_KEY, f'with autoregressive a row needs "src" or "text"; it has {_names(value)}')
+    text = "".join(_texts(value[key], (key,)))
+    if not text.strip():
+        raise RowError(EMPTY_TARGET, f"{key!r} is empty: nothing to learn", (key,))
+    return text
+
+
+def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
+    sources, targets = _texts(row["src"], ("src",)), _texts(row["tgt"], ("tgt",))
+    if len(sources) != len(targets):
+        message = f"src has {len(sources)} items and tgt {len(targets)}; turn i is src[i], tgt[i]"
+        raise RowError(UNEQUAL_LISTS, message, ("tgt",))
+    for index, target in enumerate(targets):
+        _check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
+    context = row.get("context")
+    if context is None:
+        return Conversation(_system(row), tuple(zip(sources, targets, strict=True)))
+    if not isinstance(context, dict):
+        raise RowError(
+            WRONG_TYPE, f'context is an object such as {{"system": ...}}, not {_kind(context)}', ("context",)
+        )
+    surplus = sorted(set(context) - {"system"})
+    if surplus:
+        message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect'
+        raise RowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
+    return Conversation(_system(context, ("context",)), tuple(zip(sources, targets, strict=True)))
+
+
+def _parse_messages(row: dict[str, Any]) -> Conversation:
+    messages = []
+    for index, item in enumerate(_list(row["messages"], ("messages",))):
+        path = ("messages", index)
+        role = _member(item, "role", path)
+        messages.append((role, _content(_member(item, "content", path), (*path, "content")), (*path, "content")))
+    return _alternate(messages, {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"})
+
+
+def _parse_sharegpt(row: dict[str, Any]) -> Conversation:
+    messages = []
+    for index, item in enumerate(_list(row["conversations"], ("conversations",))):
+        path = ("conversations", index)
+        speaker = _member(item, "from", path)
+        messages.append((speaker, _text(_member(item, "value", path), (*path, "value")), (*path, "value")))
+    roles = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+    conversation = _alternate(messages, roles)
+    return conversation if conversation.system is not None else Conversation(_system(row), conversation.turns)
+
+
+def _parse_alpaca(row: dict[str, Any]) -> Conversation:
+    turns = []
+    for index, pair in enumerate(_list(row.get("history") or [], ("history",))):
+        path = ("history", index)
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowError(WRONG_TYPE, f"a turn of history is [question, answer], this is {_kind(pair)}", path)
+        question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
+        _check_target(answer, (*path, 1))
+        turns.append((question, answer))
+    instruction, output = _text(row["instruction"], ("instruction",)), _text(row["output"], ("output",))
+    extra = _text(row["input"], ("input",)) if row.get("input") is not None else ""
+    _check_target(output, ("output",))
+    turns.append((f"{instruction}\n{extra}" if extra else instruction, output))
+    return Conversation(_system(row), tuple(turns))
+
+
+_FORMATS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Conversation]], ...] = (
+    (("src", "tgt"), _parse_src_tgt),
+    (("messages",), _parse_messages),
+    (("conversations",), _parse_sharegpt),
+    (("instruction", "output"), _parse_alpaca),
+)
+
+
+def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversation:
+    """Messages to turns: a system prompt first or not at all, then user and assistant by turns, ending in an answer."""
+    system: str | None = None
+    turns: list[tuple[str, str]] = []
+    question: str | None = None
+    for index, (name, text, path) in enumerate(messages):
+        role = roles.get(name) if isinstance(name, str) else None
+        if role is None:
+            known = ", ".join(roles)
+            raise RowError(ROLE_ORDER, f"role {name!r} is not known here; known: {known}", path[:-1])
+        if role == "system":
+            if index:
+                raise RowError(ROLE_ORDER, "a system message can only be the first", path[:-1])
+            system = text
+        elif role == "user":
+            if question is not None:
+                raise RowError(ROLE_ORDER, "two user messages follow each other", path[:-1])
+            question = text
+        else:
+            if question is None:
+                raise RowError(ROLE_ORDER, "an assistant message answers no user message", path[:-1])
+            _check_target(text, path)
+            turns.append((question, text))
+            question = None
+    if question is not None:
+        raise RowError(ROLE_ORDER, "the last message is the user's: there is no answer to learn", messages[-1][2][:-1])
+    return Conversation(system, tuple(turns))
+
+
+def _content(value: Any, path: tuple[str | int, ...]) -> str:
+    """OpenAI content: text, or a list of parts that are all text."""
+    if not isinstance(value, list):
+        return _text(value, path)
+    texts = []
+    for index, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise RowError(WRONG_TYPE, 'only parts of type "text" can be learned from', (*path, index))
+        texts.append(_text(_member(part, "text", (*path, index)), (*path, index, "text")))
+    return "".join(texts)
+
+
+def _system(holder: dict[str, Any], path: tuple[str | int, ...] = ()) -> str | None:
+    """The `system` member; null and the empty string both mean that there is none."""
+    value = holder.get("system")
+    return None if value is None else (_text(value, (*path, "system")) or None)
+
+
+def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
+    if isinstance(value, list):
+        return [_text(item, (*path, index)) for index, item in enumerate(value)]
+    return [_text(value, path)]
+
+
+def _text(value: Any, path: tuple[str | int, ...]) -> str:
+    if not isinstance(value, str):
+        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, text is expected", path)
+    if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
+        raise RowError("not UTF-8", f"{_spell(path)} holds half of a surrogate pair, which is no character", path)
+    return value
+
+
+def _list(value: Any, path: tuple[str | int, ...]) -> list[Any]:
+    if not isinstance(value, list):
+        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, a list is expected", path)
+    return value
+
+
+def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
+    if not isinstance(item, dict):
+        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}, an object is expected", path)
+    if key not in item:
+        raise RowError(MISSING_KEY, f"{_spell(path)} has no {key!r}; it has {_names(item)}", path)
+    return item[key]
+
+
+def _check_target(text: str, path: tuple[str | int, ...]) -> None:
+    if not text.strip():
+        raise RowError(EMPTY_TARGET, f"{_spell(path)} is empty: there is nothing to learn", path)
+
+
+def _no_format(row: dict[str, Any]) -> RowError:
+    for keys, _ in _FORMATS:
+        absent = [key for key in keys if key not in row]
+        if len(absent) < len(keys):
+            return RowError(MISSING_KEY, f"the row has {_names(row)} but no {', '.join(map(repr, absent))}")
+    return RowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; formats known: {KNOWN_FORMATS}")
+
+
+def _names(row: dict[str, Any]) -> str:
+    return f"the keys {', '.join(map(repr, row))}" if row else "no keys"
+
+
+def _spell(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names[type(value)]
