@@ -17,7 +17,7 @@ from paddle import nn
 from paddlenlp_ext.generate.decoding import DecodingOptions, TokenChooser, as_token_set
 from paddlenlp_ext.generate.kv_cache import KVCache
 
-PREFILL_CHUNK = 256  # prompt positions in one forward pass: bounds the scores [B, heads, chunk, positions so far]
+PREFILL_CHUNK = 1024  # prompt positions in one forward pass: bounds the memory that long prompts take
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
 

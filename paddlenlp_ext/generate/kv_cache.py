@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
+from paddlenlp_ext.ops.attention import AttentionLayout, attention
 from paddlenlp_ext.ops.decode_attention import decode_attention
 
 BLOCK = 128  # capacity comes in blocks: a step's attention runs over the whole capacity, the empty end masked
@@ -56,6 +57,7 @@ class KVCache:
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: list[_LayerStore] = []
+        self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._bias: dict[tuple[int, int, int, int | None], paddle.Tensor] = {}
 
     @property
@@ -86,13 +88,16 @@ class KVCache:
         """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
 
         The same as attention over what `update` returns, without copying it: the whole capacity is read in place, and
-        the bias that hides padding, future and empty positions is made once a step, not once a layer.
+        the bias that hides padding, future and empty positions is made once a step, not once a layer. Into an empty
+        cache the queries come with all their keys: that is attention as in training, padding a document of its own.
         """
         layer = self._layer(layer_index)
-        start = layer.length
+        start, num_queries = layer.length, q_BSNH.shape[1]
         layer.append(k_BSKH, v_BSKH)
+        if start == 0:
+            return attention(q_BSNH, k_BSKH, v_BSKH, self._first_layout(num_queries, window), scale)
         k_BKTH, v_BKTH = layer.k_BKCH, layer.v_BKCH
-        if q_BSNH.shape[1] > 1:  # many queries: attending to the empty end would cost more than the copy
+        if num_queries > 1:  # attending to the empty end would cost more than the copy
             k_BKTH, v_BKTH = k_BKTH[:, :, : layer.length].contiguous(), v_BKTH[:, :, : layer.length].contiguous()
         bias_BST = self._attention_bias(start, layer.length, k_BKTH.shape[2], window)
         return decode_attention(q_BSNH, k_BKTH, v_BKTH, bias_BST, scale)
@@ -113,6 +118,13 @@ class KVCache:
         if index == len(self._layers):
             self._layers.append(_LayerStore())
         return self._layers[index]
+
+    def _first_layout(self, length: int, window: int | None) -> AttentionLayout:
+        if (length, window) not in self._layouts:
+            padding = np.minimum(self._starts_B, length).tolist()
+            documents = [[part for part in (pad, length - pad) if part > 0] for pad in padding]
+            self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
+        return self._layouts[length, window]
 
     def _attention_bias(self, start: int, end: int, total: int, window: int | None) -> paddle.Tensor:
         """0 where a query at start..end-1 may look among `total` keys, -inf elsewhere; fp32 [B, S, total].

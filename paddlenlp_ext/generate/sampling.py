@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_NUCLEUS_GUESS = 1024  # tokens looked at before a row's whole vocabulary is sorted
-
 Logits = NDArray[np.float32]
 
 
@@ -53,30 +51,18 @@ def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
 def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
     """Keep each row's nucleus (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
 
-    A token stays while the mass of the more likely ones is below `top_p`; the likeliest always stays.
+    A token stays while the mass of the more likely ones is below `top_p`; the likeliest always stays, and so do ties
+    with the least likely one kept. The rest become -inf.
     """
     if top_p >= 1.0:
         return logits_BV
-    filtered_BV = np.full_like(logits_BV, -np.inf)
-    for row_V, out_V in zip(logits_BV, filtered_BV, strict=True):
-        kept = _nucleus(row_V, top_p)
-        out_V[kept] = row_V[kept]
-    return filtered_BV
-
-
-def _nucleus(row_V: Logits, top_p: float) -> NDArray[np.int64]:
-    """Token ids of one row's nucleus, likeliest first."""
-    weights_V = np.exp(row_V - row_V.max())
-    total = weights_V.sum(dtype=np.float64)
-    candidates = np.arange(len(row_V))
-    if len(row_V) > _NUCLEUS_GUESS:
-        likeliest = np.argpartition(weights_V, -_NUCLEUS_GUESS)[-_NUCLEUS_GUESS:]
-        if weights_V[likeliest].sum(dtype=np.float64) >= top_p * total:
-            candidates = np.sort(likeliest)
-    order = candidates[np.argsort(-weights_V[candidates], kind="stable")]
-    mass = np.cumsum(weights_V[order], dtype=np.float64) / total
-    mass_before = np.concatenate([[0.0], mass[:-1]])
-    return order[: max(1, int(np.count_nonzero(mass_before < top_p)))]
+    descending_BV = np.sort(logits_BV, axis=1)[:, ::-1]
+    weights_BV = np.exp(descending_BV - descending_BV[:, :1])
+    mass_BV = np.cumsum(weights_BV, axis=1, dtype=np.float64)
+    is_in_BV = mass_BV - weights_BV < top_p * mass_BV[:, -1:]
+    num_kept_B = np.maximum(is_in_BV.sum(axis=1), 1)
+    smallest_B = descending_BV[np.arange(len(logits_BV)), num_kept_B - 1]
+    return np.where(logits_BV < smallest_B[:, None], np.float32(-np.inf), logits_BV)
 
 
 def greedy(logits_BV: Logits) -> NDArray[np.int64]:

@@ -20,6 +20,14 @@ def random_step(length: int, seed: int) -> tuple[paddle.Tensor, paddle.Tensor, p
     return tuple(paddle.to_tensor(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes)
 
 
+def assert_same_after_padding(out: paddle.Tensor, expected: paddle.Tensor, first: int) -> None:
+    """Equal wherever a row's tokens are real; elsewhere merely finite."""
+    for row, start in enumerate(STARTS):
+        real = slice(max(0, start - first), None)
+        np.testing.assert_allclose(out.numpy()[row, real], expected.numpy()[row, real], rtol=1e-5, atol=1e-6)
+    assert np.isfinite(out.numpy()).all()
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_attending_in_place_is_attention_over_all_stored_keys(window, monkeypatch):
     """Chunks and single steps over several blocks of capacity, two layers that must not mix."""
@@ -33,7 +41,7 @@ def test_attending_in_place_is_attention_over_all_stored_keys(window, monkeypatc
             all_k, all_v = paddle.concat(keys, axis=1), paddle.concat(values, axis=1)
             expected = cached_attention(q, all_k, all_v, paddle.to_tensor(STARTS), window, 0.3)
             out = cache.attend(layer, q, k, v, window, 0.3)
-            np.testing.assert_allclose(out.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+            assert_same_after_padding(out, expected, first=cache.length - length)
         assert cache.length == all_k.shape[1]
 
 
@@ -42,7 +50,7 @@ def test_layers_with_different_windows_share_a_step():
     q, k, v = random_step(9, seed=1)
     for layer, window in enumerate((None, 2)):
         expected = cached_attention(q, k, v, paddle.to_tensor(STARTS), window, 1.0)
-        np.testing.assert_allclose(cache.attend(layer, q, k, v, window, 1.0).numpy(), expected.numpy(), atol=1e-6)
+        assert_same_after_padding(cache.attend(layer, q, k, v, window, 1.0), expected, first=0)
 
 
 def test_update_returns_everything_stored_and_no_gradient(monkeypatch):

@@ -47,7 +47,7 @@ def test_neutral_values_change_nothing():
 
 @pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.9999])
 def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_prefix(top_p):
-    """Flat rows need the whole vocabulary sorted, peaked ones are settled among the likeliest: both in one batch."""
+    """A flat row, whose nucleus is most of the vocabulary, beside a peaked one."""
     noise = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
     logits = noise * np.array([[0.1], [4.0]], dtype=np.float32)
     kept = np.isfinite(sampling.keep_top_p(logits, top_p))
