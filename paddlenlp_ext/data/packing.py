@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paddlenlp_ext.data.exact_fill import fill_exactly
+
 Pack = list[int]
 PACKINGS = ("none", "in_order", "greedy")
-GROUP_ROWS = 4096
-"""Rows of the shuffled stream that best-fit decreasing may rearrange among themselves."""
-WELL_FILLED = 0.998
-"""Packs of a group that are fuller than this stay; rows of the others wait for the next group."""
 
 
 class BatchPlan:
@@ -24,7 +22,7 @@ class BatchPlan:
         lengths: slots of every row (`TokenizedDataset.lengths`), int [n].
         batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
         packing: "none" (a pack is a row), "in_order" (a pack is closed when the next row does not fit: the stream's
-            order is kept exactly) or "greedy" (best-fit decreasing inside groups of the stream).
+            order is kept exactly) or "greedy" (rows of a group of the stream are chosen so that packs are full).
         capacity: slots of a pack; needed for packing.
         seed: with the epoch's number decides the order.
         shuffle: False keeps the order of the file (evaluation).
@@ -72,7 +70,9 @@ class BatchPlan:
             return [[int(row)] for row in order]
         if self.packing == "in_order":
             return pack_in_order(order, self.lengths, self.capacity)
-        return pack_greedily(order, self.lengths, self.capacity, self._shuffled(epoch, stream=1))
+        shuffled = self._shuffled(epoch, stream=1)
+        groups = fill_exactly(order, self.lengths, self.capacity)
+        return [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
 
     def fill(self, epoch: int) -> float:
         """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""
@@ -113,58 +113,3 @@ def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list
         packs[-1].append(row)
         room -= length
     return packs
-
-
-def pack_greedily(
-    order: np.ndarray, lengths: np.ndarray, capacity: int, permutation: _Permutations, group_rows: int = GROUP_ROWS
-) -> list[Pack]:
-    """Best-fit decreasing inside groups of the stream.
-
-    A group is packed by `best_fit_decreasing`. Its badly filled packs (the last few: no small rows were left for them)
-    are opened again and their rows join the next group, so only the last group pays for them. The packs of a group
-    are shuffled, because the algorithm makes packs of long rows first.
-    """
-    packs: list[Pack] = []
-    waiting: list[int] = []
-    starts = range(0, len(order), group_rows)
-    for start in starts:
-        group = np.asarray(waiting + order[start : start + group_rows].tolist(), dtype=np.int64)
-        made = best_fit_decreasing(group, lengths[group], capacity)
-        last = start == starts[-1]
-        kept = [pack for pack, used in made if last or used >= WELL_FILLED * capacity]
-        waiting = [] if last else [row for pack, used in made if used < WELL_FILLED * capacity for row in pack]
-        packs.extend(kept[index] for index in permutation(len(kept)).tolist())
-    assert not waiting
-    return packs
-
-
-def best_fit_decreasing(rows: np.ndarray, lengths: np.ndarray, capacity: int) -> list[tuple[Pack, int]]:
-    """Longest row first, each into the fullest pack that still has room: (pack, slots used) pairs.
-
-    Open packs are kept by their remaining room, and which rooms occur is one big integer (bit r: some pack has room
-    r). "The fullest pack with room for n" is then the lowest set bit at or above n: two operations on a machine-sized
-    handful of words, whatever the number of open packs. Rows of equal length keep the order given.
-    """
-    by_length = np.argsort(-lengths, kind="stable")
-    packs: list[Pack] = []
-    packs_with_room: list[list[Pack]] = [[] for _ in range(capacity + 1)]
-    rooms = 0
-    for row, length in zip(rows[by_length].tolist(), lengths[by_length].tolist(), strict=True):
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            same_room = packs_with_room[room]
-            pack = same_room.pop()
-            if not same_room:
-                rooms ^= 1 << room
-            pack.append(row)
-        else:
-            room = capacity
-            pack = [row]
-            packs.append(pack)
-        room -= length
-        if not packs_with_room[room]:
-            rooms |= 1 << room
-        packs_with_room[room].append(pack)
-    room_left = {id(pack): room for room, same_room in enumerate(packs_with_room) for pack in same_room}
-    return [(pack, capacity - room_left[id(pack)]) for pack in packs]
