@@ -61,8 +61,13 @@ class Decoder(nn.Layer):
         """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
         inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
         x_BSD = self.embed_tokens(input_ids_BS)
+        recomputes = self.recomputes and self.training and paddle.is_grad_enabled()
+        if recomputes:
+            # Recompute gives a block whose inputs want no gradient none for its weights either: under a frozen
+            # embedding nothing above it would train.
+            x_BSD.stop_gradient = False
         for layer in self.layers:
-            if self.recomputes and self.training and paddle.is_grad_enabled():
+            if recomputes:
                 x_BSD = recompute(layer, x_BSD, inputs)
             else:
                 x_BSD = layer(x_BSD, inputs)
