@@ -24,6 +24,7 @@ NUMPY_DTYPE: dict[str, np.dtype] = {
     "bool": np.dtype("?"),
 }
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+_CHUNK = 1 << 18
 
 
 def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -35,12 +36,15 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     Returns:
         The bits, uint16, same shape. NaN stays NaN; values beyond the largest bfloat16 become infinite, as in hardware.
     """
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype("<u2")
-    is_nan = np.isnan(values)
-    if is_nan.any():  # rounding up can carry a NaN's mantissa into infinity or beyond
-        rounded[is_nan] = ((bits[is_nan] >> np.uint32(16)) | np.uint32(0x40)).astype("<u2")
-    return rounded.reshape(values.shape)
+    bits = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
+    rounded = np.empty(bits.size, dtype="<u2")
+    for start in range(0, bits.size, _CHUNK):  # in pieces that stay in the cache, so that no temporary is tensor-sized
+        piece = bits[start : start + _CHUNK]
+        kept = piece + (np.uint32(0x7FFF) + ((piece >> np.uint32(16)) & np.uint32(1)))
+        is_nan = (piece & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        kept[is_nan] = piece[is_nan] | np.uint32(0x400000)  # adding could carry a NaN into infinity or beyond
+        rounded[start : start + _CHUNK] = kept >> np.uint32(16)
+    return rounded.reshape(np.shape(values))
 
 
 def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:

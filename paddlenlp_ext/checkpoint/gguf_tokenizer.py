@@ -44,9 +44,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
     elif kind == "llama":
         tokenizer = sentencepiece_bpe(file, tokens, _types(file)[: len(tokens)])
     else:
-        raise ValueError(
-            f"{file.path}: tokenizer kind {kind!r} is not read; known: gpt2 and llama (SentencePiece's BPE)"
-        )
+        raise ValueError(f"{file.path}: tokenizer kind {kind!r} is not read; known: gpt2, llama (SentencePiece)")
     _add_special_tokens(tokenizer, tokens, _types(file))
     special = _named_tokens(file, tokens)
     _add_ends(tokenizer, file, special, tokens)

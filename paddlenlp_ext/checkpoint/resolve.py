@@ -10,6 +10,7 @@ from paddlenlp_ext.checkpoint.builtin import BUILTIN_MODELS, unpack_builtin
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_DOUBLES = ["*/*", "consolidated*"]  # the same weights again, in other layouts
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 
 
@@ -37,9 +38,10 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _from_hub(name)
     known = ", ".join(BUILTIN_MODELS)
+    suggestion = did_you_mean(name, BUILTIN_MODELS) or "."
     raise ValueError(
-        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is no folder, no .gguf file, no built-in name "
-        f"({known}) and no hub id (organisation/name)"
+        f"no model {name!r}{suggestion} It is no folder, no .gguf file, no built-in name ({known}) "
+        "and no hub id (organisation/name)"
     )
 
 
@@ -49,9 +51,19 @@ def _from_hub(hub_id: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DOUBLES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{hub_id!r} is no folder here, and it could not be fetched from the Hugging Face hub "
-            f"({type(error).__name__}: {error}); with no network, give the path of a folder that holds the model"
+            f"({_first_line(error)}); with no network, give the path of a folder that holds the model{_builtin_hint(hub_id)}"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _builtin_hint(hub_id: str) -> str:
+    """The built-in model of the same name; not taken by itself, because its weights are quantized."""
+    name = hub_id.rpartition("/")[2].lower()
+    return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

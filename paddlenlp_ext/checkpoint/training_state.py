@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
@@ -64,11 +62,6 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
             "resume from another checkpoint"
         )
     return tensors, content["state"]
-
-
-def read_all(source: SafetensorsFile) -> dict[str, np.ndarray]:
-    """Every tensor of a file at once; for small ones."""
-    return {name: source.read(name) for name in source.names()}
 
 
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
