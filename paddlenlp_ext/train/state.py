@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.train.callbacks import StepReport
+from paddlenlp_ext.train.data_order import Window
 
 
 @dataclass
@@ -75,6 +76,30 @@ class TrainerState:
         self.train_loss_sum += report.loss
         self.train_seconds += report.seconds
         self.interval.add(report)
+
+    def move_to(self, window: Window) -> None:
+        """Set the data position to after `window`."""
+        self.epoch = window.epoch + window.end_fraction
+        self.epoch_index = window.epoch + (1 if window.is_last else 0)
+        self.window_index = 0 if window.is_last else window.index + 1
+        self.micro_batch_index = 0 if window.is_last else window.next_micro_batch
+
+    def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
+        """The entry for the steps since the last one, which are then forgotten; `loss` is the mean of theirs."""
+        interval, self.interval = self.interval, Interval()
+        assert interval.num_steps > 0, "no step since the last log entry"
+        seconds = max(interval.seconds, 1e-9)
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": interval.loss / interval.num_steps,
+            "learning_rate": learning_rate,
+            "grad_norm": interval.grad_norm,
+            "tokens_per_second": interval.num_tokens / seconds,
+            "learned_tokens_per_second": interval.num_learned / seconds,
+            "num_tokens": self.num_tokens,
+            "num_learned_tokens": self.num_learned,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; floats keep all their digits."""

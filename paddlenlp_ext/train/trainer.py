@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.best import BestMetric
+from paddlenlp_ext.train.callbacks import Callback, CallbackList
+from paddlenlp_ext.train.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_weights, write_json
+from paddlenlp_ext.train.collation import build_collate
+from paddlenlp_ext.train.data_order import Window, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.train.evaluation import evaluate_loss
+from paddlenlp_ext.train.generation_evaluation import evaluate_generation
+from paddlenlp_ext.train.hooks import training_hooks
+from paddlenlp_ext.train.interrupt import StopSignals, TrainingStopped
+from paddlenlp_ext.train.logs import LogFiles, save_results, train_results
+from paddlenlp_ext.train.loss_plot import LossPlot
+from paddlenlp_ext.train.neftune import EmbeddingNoise
+from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.train.output_folder import (
+    check_output_dir,
+    checkpoint_folder,
+    clear_run,
+    find_checkpoint,
+    prune_checkpoints,
+)
+from paddlenlp_ext.train.precision import autocast
+from paddlenlp_ext.train.progress import build_progress
+from paddlenlp_ext.train.ranks import Ranks, SingleRank
+from paddlenlp_ext.train.schedule import build_schedule
+from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions
+from paddlenlp_ext.train.visualdl_log import build_reporters
+from paddlenlp_ext.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+_ROWS_NAMED = 8  # in the message about a broken step
 
 
 class Trainer:
@@ -17,29 +52,239 @@ class Trainer:
         train_rows: `TokenizedDataset` of the split train, or None where only `evaluate` is called.
         dev_rows: `TokenizedDataset` of the split dev, or None without evaluation.
         tokenizer: saved beside the weights; decodes generated text.
-        callbacks: listeners besides the trainer's own (logs, progress, picture).
+        callbacks: listeners besides the trainer's own (logs, progress, picture, reports).
+        ranks: the data-parallel group.
+
+    Attributes:
+        state: where the run stands.
+
+    Raises:
+        ValueError: the configuration asks for what can't be done; see the parts.
     """
 
     def __init__(
         self,
         model: Any,
         config: Any,
-        train_rows: Sequence[Any] | None,
-        dev_rows: Sequence[Any] | None,
+        train_rows: Any | None,
+        dev_rows: Any | None,
         tokenizer: Any,
         *,
         callbacks: Iterable[Callback] = (),
+        ranks: Ranks | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.train_rows, self.dev_rows = train_rows, dev_rows
+        self.ranks = ranks or SingleRank()
+        self.output_dir = Path(config.train.output_dir)
+        self.state = TrainerState()
+        self.best = BestMetric(config.train, config.generation.eval_with_do_generation)
+        self._extra_callbacks = list(callbacks)
+        self._autocast = partial(autocast, config.precision)
+        pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
+        self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id)
+        if dev_rows is None and (self._evaluates or config.train.load_best_model_at_end):
+            raise ValueError("evaluation during training needs dev rows: set do_eval: true and give a dev split")
+        if config.train.load_best_model_at_end and not self._evaluates:
+            raise ValueError("load_best_model_at_end needs evaluations: set evaluation_strategy to steps or epoch")
 
+    # -- what a user calls -------------------------------------------------------------------------------------------
     def train(self) -> dict[str, float]:
-        """Run (or resume) the training; returns what train_results.json holds."""
-        raise NotImplementedError
+        """Run or resume the training.
+
+        Returns:
+            What train_results.json holds.
+
+        Raises:
+            NonFiniteError: the loss or gradients became NaN or infinite; the last checkpoint is from before.
+            TrainingStopped: a signal asked for it; the run can be resumed.
+            ValueError: the output_dir, the checkpoint or the configuration doesn't allow the run.
+        """
+        assert self.train_rows is not None, "a trainer without train_rows only evaluates"
+        order, step = self._prepare()
+        with StopSignals() as signals:
+            self.callbacks.on_train_begin(self.state)
+            try:
+                self._run(order.windows(self.state.epoch_index, self.state.window_index), step, signals)
+            finally:
+                self.callbacks.on_train_end(self.state)
+                if step.options.noise is not None:
+                    step.options.noise.remove()
+        if self.config.train.load_best_model_at_end and self.state.best_step not in (None, self.state.step):
+            self.model.load_weights(str(checkpoint_folder(self.output_dir, self.state.best_step)))
+            logger.info("best model: step %d, %s %.4f", self.state.best_step, self.best.name, self.state.best_metric)
+        results = train_results(self.state)
+        save_results(self.output_dir, "train", results)
+        return results
 
     def evaluate(self) -> dict[str, float]:
-        """Loss, accuracy, perplexity (and generation metrics) on the dev rows; writes eval_results.json."""
-        raise NotImplementedError
+        """Evaluate on the dev rows; returns the metrics and writes eval_results.json."""
+        metrics = self._measure()
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        save_results(self.output_dir, "eval", metrics)
+        return metrics
 
-    def save_model(self) -> None:
-        """Write the model or adapter and the tokenizer into `output_dir`."""
-        raise NotImplementedError
+    def save_model(self, folder: str | Path | None = None) -> None:
+        """Write the model or adapter and the tokenizer into `folder`, by default `output_dir`."""
+        save_weights(Path(folder or self.output_dir), self.model, self.tokenizer)
+
+    # -- before the first step ---------------------------------------------------------------------------------------
+    def _prepare(self) -> tuple[Any, OptimizerStep]:
+        """Everything a run needs, in the state it starts or goes on from."""
+        config, train = self.config, self.config.train
+        check_output_dir(config)
+        checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
+        order = build_data_order(config, self.train_rows, self.ranks.size)
+        self.schedule = build_schedule(config.optim, order.total_steps)
+        facts = data_order_facts(config, self.train_rows, self.ranks.size)
+        if checkpoint is not None:
+            self._resume_state(checkpoint, facts)
+        else:
+            self.state = TrainerState()
+            if train.overwrite_output_dir:
+                clear_run(self.output_dir)
+        self.state.total_steps, self.state.data_order = order.total_steps, facts
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        write_json(self.output_dir / "run_config.json", config.to_flat_dict())
+
+        self.model.train()
+        self.optimizer = build_optimizer(self.model, config.optim)
+        options = StepOptions(
+            seed=train.seed,
+            max_grad_norm=config.optim.max_grad_norm,
+            total_steps=order.total_steps,
+            noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
+            autocast=self._autocast,
+        )
+        hooks, collate_rows = training_hooks(self.model), self._collate(self.train_rows)
+        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options)
+        if checkpoint is not None:
+            restore_checkpoint(checkpoint, self.model, self.optimizer)
+        else:
+            step.prepare_adapter(order.windows())
+        self.callbacks = CallbackList(
+            [
+                LogFiles(self.output_dir),
+                build_progress(train.disable_tqdm),
+                LossPlot(self.output_dir),
+                *build_reporters(train.report_to, self.output_dir),
+                *self._extra_callbacks,
+            ]
+        )
+        return order, step
+
+    def _resume_state(self, checkpoint: Path, facts: dict[str, Any]) -> None:
+        self.state = read_state(checkpoint)
+        if self.config.train.ignore_data_skip:
+            self.state.epoch_index = self.state.window_index = self.state.micro_batch_index = 0
+        else:
+            check_same_data_order(self.state.data_order, facts)
+        logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, self.state.total_steps)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+    def _run(self, windows: Iterable[Window], step: OptimizerStep, signals: StopSignals) -> None:
+        state = self.state
+        for window in windows:
+            if state.step >= state.total_steps:
+                return
+            try:
+                report = step.run(window, state.step, self.schedule(state.step))
+            except NonFiniteError as error:
+                raise NonFiniteError(self._broken_step(error, window)) from error
+            state.add(report)
+            state.move_to(window)
+            self.callbacks.on_step_end(state, report)
+            self._after_step(window, stopping=signals.received is not None)
+            if signals.received is not None:
+                self._stop(signals.received)
+
+    def _after_step(self, window: Window, stopping: bool) -> None:
+        """Log, evaluate and save, where each is due. A run that was asked to stop only saves."""
+        train, state = self.config.train, self.state
+        last = state.step == state.total_steps
+        if state.step % train.logging_steps == 0 or last:
+            self._log(state.next_log_entry(self.schedule(state.step - 1)))
+        found_best = False
+        if not stopping and self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, window):
+            found_best = self._evaluate_in_training()
+        if (
+            stopping
+            or self._is_due(train.save_strategy, train.save_steps, window)
+            or (found_best and train.load_best_model_at_end)
+        ):
+            self._save()
+
+    def _is_due(self, strategy: str, every: int, window: Window) -> bool:
+        if strategy == "epoch":
+            return window.is_last or self.state.step == self.state.total_steps
+        return strategy == "steps" and self.state.step % every == 0
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.config.train.evaluation_strategy != "no"
+
+    def _stop(self, signal_number: int) -> None:
+        folder = checkpoint_folder(self.output_dir, self.state.step)
+        message = (
+            f"stopped by {signal.Signals(signal_number).name} after step {self.state.step} of "
+            f"{self.state.total_steps}; saved {folder}. To go on: resume_from_checkpoint: true"
+        )
+        logger.warning(message)
+        raise TrainingStopped(signal_number, message)
+
+    def _broken_step(self, error: NonFiniteError, window: Window) -> str:
+        places = [f"row {row} ({_place(self.train_rows.source(row))})" for row in window.row_indices[:_ROWS_NAMED]]
+        more = len(window.row_indices) - len(places)
+        rows = ", ".join(places) + (f" and {more} more" if more else "")
+        return (
+            f"step {self.state.step + 1}: {error}. The step was not made and nothing was saved from it. Its rows: "
+            f"{rows}. Look at them, or lower learning_rate ({self.schedule(self.state.step):.3g} here)"
+        )
+
+    # -- evaluating, logging, saving ---------------------------------------------------------------------------------
+    def _measure(self) -> dict[str, float]:
+        """All metrics on the dev rows."""
+        assert self.dev_rows is not None, "a trainer without dev_rows can't evaluate"
+        train, generation = self.config.train, self.config.generation
+        metrics = evaluate_loss(
+            self.model,
+            self.dev_rows,
+            self._collate(self.dev_rows),
+            batch_size=train.per_device_eval_batch_size,
+            max_batches=train.max_evaluate_steps,
+            autocast=self._autocast,
+        )
+        if generation.eval_with_do_generation:
+            output_file = self.output_dir / "generated_output.json" if generation.save_generation_output else None
+            metrics |= evaluate_generation(self.model, self.dev_rows, self.tokenizer, self.config, output_file)
+        return metrics
+
+    def _evaluate_in_training(self) -> bool:
+        """Evaluate and log; says whether it was the best so far."""
+        state, metrics = self.state, self._measure()
+        value = self.best.value(metrics)
+        improves = self.best.improves(value, state.best_metric)
+        if improves:
+            state.best_metric, state.best_step = value, state.step
+        self._log({"step": state.step, "epoch": state.epoch, **metrics})
+        self.callbacks.on_evaluate(state, metrics)
+        return improves
+
+    def _log(self, entry: dict[str, Any]) -> None:
+        self.state.log_history.append(entry)
+        self.callbacks.on_log(self.state, entry)
+
+    def _save(self) -> None:
+        train, state = self.config.train, self.state
+        folder = checkpoint_folder(self.output_dir, state.step)
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config)
+        only_best = train.load_best_model_at_end and train.save_strategy == "no"
+        limit = train.save_total_limit or (1 if only_best else None)
+        keep = {state.best_step} if train.load_best_model_at_end and state.best_step is not None else set()
+        prune_checkpoints(self.output_dir, limit, keep | {state.step})
+        self.callbacks.on_save(state, folder)
+
+
+def _place(source: Sequence[Any]) -> str:
+    return ":".join(str(part) for part in source)
+

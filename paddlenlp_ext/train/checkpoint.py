@@ -1,0 +1,63 @@
+"""A checkpoint-N folder: weights or adapter, tokenizer, optimizer, where the run stands, and its configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
+from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.train.output_folder import STATE_FILE
+from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.utils.atomic import atomic_folder, write_text
+
+
+def save_checkpoint(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    optimizer: paddle.optimizer.Optimizer,
+    state: TrainerState,
+    config: Any,
+) -> None:
+    """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
+    with atomic_folder(folder) as draft:
+        save_weights(draft, model, tokenizer)
+        tensors = optimizer_state(optimizer, trainable_parameters(model))
+        save_training_state(draft, tensors, {"step": state.step})
+        write_json(draft / "run_config.json", config.to_flat_dict())
+        write_json(draft / STATE_FILE, state.to_dict())
+
+
+def save_weights(folder: Path, model: Any, tokenizer: Any) -> None:
+    """The model or adapter and, if there is one, the tokenizer."""
+    model.save_pretrained(str(folder))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
+def read_state(folder: Path) -> TrainerState:
+    """Where the checkpoint's run stood."""
+    return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
+
+
+def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer) -> None:
+    """Put weights and optimizer back, bit for bit.
+
+    Raises:
+        ValueError: the checkpoint's weights or optimizer are not this model's.
+    """
+    model.load_weights(str(folder))
+    tensors, _ = load_training_state(folder)
+    saved = {name: tensors.read(name) for name in tensors.names()}
+    restore_optimizer_state(optimizer, trainable_parameters(model), saved)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """A JSON file in one step; floats keep all their digits."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

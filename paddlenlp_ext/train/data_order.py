@@ -1,0 +1,161 @@
+"""Which rows each optimizer step sees: a pure function of the configuration and the rows, known before the first step.
+
+A window is what one optimizer step reads: `gradient_accumulation_steps` micro-batches (for each rank) of one epoch.
+The last window of an epoch may be smaller and is a real step; nothing is carried over into the next epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.data.packing import BatchPlan, Pack
+
+MicroBatch = list[Pack]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The micro-batches of one optimizer step, all ranks'.
+
+    Attributes:
+        epoch, index: which window of which epoch.
+        end_fraction: the share of the epoch that is over after this window.
+        next_micro_batch: position in the epoch after this window.
+        is_last: the epoch ends with it.
+    """
+
+    epoch: int
+    index: int
+    micro_batches: tuple[MicroBatch, ...]
+    end_fraction: float
+    next_micro_batch: int
+    is_last: bool
+
+    @property
+    def row_indices(self) -> list[int]:
+        """Dataset rows of the window, in order."""
+        return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]
+
+
+class DataOrder:
+    """Windows of a run.
+
+    Args:
+        plan: micro-batches of each epoch.
+        micro_batches_per_step: accumulation times ranks.
+        num_train_epochs: may be a fraction; the steps of a partial epoch are rounded up.
+        max_steps: wins over `num_train_epochs` where positive.
+
+    Raises:
+        ValueError: there is nothing to train on, or no step to make.
+    """
+
+    def __init__(
+        self, plan: BatchPlan, micro_batches_per_step: int, *, num_train_epochs: float = 1.0, max_steps: int = -1
+    ) -> None:
+        self._micro_batches_per_step = micro_batches_per_step
+        self._epoch = lru_cache(maxsize=1)(plan.epoch)
+        self._num_windows: dict[int, int] = {}
+        if self.num_windows(0) == 0:
+            raise ValueError("there are no rows to train on: the train split is empty")
+        self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
+        if self.total_steps < 1:
+            raise ValueError(f"num_train_epochs {num_train_epochs} makes no step: use a number above 0, or max_steps")
+
+    def num_windows(self, epoch: int) -> int:
+        """Optimizer steps in that epoch."""
+        if epoch not in self._num_windows:
+            self._num_windows[epoch] = math.ceil(len(self._epoch(epoch)) / self._micro_batches_per_step)
+        return self._num_windows[epoch]
+
+    def _steps_of_epochs(self, num_epochs: float) -> int:
+        whole = math.floor(num_epochs)
+        steps = sum(self.num_windows(epoch) for epoch in range(whole))
+        if num_epochs > whole:
+            steps += math.ceil((num_epochs - whole) * self.num_windows(whole) - 1e-9)
+        return steps
+
+    def windows(self, epoch: int = 0, index: int = 0) -> Iterator[Window]:
+        """Windows from that position on, epoch after epoch without end."""
+        while True:
+            micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
+            for number in range(index, self.num_windows(epoch)):
+                end = min((number + 1) * size, len(micro_batches))
+                yield Window(
+                    epoch,
+                    number,
+                    tuple(micro_batches[number * size : end]),
+                    end_fraction=end / len(micro_batches),
+                    next_micro_batch=end,
+                    is_last=end == len(micro_batches),
+                )
+            epoch, index = epoch + 1, 0
+
+
+def packing_kind(data: Any) -> str:
+    """The packing that `config.data` asks for: none, in_order or greedy."""
+    if not data.zero_padding:
+        return "none"
+    return "greedy" if data.greedy_zero_padding else "in_order"
+
+
+def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
+    """The order of `rows` (a TokenizedDataset) that the run's configuration gives."""
+    train, packing = config.train, packing_kind(config.data)
+    plan = BatchPlan(
+        rows.lengths,
+        batch_size=train.per_device_train_batch_size,
+        packing=packing,
+        capacity=None if packing == "none" else config.data.max_length,
+        seed=train.seed,
+        shuffle=True,
+    )
+    return DataOrder(
+        plan,
+        train.gradient_accumulation_steps * num_ranks,
+        num_train_epochs=train.num_train_epochs,
+        max_steps=train.max_steps,
+    )
+
+
+def data_order_facts(config: Any, rows: Any, num_ranks: int = 1) -> dict[str, Any]:
+    """Everything that decides the order of the data, in words a user knows; saved with every checkpoint."""
+    return {
+        "seed": config.train.seed,
+        "per_device_train_batch_size": config.train.per_device_train_batch_size,
+        "gradient_accumulation_steps": config.train.gradient_accumulation_steps,
+        "number of ranks": num_ranks,
+        "packing": packing_kind(config.data),
+        "max_length": config.data.max_length,
+        "number of rows": len(rows),
+        "dataset fingerprint": _fingerprint(rows),
+    }
+
+
+def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Refuse to go on with other data than the checkpoint's.
+
+    Raises:
+        ValueError: names what changed and the ways out.
+    """
+    changed = [
+        f"{name} was {saved.get(name)!r}, is {value!r}" for name, value in current.items() if saved.get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"the checkpoint's data order can't be continued: {'; '.join(changed)}. Put the old value back, set "
+            "ignore_data_skip to go through the data from the start, or train anew into another output_dir"
+        )
+
+
+def _fingerprint(rows: Any) -> str:
+    """A hash of all lengths, tokens and learned flags' counts would read the whole corpus; lengths and ends suffice."""
+    digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Loss, accuracy and perplexity over the dev rows: sums over all learned tokens, so that order and batching don't
+matter."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.train.collation import Collate
+from paddlenlp_ext.train.loss import loss_sum
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """No dropout, no noise, no gradients inside; the mode of before comes back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with paddle.no_grad():
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
+def evaluate_loss(
+    model: Any,
+    rows: Any,
+    collate_rows: Collate,
+    *,
+    batch_size: int,
+    max_batches: int = -1,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, float]:
+    """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
+
+    Returns:
+        eval_loss (mean over learned tokens), eval_accuracy (share of learned tokens that argmax gets right),
+        eval_perplexity (exp of the loss), eval_num_learned, eval_num_rows, eval_runtime and rates.
+
+    Raises:
+        ValueError: there is nothing to evaluate.
+    """
+    batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
+    if max_batches > 0:
+        batches = batches[:max_batches]
+    started = time.perf_counter()
+    losses: list[float] = []
+    num_correct = num_learned = num_rows = num_tokens = 0
+    with evaluation_mode(model):
+        for micro_batch in batches:
+            batch = collate_rows(micro_batch)
+            with autocast():
+                loss, correct = loss_sum(model, batch)
+            losses.append(float(loss))
+            num_correct += int(correct)
+            num_learned += batch.num_learned
+            num_tokens += batch.num_tokens
+            num_rows += len(batch.row_indices)
+    if num_learned == 0:
+        raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
+    mean, seconds = math.fsum(losses) / num_learned, time.perf_counter() - started
+    return {
+        "eval_loss": mean,
+        "eval_accuracy": num_correct / num_learned,
+        "eval_perplexity": math.exp(mean) if mean < 700 else math.inf,
+        "eval_num_rows": num_rows,
+        "eval_num_learned": num_learned,
+        "eval_runtime": seconds,
+        "eval_samples_per_second": num_rows / seconds,
+        "eval_tokens_per_second": num_tokens / seconds,
+    }

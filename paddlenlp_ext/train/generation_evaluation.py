@@ -1,0 +1,51 @@
+"""Evaluation by what the model writes: generate an answer to every dev prompt and compare it with the reference."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.train.text_metrics import text_metrics
+from paddlenlp_ext.utils.atomic import write_text
+
+
+def evaluate_generation(
+    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None
+) -> dict[str, float]:
+    """ROUGE, BLEU-4 and exact match of generated answers.
+
+    Args:
+        model: whatever has `generate`.
+        rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
+        tokenizer: decodes the answers; its end token ends them.
+        config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).
+        output_file: where {"src", "tgt", "output"} lines go, or None.
+    """
+    options, train = config.generation, config.train
+    prompts = list(rows.prompts())
+    if train.max_evaluate_steps > 0:
+        prompts = prompts[: train.max_evaluate_steps * train.per_device_eval_batch_size]
+    started = time.perf_counter()
+    generated = model.generate(
+        [tokens for tokens, _, _ in prompts],
+        max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
+        decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
+        top_k=options.top_k,
+        top_p=options.top_p,
+        temperature=options.temperature,
+        eos_token_id=tokenizer.eos_token_id,
+        seed=train.seed,
+        batch_size=train.per_device_eval_batch_size,
+    )
+    outputs = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated]
+    if output_file is not None:
+        lines = [
+            json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)
+            for (_, reference, src), output in zip(prompts, outputs, strict=True)
+        ]
+        write_text(output_file, "".join(f"{line}\n" for line in lines))
+    metrics = text_metrics(outputs, [reference for _, reference, _ in prompts])
+    seconds = time.perf_counter() - started
+    return {**{f"eval_{name}": value for name, value in metrics.items()}, "eval_generation_runtime": seconds}

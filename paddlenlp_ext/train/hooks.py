@@ -1,0 +1,41 @@
+"""What some adapter methods do besides being layers; a plain model does nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import paddle
+
+from paddlenlp_ext.peft.base import PeftModel
+
+
+class TrainingHooks(Protocol):
+    """The calls that `PeftModel` answers during training."""
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Before the first step of a fresh run; `run_batch()` runs the next batch forwards and backwards."""
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """A scalar to add to each optimizer step's loss, or None."""
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """After optimizer step number `step`, counted from 1, while its gradients stand."""
+
+
+class NoHooks:
+    """A plain model's."""
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Nothing to prepare."""
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """Nothing to add."""
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Nothing to do."""
+
+
+def training_hooks(model: Any) -> TrainingHooks:
+    """The model's own hooks where it is a PeftModel."""
+    return model if isinstance(model, PeftModel) else NoHooks()

@@ -1,0 +1,28 @@
+"""The loss of a micro-batch: a sum over its learned tokens, which the trainer divides by the whole window's number.
+
+Shapes: B batch, S sequence, T tokens (B * S), D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+
+
+def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
+    """Cross entropy summed over the learned tokens of the batch, and how many of them argmax gets right.
+
+    The logits never stand as a whole (ops/linear_cross_entropy.py).
+    """
+    hidden_BSD = model.hidden_states(
+        paddle.to_tensor(batch.input_ids),
+        position_ids=paddle.to_tensor(batch.position_ids),
+        document_lengths=batch.document_lengths,
+    )
+    hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
+    labels_T = paddle.to_tensor(batch.labels).reshape([-1])
+    return linear_cross_entropy(hidden_TD, model.head_weight(), labels_T)

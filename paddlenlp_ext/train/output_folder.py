@@ -1,0 +1,132 @@
+"""What a run keeps in its output_dir: whose files are there, which checkpoints, which of them may go."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.utils.log import get_logger
+
+STATE_FILE = "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_RUN_FILES = (
+    STATE_FILE,
+    "run_config.json",
+    "metrics.jsonl",
+    "train_results.json",
+    "eval_results.json",
+    "all_results.json",
+    "generated_output.json",
+    "loss.png",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+)
+_RUN_FOLDERS = ("checkpoint-*", ".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint-*.removed")
+
+
+def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
+    """Where the checkpoint of that step stands or will stand."""
+    return Path(output_dir) / f"checkpoint-{step}"
+
+
+def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
+    """Complete checkpoints by step, in rising order. One without its trainer_state.json is no checkpoint of a run."""
+    found = {}
+    for path in Path(output_dir).glob("checkpoint-*"):
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match and (path / STATE_FILE).is_file():
+            found[int(match[1])] = path
+        elif match:
+            get_logger(__name__).warning("%s has no %s: it is not taken for a checkpoint", path, STATE_FILE)
+    return dict(sorted(found.items()))
+
+
+def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
+    """The checkpoint that `resume_from_checkpoint` means: None or False none, True the newest, or a folder.
+
+    Raises:
+        ValueError: there is no such checkpoint, or `output_dir` holds newer ones than the one named.
+    """
+    if resume is None or resume is False:
+        return None
+    checkpoints = list_checkpoints(output_dir)
+    if resume is True:
+        if not checkpoints:
+            raise ValueError(
+                f"resume_from_checkpoint is true, but {output_dir} holds no complete checkpoint: leave it out to start"
+            )
+        return list(checkpoints.values())[-1]
+    folder = Path(resume)
+    if not (folder / STATE_FILE).is_file():
+        raise ValueError(f"resume_from_checkpoint {resume!r} is no checkpoint: it has no {STATE_FILE}")
+    steps = [step for step, path in checkpoints.items() if path.resolve() == folder.resolve()]
+    newer = [path.name for step, path in checkpoints.items() if steps and step > steps[0]]
+    if newer:
+        raise ValueError(
+            f"{output_dir} also holds {', '.join(newer)}, from beyond {folder.name}: remove them first, or use another "
+            "output_dir; a later resume would mistake them for this run's"
+        )
+    return folder
+
+
+def check_output_dir(config: Any) -> None:
+    """Refuse to mix two runs in one folder. Nothing is changed; call it before any weight is read.
+
+    Args:
+        config: the run's `RunConfig`.
+
+    Raises:
+        ValueError: there is no `output_dir`, it is the model's own folder, or it holds a run that is neither to be
+            resumed nor overwritten.
+    """
+    train = config.train
+    if train.output_dir is None:
+        raise ValueError("output_dir is not set: name a folder for the run")
+    output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
+    if model_path is not None and output_dir.resolve() == Path(model_path).resolve():
+        raise ValueError(f"output_dir {output_dir} is the folder of the model itself: use another one")
+    if find_checkpoint(output_dir, train.resume_from_checkpoint) is not None or train.overwrite_output_dir:
+        return
+    if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
+        raise ValueError(
+            f"output_dir {output_dir} already holds a run. To go on with it: resume_from_checkpoint: true. To start "
+            "anew: overwrite_output_dir: true (removes that run's files), or another output_dir"
+        )
+
+
+def clear_run(output_dir: str | Path) -> None:
+    """Remove an earlier run's checkpoints, weights, logs and results; whatever else is there stays."""
+    folder = Path(output_dir)
+    for pattern in _RUN_FILES:
+        for path in folder.glob(pattern):
+            path.unlink()
+    for pattern in _RUN_FOLDERS:
+        for path in folder.glob(pattern):
+            if path.is_dir() and _CHECKPOINT.match(path.name.lstrip(".")):
+                _remove(path)
+
+
+def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int]) -> None:
+    """Keep the newest `limit` checkpoints (None: all) and those of the steps in `keep`."""
+    if limit is None:
+        return
+    checkpoints = list_checkpoints(output_dir)
+    newest = list(checkpoints)[-limit:]
+    for step, path in checkpoints.items():
+        if step not in newest and step not in keep:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Take a folder's name away first: a removal cut short must not leave what looks like a checkpoint."""
+    hidden = path.with_name(f".{path.name.lstrip('.')}.removed")
+    if hidden != path:
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,105 @@
+"""How a run shows itself while it goes on: a bar in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from paddlenlp_ext.train.callbacks import Callback, StepReport
+from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.utils.log import get_logger
+
+_SMOOTHING = 0.9  # of the rates in the bar
+
+
+def build_progress(disable_tqdm: bool) -> Callback:
+    """The bar where standard error is a terminal and nobody asked for silence, else a line a log entry."""
+    return LogLines() if disable_tqdm or not sys.stderr.isatty() else ProgressBar()
+
+
+def describe(entry: dict[str, Any], total_steps: int) -> str:
+    """One line for a log entry of either kind."""
+    head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
+    if "eval_loss" in entry:
+        shown = {
+            key.removeprefix("eval_"): value
+            for key, value in entry.items()
+            if key.startswith("eval_") and not key.endswith(("_second", "runtime")) and "num_" not in key
+        }
+        return f"{head}: evaluation: " + ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+    return (
+        f"{head}: loss {entry['loss']:.4f}, lr {entry['learning_rate']:.3g}, grad norm {entry['grad_norm']:.3f}, "
+        f"{entry['tokens_per_second']:,.0f} tokens/s ({entry['learned_tokens_per_second']:,.0f} learned)"
+    )
+
+
+class LogLines(Callback):
+    """Every log entry as a line of the log, with the time left."""
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        line = describe(entry, state.total_steps)
+        if "loss" in entry:
+            line += f", {_clock(seconds_left(state))} left"
+        get_logger(__name__).info(line)
+
+
+def seconds_left(state: TrainerState) -> float:
+    """Time for the steps to come at the mean pace so far."""
+    return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+class ProgressBar(Callback):
+    """A bar with loss, learning rate, tokens per second (all and learned) and the time left."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+        self._handlers: list[tuple[logging.StreamHandler, Any]] = []
+        self._rates = (0.0, 0.0)
+
+    def on_train_begin(self, state: TrainerState) -> None:
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, numbers="")
+        self._bar.start()
+        # While the bar stands, sys.stderr prints above it; the log must go the same way.
+        root = logging.getLogger("paddlenlp_ext")
+        self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
+
+    def on_step_end(self, state: TrainerState, report: StepReport) -> None:
+        new = (report.num_tokens / report.seconds, report.num_learned / report.seconds)
+        keep = _SMOOTHING if any(self._rates) else 0.0
+        self._rates = tuple(keep * old + (1 - keep) * now for old, now in zip(self._rates, new, strict=True))
+        numbers = (
+            f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
+            f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} learned)"
+        )
+        self._bar.update(self._task, completed=state.step, numbers=numbers)
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        if "eval_loss" in entry:
+            self._bar.console.print(describe(entry, state.total_steps), highlight=False)
+
+    def on_train_end(self, state: TrainerState) -> None:
+        self._bar.stop()
+        for handler, stream in self._handlers:
+            if stream is not None:
+                handler.setStream(stream)
+        self._handlers = []

@@ -1,0 +1,146 @@
+"""One optimizer step: a whole window forwards and backwards, then the update.
+
+The loss is the sum over the learned tokens of the window, all micro-batches and ranks, divided by their number: the
+same update however the window is split.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.train.callbacks import StepReport
+from paddlenlp_ext.train.collation import Collate
+from paddlenlp_ext.train.data_order import Window
+from paddlenlp_ext.train.hooks import TrainingHooks
+from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.train.neftune import EmbeddingNoise
+from paddlenlp_ext.train.optim import clip_gradients, global_norm, trainable_parameters
+from paddlenlp_ext.train.randomness import seed_micro_step
+from paddlenlp_ext.train.ranks import Ranks
+
+
+class NonFiniteError(ValueError):
+    """A loss or gradient norm is NaN or infinite; neither parameters nor optimizer have been touched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What an optimizer step needs to know besides its window.
+
+    Attributes:
+        seed: of the run.
+        max_grad_norm: 0: no clipping.
+        total_steps: of the run; adapters plan by it.
+        noise: NEFTune's, or None.
+        autocast: makes the context of a forward pass (precision.py).
+    """
+
+    seed: int
+    max_grad_norm: float
+    total_steps: int
+    noise: EmbeddingNoise | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+class OptimizerStep:
+    """Runs windows through a model in training mode; this rank takes every `ranks.size`-th micro-batch."""
+
+    def __init__(
+        self,
+        model: Any,
+        hooks: TrainingHooks,
+        optimizer: paddle.optimizer.Optimizer,
+        collate_rows: Collate,
+        ranks: Ranks,
+        options: StepOptions,
+    ) -> None:
+        self.model, self.hooks, self.optimizer = model, hooks, optimizer
+        self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
+        self.parameters = list(trainable_parameters(model).values())
+
+    def run(self, window: Window, step: int, learning_rate: float) -> StepReport:
+        """Make the optimizer step that follows `step` steps.
+
+        Raises:
+            NonFiniteError: the loss or the gradients' norm isn't finite; nothing was updated.
+            ValueError: not one token of the window is learned.
+        """
+        started = time.perf_counter()
+        batches = self._fetch(window)
+        num_learned, num_tokens, num_rows = self._count(batches)
+        if num_learned == 0:
+            raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
+        total = paddle.zeros([], "float32")
+        for micro_step, batch in enumerate(batches):
+            seed_micro_step(self.options.seed, step, micro_step, self.ranks.index)
+            total += self.forward_backward(batch, num_learned)
+        auxiliary = self._auxiliary()
+        self.ranks.sum_gradients(self.parameters)
+        loss = self.ranks.sum_numbers([float(total)])[0] / num_learned + auxiliary
+        grad_norm = self._update(loss, step, learning_rate)
+        seconds = time.perf_counter() - started
+        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_learned, num_rows, seconds)
+
+    def prepare_adapter(self, windows: Iterator[Window]) -> None:
+        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays."""
+        batches = (batch for window in windows for batch in self._fetch(window))
+        counter = itertools.count()
+
+        def run_batch() -> None:
+            batch = next(batches)
+            seed_micro_step(self.options.seed, 0, next(counter), self.ranks.index)
+            self.forward_backward(batch, max(1, batch.num_learned))
+
+        self.hooks.before_training(run_batch)
+        for parameter in self.model.parameters():
+            parameter.clear_gradient(set_to_zero=False)
+
+    def forward_backward(self, batch: PackedBatch, num_learned: int) -> paddle.Tensor:
+        """Add a micro-batch's share to the gradients; returns its loss sum."""
+        noise = self.options.noise
+        with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
+            loss, _ = loss_sum(self.model, batch)
+        (loss * (1.0 / num_learned)).backward()
+        return loss.detach()
+
+    def _fetch(self, window: Window) -> list[PackedBatch]:
+        """This rank's micro-batches; all of them before the first is run, because their learned tokens count."""
+        return [self.collate_rows(packs) for packs in window.micro_batches[self.ranks.index :: self.ranks.size]]
+
+    def _count(self, batches: list[PackedBatch]) -> tuple[int, int, int]:
+        """Learned tokens, tokens and rows of the whole window."""
+        counts = [(batch.num_learned, batch.num_tokens, len(batch.row_indices)) for batch in batches]
+        own = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0, 0.0, 0.0]
+        learned, tokens, rows = self.ranks.sum_numbers(own)
+        return int(learned), int(tokens), int(rows)
+
+    def _auxiliary(self) -> float:
+        """Add the adapter's own loss, once a step and shared among the ranks; returns its value."""
+        loss = self.hooks.auxiliary_loss()
+        if loss is None:
+            return 0.0
+        (loss * (1.0 / self.ranks.size)).backward()
+        return float(loss)
+
+    def _update(self, loss: float, step: int, learning_rate: float) -> float:
+        """Clip and update; returns the gradients' norm before clipping."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        grad_norm = global_norm(gradients)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.optimizer.clear_grad()
+            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
+        clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
+        self.optimizer.set_lr(learning_rate)
+        self.optimizer.step()
+        self.hooks.after_step(step + 1, self.options.total_steps)
+        self.optimizer.clear_grad()
+        return grad_norm

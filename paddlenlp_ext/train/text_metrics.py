@@ -1,0 +1,61 @@
+"""How near generated texts come to their references: ROUGE-1/2/L, BLEU-4 and exact match, in percent of 1 to 0."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from types import ModuleType
+
+# Scripts written without spaces between words: each character counts as a word, as is usual for ROUGE in Chinese.
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+
+
+class WordTokenizer:
+    """Lower-case words of any script. rouge-score's own tokenizer drops everything that is not ASCII."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Words in order; punctuation is left out."""
+        return _WORD.findall(text.lower())
+
+
+def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Means over all pairs, each between 0 and 1.
+
+    Returns:
+        rouge1, rouge2, rougel (F-measures), bleu4 (of the corpus), exact_match (surrounding white space aside).
+
+    Raises:
+        ValueError: no pairs, or a metric library isn't installed.
+    """
+    if not outputs or len(outputs) != len(references):
+        raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
+    exact = [output.strip() == reference.strip() for output, reference in zip(outputs, references, strict=True)]
+    return {
+        **_rouge(outputs, references),
+        "bleu4": _bleu4(outputs, references),
+        "exact_match": sum(exact) / len(exact),
+    }
+
+
+def _rouge(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    kinds = ["rouge1", "rouge2", "rougeL"]
+    scorer = _library("rouge_score.rouge_scorer").RougeScorer(kinds, tokenizer=WordTokenizer())
+    scores = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
+    return {kind.lower(): sum(score[kind].fmeasure for score in scores) / len(scores) for kind in kinds}
+
+
+def _bleu4(outputs: Sequence[str], references: Sequence[str]) -> float:
+    tokenize = "zh" if any(_UNSPACED_CHARACTER.search(reference) for reference in references) else "13a"
+    return _library("sacrebleu").corpus_bleu(list(outputs), [list(references)], tokenize=tokenize).score / 100
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"eval_with_do_generation needs the package {error.name}: pip install -e '.[metrics]'"
+        ) from error
