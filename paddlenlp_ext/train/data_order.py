@@ -151,7 +151,7 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
     if changed:
         raise ValueError(
             f"the checkpoint's data order can't be continued: {'; '.join(changed)}. Put the old value back, set "
-            "ignore_data_skip to go through the data from the start, or train anew into another output_dir"
+            "ignore_data_skip: true to begin the epoch anew, or train anew into another output_dir"
         )
 
 

@@ -27,7 +27,7 @@ _RUN_FILES = (
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
 )
-_RUN_FOLDERS = ("checkpoint-*", ".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint-*.removed")
+_LEFTOVERS = (".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint-*.removed")
 
 
 def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
@@ -106,13 +106,20 @@ def clear_run(output_dir: str | Path) -> None:
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
             path.unlink()
-    for pattern in _RUN_FOLDERS:
-        for path in folder.glob(pattern):
-            if path.is_dir() and _CHECKPOINT.match(path.name.lstrip(".")):
-                _remove(path)
+    for path in folder.glob("checkpoint-*"):
+        if path.is_dir() and _CHECKPOINT.fullmatch(path.name):
+            _remove(path)
+    clear_leftovers(folder)
 
 
-def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int]) -> None:
+def clear_leftovers(output_dir: str | Path) -> None:
+    """Remove the hidden folders of checkpoints whose writing or removal was cut short."""
+    for pattern in _LEFTOVERS:
+        for path in Path(output_dir).glob(pattern):
+            shutil.rmtree(path)
+
+
+def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int | None]) -> None:
     """Keep the newest `limit` checkpoints (None: all) and those of the steps in `keep`."""
     if limit is None:
         return
@@ -125,8 +132,7 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collectio
 
 def _remove(path: Path) -> None:
     """Take a folder's name away first: a removal cut short must not leave what looks like a checkpoint."""
-    hidden = path.with_name(f".{path.name.lstrip('.')}.removed")
-    if hidden != path:
-        shutil.rmtree(hidden, ignore_errors=True)
-        path.rename(hidden)
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
     shutil.rmtree(hidden)

@@ -45,6 +45,7 @@ class TrainerState:
         train_loss_sum: sum of the steps' losses (their mean is `train_loss`).
         train_seconds: time spent in steps, over all runs that led here.
         best_metric, best_step: the best evaluation so far and the step it was made at.
+        evaluation_due: a stop came before this step's evaluation; the resumed run begins with it.
         data_order: what decides the order of the data; a resumed run must agree (data_order.py).
         interval: what the next log entry has gathered so far.
         log_history: every entry logged, in order.
@@ -63,6 +64,7 @@ class TrainerState:
     train_seconds: float = 0.0
     best_metric: float | None = None
     best_step: int | None = None
+    evaluation_due: bool = False
     data_order: dict[str, Any] = field(default_factory=dict)
     interval: Interval = field(default_factory=Interval)
     log_history: list[dict[str, Any]] = field(default_factory=list)

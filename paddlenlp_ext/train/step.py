@@ -133,14 +133,15 @@ class OptimizerStep:
 
     def _update(self, loss: float, step: int, learning_rate: float) -> float:
         """Clip and update; returns the gradients' norm before clipping."""
+        # Gradients are dropped, not zeroed: a zero left behind would move a parameter that a resumed run leaves alone.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         grad_norm = global_norm(gradients)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self.optimizer.clear_grad()
+            self.optimizer.clear_grad(set_to_zero=False)
             raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
         self.hooks.after_step(step + 1, self.options.total_steps)
-        self.optimizer.clear_grad()
+        self.optimizer.clear_grad(set_to_zero=False)
         return grad_norm

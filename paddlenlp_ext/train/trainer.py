@@ -24,6 +24,7 @@ from paddlenlp_ext.train.optim import build_optimizer
 from paddlenlp_ext.train.output_folder import (
     check_output_dir,
     checkpoint_folder,
+    clear_leftovers,
     clear_run,
     find_checkpoint,
     prune_checkpoints,
@@ -78,6 +79,7 @@ class Trainer:
         self.ranks = ranks or SingleRank()
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
+        self._saved_step: int | None = None
         self.best = BestMetric(config.train, config.generation.eval_with_do_generation)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
@@ -119,8 +121,8 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the dev rows; returns the metrics and writes eval_results.json."""
-        metrics = self._measure()
         self.output_dir.mkdir(parents=True, exist_ok=True)
+        metrics = self._measure()
         save_results(self.output_dir, "eval", metrics)
         return metrics
 
@@ -138,13 +140,14 @@ class Trainer:
         self.schedule = build_schedule(config.optim, order.total_steps)
         facts = data_order_facts(config, self.train_rows, self.ranks.size)
         if checkpoint is not None:
-            self._resume_state(checkpoint, facts)
+            self._resume_state(checkpoint, facts, order.total_steps)
         else:
             self.state = TrainerState()
             if train.overwrite_output_dir:
                 clear_run(self.output_dir)
         self.state.total_steps, self.state.data_order = order.total_steps, facts
         self.output_dir.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(self.output_dir)
         write_json(self.output_dir / "run_config.json", config.to_flat_dict())
 
         self.model.train()
@@ -173,17 +176,25 @@ class Trainer:
         )
         return order, step
 
-    def _resume_state(self, checkpoint: Path, facts: dict[str, Any]) -> None:
+    def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
         self.state = read_state(checkpoint)
         if self.config.train.ignore_data_skip:
-            self.state.epoch_index = self.state.window_index = self.state.micro_batch_index = 0
+            self.state.window_index = self.state.micro_batch_index = 0
         else:
             check_same_data_order(self.state.data_order, facts)
-        logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, self.state.total_steps)
+        logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
+        if self.state.total_steps != total_steps:
+            logger.warning(
+                "the run was planned for %d steps and is now for %d: the learning rate follows the new plan",
+                self.state.total_steps,
+                total_steps,
+            )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def _run(self, windows: Iterable[Window], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
+        if state.evaluation_due:
+            self._evaluate_in_training()
         for window in windows:
             if state.step >= state.total_steps:
                 return
@@ -194,21 +205,22 @@ class Trainer:
             state.add(report)
             state.move_to(window)
             self.callbacks.on_step_end(state, report)
-            self._after_step(window, stopping=signals.received is not None)
+            self._after_step(window, signals)
             if signals.received is not None:
                 self._stop(signals.received)
 
-    def _after_step(self, window: Window, stopping: bool) -> None:
-        """Log, evaluate and save, where each is due. A run that was asked to stop only saves."""
+    def _after_step(self, window: Window, signals: StopSignals) -> None:
+        """Log, evaluate and save, where each is due. A run that was asked to stop puts the evaluation off."""
         train, state = self.config.train, self.state
-        last = state.step == state.total_steps
-        if state.step % train.logging_steps == 0 or last:
+        if state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
         found_best = False
-        if not stopping and self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, window):
-            found_best = self._evaluate_in_training()
+        if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, window):
+            state.evaluation_due = True
+            if signals.received is None:
+                found_best = self._evaluate_in_training()
         if (
-            stopping
+            signals.received is not None
             or self._is_due(train.save_strategy, train.save_steps, window)
             or (found_best and train.load_best_model_at_end)
         ):
@@ -225,6 +237,8 @@ class Trainer:
 
     def _stop(self, signal_number: int) -> None:
         folder = checkpoint_folder(self.output_dir, self.state.step)
+        if self._saved_step != self.state.step:  # the signal came after this step's turn to save
+            self._save()
         message = (
             f"stopped by {signal.Signals(signal_number).name} after step {self.state.step} of "
             f"{self.state.total_steps}; saved {folder}. To go on: resume_from_checkpoint: true"
@@ -264,6 +278,7 @@ class Trainer:
         state, metrics = self.state, self._measure()
         value = self.best.value(metrics)
         improves = self.best.improves(value, state.best_metric)
+        state.evaluation_due = False
         if improves:
             state.best_metric, state.best_step = value, state.step
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
@@ -279,9 +294,9 @@ class Trainer:
         folder = checkpoint_folder(self.output_dir, state.step)
         save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config)
         only_best = train.load_best_model_at_end and train.save_strategy == "no"
+        self._saved_step = state.step
         limit = train.save_total_limit or (1 if only_best else None)
-        keep = {state.best_step} if train.load_best_model_at_end and state.best_step is not None else set()
-        prune_checkpoints(self.output_dir, limit, keep | {state.step})
+        prune_checkpoints(self.output_dir, limit, keep={state.step, state.best_step})
         self.callbacks.on_save(state, folder)
 
 

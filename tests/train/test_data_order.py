@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_training import Rows, make_config
+
+from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.train.data_order import DataOrder, build_data_order, check_same_data_order, data_order_facts
+
+
+def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
+    plan = BatchPlan(np.full(num_rows, 5), batch_size=batch_size, seed=1)
+    return DataOrder(plan, micro_batches_per_step, **options)
+
+
+def take(order, count, epoch=0, index=0):
+    windows = order.windows(epoch, index)
+    return [next(windows) for _ in range(count)]
+
+
+def test_every_epoch_reads_every_row_once_and_windows_never_span_epochs():
+    order = order_of()
+    windows = take(order, 6)
+    assert [(window.epoch, window.index, window.is_last) for window in windows] == [
+        (0, 0, False), (0, 1, False), (0, 2, True), (1, 0, False), (1, 1, False), (1, 2, True),
+    ]  # fmt: skip
+    assert [len(window.micro_batches) for window in windows] == [2, 2, 1, 2, 2, 1]
+    for epoch in (0, 1):
+        rows = [row for window in windows if window.epoch == epoch for row in window.row_indices]
+        assert sorted(rows) == list(range(10))
+    assert windows[0].row_indices != windows[3].row_indices
+    assert [window.end_fraction for window in windows[:3]] == [0.4, 0.8, 1.0]
+
+
+def test_any_position_continues_the_same_order():
+    straight = take(order_of(), 6)
+    assert take(order_of(), 4, 0, 2) == straight[2:]
+    assert take(order_of(), 2, 1, 1) == straight[4:]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "steps"),
+    [(1.0, -1, 3), (2.0, -1, 6), (0.5, -1, 2), (1.34, -1, 5), (0.01, -1, 1), (2.0, 4, 4), (1.0, 100, 100)],
+)
+def test_total_steps(epochs, max_steps, steps):
+    assert order_of(num_train_epochs=epochs, max_steps=max_steps).total_steps == steps
+
+
+def test_total_steps_of_packed_epochs_are_those_that_come():
+    rows = Rows(50, seed=2)
+    config = make_config("out", zero_padding=True, greedy_zero_padding=True, gradient_accumulation_steps=3,
+                         per_device_train_batch_size=2, num_train_epochs=3.0)  # fmt: skip
+    order = build_data_order(config, rows)
+    windows = take(order, order.total_steps + 1)
+    assert (windows[-2].epoch, windows[-2].is_last) == (2, True)
+    assert windows[-1].epoch == 3
+
+
+def test_nothing_to_train_on():
+    with pytest.raises(ValueError, match="train split is empty"):
+        order_of(num_rows=0)
+
+
+def test_a_changed_order_is_named():
+    rows = Rows(6)
+    saved = data_order_facts(make_config("out"), rows)
+    check_same_data_order(saved, data_order_facts(make_config("elsewhere", learning_rate=1e-5), rows))
+    with pytest.raises(ValueError, match=r"continued: seed was 42, is 7; .*batch_size was 4, is 2\. Put"):
+        check_same_data_order(saved, data_order_facts(make_config("out", seed=7, per_device_train_batch_size=2), rows))
+    with pytest.raises(ValueError, match="dataset fingerprint was"):
+        check_same_data_order(saved, data_order_facts(make_config("out"), Rows(6, seed=1)))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import Rows, Tokenizer, make_config, make_model
+
+from paddlenlp_ext.train.evaluation import evaluation_mode
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS = Rows(13, seed=6)
+
+
+class Reversed(Rows):
+    def __init__(self):
+        super().__init__(13, seed=6)
+        self.rows = self.rows[::-1]
+        self.lengths = self.lengths[::-1].copy()
+
+
+def evaluate(tmp_path, rows=ROWS, model=None, **keys):
+    config = make_config(tmp_path / "run", **keys)
+    return Trainer(model or make_model(), config, None, rows, Tokenizer()).evaluate()
+
+
+def expected_metrics(model, rows):
+    total = hits = count = 0
+    for row in rows:
+        with paddle.no_grad():
+            logits = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64"))).numpy()[0].astype("float64")
+        log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        learned, targets = row.learned[1:], row.tokens[1:]
+        total -= log_probabilities[np.arange(len(targets)), targets][learned].sum()
+        hits += (logits.argmax(-1) == targets)[learned].sum()
+        count += learned.sum()
+    return total / count, hits / count, count
+
+
+def test_metrics_are_those_of_the_rows_one_by_one(tmp_path):
+    model = make_model()
+    # Bend the rows so that some predictions hit.
+    rows = Rows(13, seed=6)
+    for row in rows.rows[:5]:
+        with paddle.no_grad():
+            best = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64")))[0].argmax(-1).numpy()
+        row.tokens[-1] = best[-1]
+    loss, accuracy, count = expected_metrics(model, rows.rows)
+    metrics = evaluate(tmp_path, rows, model, per_device_eval_batch_size=3)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["eval_accuracy"] == pytest.approx(accuracy)
+    assert accuracy > 0
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert (metrics["eval_num_learned"], metrics["eval_num_rows"]) == (count, 13)
+    assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
+    assert json.loads((tmp_path / "run" / "all_results.json").read_text()) == metrics
+
+
+def test_order_and_batching_do_not_matter(tmp_path):
+    first = evaluate(tmp_path)
+    again = evaluate(tmp_path)
+    assert first["eval_loss"] == again["eval_loss"]
+    for other in (evaluate(tmp_path, Reversed()), evaluate(tmp_path, per_device_eval_batch_size=1)):
+        assert other["eval_loss"] == pytest.approx(first["eval_loss"], rel=1e-6)
+        assert other["eval_accuracy"] == first["eval_accuracy"]
+
+
+def test_max_evaluate_steps_takes_the_first_batches(tmp_path):
+    loss, accuracy, count = expected_metrics(make_model(), ROWS.rows[:6])
+    metrics = evaluate(tmp_path, per_device_eval_batch_size=3, max_evaluate_steps=2)
+    assert (metrics["eval_num_rows"], metrics["eval_num_learned"]) == (6, count)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["eval_accuracy"] == pytest.approx(accuracy)
+
+
+def test_dropout_and_noise_are_off(tmp_path):
+    model = make_model(lora=True, dropout=0.5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.set_value(paddle.randn(parameter.shape))
+    model.train()
+    assert evaluate(tmp_path, model=model)["eval_loss"] == evaluate(tmp_path, model=model)["eval_loss"]
+    assert model.training
+    with evaluation_mode(model):
+        assert not model.training and not paddle.is_grad_enabled()
+
+
+def test_generated_answers_are_scored_and_written(tmp_path):
+    rows = Rows(4, seed=8)
+
+    class Oracle:
+        """Generates the references, but for the first row."""
+
+        training = False
+
+        def __init__(self, model):
+            self.model = model
+
+        def __getattr__(self, name):
+            return getattr(self.model, name)
+
+        def generate(self, prompts, *, max_new_tokens, decode_strategy, seed, **options):
+            assert (max_new_tokens, decode_strategy, seed) == (16, "greedy_search", 42)
+            assert options["eos_token_id"] == Tokenizer.eos_token_id
+            assert [list(prompt) for prompt in prompts] == [prompt for prompt, _, _ in rows.prompts()]
+            return [[1, 2, 3], *(row.tokens[row.learned].tolist() for row in rows.rows[1:])]
+
+    metrics = evaluate(tmp_path, rows, Oracle(make_model()), eval_with_do_generation=True, save_generation_output=True)
+    assert metrics["eval_exact_match"] == 0.75
+    assert 0.74 < metrics["eval_rouge1"] < 1.0
+    assert {"eval_rouge2", "eval_rougel", "eval_bleu4", "eval_loss"} <= metrics.keys()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "generated_output.json").read_text().splitlines()]
+    assert lines[0]["output"] == "w1 w2 w3"
+    assert lines[1]["output"] == lines[1]["tgt"]
+    assert [line["src"] for line in lines] == [f"question {index}" for index in range(4)]
+
+
+def test_nothing_learned_is_an_error(tmp_path):
+    rows = Rows(3)
+    for row in rows.rows:
+        row.learned[:] = False
+    with pytest.raises(ValueError, match="no learned token"):
+        evaluate(tmp_path, rows)

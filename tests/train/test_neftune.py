@@ -1,0 +1,62 @@
+"""NEFTune's noise against the paper's formula, a document at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import make_model
+
+from paddlenlp_ext.train.neftune import EmbeddingNoise, noise_scale, token_embedding
+
+ALPHA, HIDDEN = 5.0, 32
+
+
+def noise_of(model, noise, lengths, seed=0):
+    """What the hook adds to the embeddings of a row with documents of these lengths."""
+    embedding = token_embedding(model)
+    ids = paddle.zeros([1, sum(lengths)], "int64")
+    paddle.seed(seed)
+    with noise.documents([lengths]):
+        noisy = embedding(ids)
+    return (noisy - paddle.nn.functional.embedding(ids, embedding.weight)).numpy()[0]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_noise_is_uniform_within_the_bound_of_each_document(lora):
+    model = make_model(lora)
+    model.train()
+    noise = EmbeddingNoise(model, ALPHA)
+    lengths = (400, 100, 1)
+    added = noise_of(model, noise, lengths)
+    start = 0
+    for length in lengths:
+        bound = ALPHA / np.sqrt(length * HIDDEN)
+        part = added[start : start + length] / bound
+        assert np.abs(part).max() <= 1 + 1e-5
+        if length > 1:
+            assert np.abs(part).max() > 0.99
+            assert part.mean() == pytest.approx(0, abs=0.05)
+            assert part.var() == pytest.approx(1 / 3, rel=0.05)
+        start += length
+
+
+def test_noise_follows_the_seed_and_only_within_documents_in_training():
+    model = make_model()
+    model.train()
+    noise = EmbeddingNoise(model, ALPHA)
+    assert np.array_equal(noise_of(model, noise, (6,), seed=3), noise_of(model, noise, (6,), seed=3))
+    assert not np.array_equal(noise_of(model, noise, (6,), seed=3), noise_of(model, noise, (6,), seed=4))
+    ids = paddle.zeros([1, 6], "int64")
+    silent = token_embedding(model)(ids).numpy()
+    assert np.array_equal(silent[0, 0], token_embedding(model).weight.numpy()[0])
+    model.eval()
+    assert not noise_of(model, noise, (6,)).any()
+    model.train()
+    noise.remove()
+    assert not noise_of(model, noise, (6,)).any()
+
+
+def test_scale_of_batch_rows():
+    scale = noise_scale([(3, 1), (4,)], 2, 1.0)[:, :, 0]
+    np.testing.assert_allclose(scale, [[6**-0.5] * 3 + [2**-0.5], [8**-0.5] * 4], rtol=1e-6)

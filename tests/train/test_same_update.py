@@ -1,0 +1,113 @@
+"""One optimizer step is one step, however its rows are split: batch, accumulation, packing and padding alike."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import Rows, Tokenizer, make_config, make_model, weights
+
+from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS = Rows(8, seed=3)
+WHOLE = {"per_device_train_batch_size": 8}
+SPLITS = {
+    "2 x 4": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    "3 x 3, the last one smaller": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
+    "1 x 8": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+    "packed in order": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "zero_padding": True},
+    "packed greedily": {**WHOLE, "zero_padding": True, "greedy_zero_padding": True},
+    "padded to a multiple": {**WHOLE, "pad_to_multiple_of": 64},
+    "padded to the full length": {**WHOLE, "pad_to_max_length": True},
+    "padded, 4 x 2": {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "pad_to_max_length": True,
+    },
+}
+
+
+class Steps(Callback):
+    """Keeps every step's report."""
+
+    def __init__(self):
+        self.reports = []
+
+    def on_step_end(self, state, report):
+        self.reports.append(report)
+
+
+def train(tmp_path, rows=ROWS, lora=False, **keys):
+    # A large epsilon keeps the update a smooth function of the gradient: Adam's first steps are its sign otherwise,
+    # and a gradient of 1e-9 with the other sign would count as much as any.
+    model, steps = make_model(lora), Steps()
+    config = make_config(tmp_path / "run", adam_epsilon=1e-3, max_grad_norm=0.5, **keys)
+    Trainer(model, config, rows, None, Tokenizer(), callbacks=[steps]).train()
+    return weights(model), steps.reports
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"), num_train_epochs=3.0, **WHOLE)
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
+def test_split_changes_nothing(tmp_path, whole, split):
+    want, want_reports = whole
+    got, reports = train(tmp_path, num_train_epochs=3.0, **split)
+    assert len(reports) == len(want_reports) == 3
+    for name, value in want.items():
+        assert np.abs(got[name] - value).max() <= 1e-6, name
+    for report, expected in zip(reports, want_reports, strict=True):
+        assert report.loss == pytest.approx(expected.loss, abs=2e-6)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+        assert (report.num_learned, report.num_tokens, report.num_rows) == (
+            sum(int(row.learned[1:].sum()) for row in ROWS.rows),
+            int(ROWS.lengths.sum()),
+            8,
+        )
+
+
+def test_the_loss_is_the_mean_over_learned_tokens(tmp_path):
+    model = make_model()
+    total, count = 0.0, 0
+    for row in ROWS.rows:
+        with paddle.no_grad():
+            logits = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64"))).numpy()[0].astype("float64")
+        log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        targets = row.tokens[1:]
+        total -= log_probabilities[np.arange(len(targets)), targets][row.learned[1:]].sum()
+        count += int(row.learned[1:].sum())
+    _, reports = train(tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=5)
+    assert reports[0].loss == pytest.approx(total / count, rel=1e-6)
+
+
+def test_a_partial_last_window_is_a_real_step_and_leaks_nothing(tmp_path):
+    # 10 rows in windows of 4: 4 + 4 + 2 and again. The last window of an epoch divides by its own tokens.
+    rows = Rows(10, seed=4)
+    split, reports = train(tmp_path / "a", rows, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+                           num_train_epochs=2.0)  # fmt: skip
+    whole, expected = train(tmp_path / "b", rows, per_device_train_batch_size=4, num_train_epochs=2.0)
+    assert [report.num_rows for report in reports] == [4, 4, 2, 4, 4, 2] == [r.num_rows for r in expected]
+    for name, value in whole.items():
+        assert np.abs(split[name] - value).max() <= 1e-6, name
+
+
+def test_frozen_weights_stay_to_the_bit(tmp_path):
+    model = make_model(lora=True)
+    before, learns = weights(model), set(trainable_parameters(model))
+    Trainer(model, make_config(tmp_path, weight_decay=0.1), ROWS, None, Tokenizer()).train()
+    after = weights(model)
+    assert 0 < len(learns) < len(before)
+    for name, value in before.items():
+        assert np.array_equal(after[name], value) == (name not in learns), name
+
+
+def test_the_loss_falls(tmp_path):
+    _, reports = train(tmp_path, num_train_epochs=30.0, learning_rate=1e-2, **WHOLE)
+    assert reports[-1].loss < 0.5 * reports[0].loss
+    assert all(math.isfinite(report.loss) for report in reports)
