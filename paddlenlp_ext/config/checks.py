@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
-if TYPE_CHECKING:
-    from paddlenlp_ext.config.load import Given
-
-Check = Callable[[RunConfig, "Given"], None]
+Check = Callable[[RunConfig, Given], None]
 _CHECKS: list[tuple[tuple[str, ...], Check]] = []
 GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 

@@ -27,7 +27,7 @@ def help_text(known: KnownKeys, usage: str) -> str:
             facts = f"{type_words(option)}{', ' + limits if limits else ''}; default {show_default(option.default)}"
             if option.section in _TITLES:
                 facts = f"default {show_default(option.default)}"
-            lines.append(f"  --{option.key:<28} {option.help} [{facts}]")
+            lines.append(f"  --{option.key:<28} {option.help}{_remark(option, known)} [{facts}]")
             if option.aliases:
                 lines.append(f"    {'':<28} also --{', --'.join(option.aliases)}")
     return "\n".join(lines) + "\n"
@@ -42,7 +42,8 @@ def markdown_tables(known: KnownKeys) -> str:
             limits = option.limits.describe()
             kind = type_words(option) + (f": {limits}" if limits else "")
             also = f" (also `{'`, `'.join(option.aliases)}`)" if option.aliases else ""
-            lines.append(f"| `{option.key}`{also} | {kind} | {show_default(option.default)} | {option.help} |")
+            meaning = option.help + _remark(option, known)
+            lines.append(f"| `{option.key}`{also} | {kind} | {show_default(option.default)} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -56,6 +57,16 @@ def groups(known: KnownKeys) -> list[tuple[str, list[Option]]]:
         if options:
             result.append((_TITLES.get(section, section), options))
     return result
+
+
+def _remark(option: Option, known: KnownKeys) -> str:
+    """What the availability table says about a section's key, "" where it works."""
+    row = known.rows.get(option.key)
+    if row is None or row.kind is not None:
+        return ""
+    if row.outcome == "no effect" or row.of is not None:
+        return f" (no effect: {row.reason if row.of is None else row.of + ' is not available yet'})"
+    return f" (only {', '.join(show_default(value) for value in row.neutral)} so far: {row.reason})"
 
 
 def show_default(default: Any) -> str:

@@ -71,5 +71,5 @@ def _switch_option(switch: str, method: type) -> Option:
         kinds=frozenset({bool}),
         optional=False,
         default=False,
-        help=(summary or "train an adapter") + (f" (with {' and '.join(needed)})" if needed else ""),
+        help=f"train an adapter{': ' + summary if summary else ''}" + "".join(f" (with {name})" for name in needed),
     )

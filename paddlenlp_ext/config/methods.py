@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.tree import method_options, switches_of
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.config.load import Given
 
 
 def build_method(given: Given) -> tuple[str | None, Any]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import METRIC_SPELLINGS, TrainConfig
 from paddlenlp_ext.config.tree import RunConfig
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.config.load import Given
 
 LOWER_IS_BETTER = ("loss", "perplexity")
 

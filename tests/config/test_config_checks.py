@@ -1,0 +1,129 @@
+"""What must hold between keys: contradictions are errors that name both keys, idle keys are notes."""
+
+from __future__ import annotations
+
+import pytest
+from config_cases import SMALLEST, load, problems, write
+
+from paddlenlp_ext.config import checks, resolve
+
+# settings -> words that the one problem must have; its place is the line of the key named first
+CONTRADICTIONS = [
+    ({"greedy_zero_padding": True}, "greedy_zero_padding needs zero_padding"),
+    ({"flash_mask": True, "zero_padding": True}, "flash_mask needs use_flash_attention"),
+    ({"flash_mask": True, "use_flash_attention": True}, "flash_mask is for packed rows and needs zero_padding"),
+    ({"max_steps": 0}, "max_steps: 0"),
+    ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5"),
+    ({"lazy": True}, "lazy needs max_steps"),
+    ({"save_strategy": "epoch", "lazy": True, "max_steps": 5}, "lazy needs save_strategy"),
+    ({"evaluation_strategy": "epoch", "lazy": True, "max_steps": 5}, "lazy needs evaluation_strategy"),
+    ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
+    ({"do_eval": False, "evaluation_strategy": "steps"}, "needs do_eval: true"),
+    ({"load_best_model_at_end": True}, "load_best_model_at_end needs evaluation_strategy"),
+    (
+        {"save_strategy": "epoch", "evaluation_strategy": "steps", "load_best_model_at_end": True},
+        "evaluation_strategy (steps) and save_strategy (epoch)",
+    ),
+    (
+        {
+            **{"save_steps": 10, "eval_steps": 4, "evaluation_strategy": "steps", "save_strategy": "steps"},
+            "load_best_model_at_end": True,
+        },
+        "save_steps 10 is not a multiple of eval_steps 4",
+    ),
+    ({"metric_for_best_model": "rougel"}, "needs eval_with_do_generation"),
+    ({"metric_for_best_model": "eval_bleu4"}, "needs eval_with_do_generation"),
+    ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
+    ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
+    ({"device": "npu"}, "not available yet"),
+    ({"do_train": False}, "nothing to do"),
+    ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
+    ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),
+    ({"output_dir": ""}, "do_train needs output_dir"),
+    ({"dataset_name_or_path": None, "do_train": None, "do_eval": True}, "do_eval needs dataset_name_or_path"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), CONTRADICTIONS, ids=lambda value: " ".join(value)[:50])
+def test_contradictions(tmp_path, values, words):
+    keys = [key for key in SMALLEST | values if (SMALLEST | values)[key] is not None]
+    (found,) = problems(write(tmp_path, SMALLEST | values))
+    assert words in found.message, found
+    first = next(iter(values))
+    if (SMALLEST | values)[first] is not None:
+        assert found.key == first and found.line == 2 + list(SMALLEST | values).index(first)
+    else:
+        assert found.line is not None and keys
+
+
+def test_number_of_contradictions():
+    assert len(CONTRADICTIONS) == 23
+
+
+def test_a_broken_key_makes_no_second_problem(tmp_path):
+    values = {"zero_padding": "x", "greedy_zero_padding": True, "do_eval": "x", "evaluation_strategy": "steps"}
+    assert [problem.key for problem in problems(write(tmp_path, SMALLEST | values))] == ["zero_padding", "do_eval"]
+
+
+def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, monkeypatch):
+    path = write(tmp_path, SMALLEST | {"device": "gpu"})
+    monkeypatch.setattr(checks, "has_gpu", lambda: False)
+    (found,) = problems(path)
+    assert found.line == 6 and "--device cpu" in found.message
+    assert load(path, "--device", "cpu").precision.device == "cpu"
+    monkeypatch.setattr(checks, "has_gpu", lambda: True)
+    monkeypatch.setattr(resolve, "has_gpu", lambda: True)
+    assert load(path).precision.device == "gpu"
+    config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
+    assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"bf16": True, "fp16_opt_level": "O2"}, "bf16 has no effect on the CPU"),
+        ({"fp16": True}, "fp16 has no effect on the CPU"),
+        ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
+        ({"use_flash_attention": True, "flash_mask": True, "zero_padding": True}, "flash_mask is for GPUs"),
+        ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
+        ({"src_length": 512, "max_length": 512}, "no room for an answer"),
+        ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
+        ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
+        ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
+        ({"weight_blocksize": 64}, "weight_quantize_algo is off"),
+        ({"evaluation_strategy": "epoch"}, "do_eval is on"),
+        ({"save_generation_output": True}, "eval_with_do_generation is false"),
+        ({"vera_rank": 4}, "vera_rank has no effect: vera is off"),
+    ],
+    ids=lambda value: " ".join(value)[:50],
+)
+def test_notes(tmp_path, values, words):
+    config = load(write(tmp_path, SMALLEST | {"device": "cpu"} | values))
+    assert len(config.notes) == 1 and words in config.notes[0], config.notes
+    assert f"{tmp_path}/run.json:" in config.notes[0]
+    assert config.precision.compute_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "greater"),
+    [
+        (None, "loss", False),
+        ("no", "loss", False),
+        ("eval_loss", "loss", False),
+        ("ppl", "perplexity", False),
+        ("eval_accuracy", "accuracy", True),
+        ("rougeL", "rougel", True),
+        ("bleu", "bleu4", True),
+    ],
+)
+def test_metric_names_become_one(tmp_path, written, name, greater):
+    path = write(tmp_path, SMALLEST | {"metric_for_best_model": written, "eval_with_do_generation": True})
+    train = load(path).train
+    assert (train.metric_for_best_model, train.greater_is_better) == (name, greater)
+    assert load(path, "--greater_is_better").train.greater_is_better is True
+
+
+def test_several_processes_are_not_sharded_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    (found,) = problems(write(tmp_path, SMALLEST | {"sharding": "stage1"}))
+    assert "not available yet" in found.message

@@ -1,0 +1,161 @@
+"""One damage to every key at a time: a typo, a wrong type, a value out of range; each is named at its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from config_cases import SMALLEST, edits, known, load, problems, write
+
+from paddlenlp_ext.config.schema import Option
+
+KNOWN = known()
+SPELLINGS = sorted(KNOWN.keys)
+IN_FILES = [option for option in KNOWN.options.values() if option.section != "command"]
+
+
+def document(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    """A file of one key a line, and each key's line."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n", {key: number for number, key in enumerate(values, start=2)}
+
+
+@pytest.mark.parametrize("kind", ["left out", "put in", "replaced", "swapped"])
+def test_a_typo_in_every_key(tmp_path, kind):
+    cases: dict[str, str] = {}
+    for spelling in SPELLINGS:
+        for seed in range(9):
+            typo = edits(spelling, seed)[kind]
+            if typo not in KNOWN.keys and typo not in cases:
+                cases[typo] = spelling
+                break
+    assert set(cases.values()) == set(SPELLINGS), "every key has a typo"
+    text, lines = document(SMALLEST | dict.fromkeys(cases, 1))
+    path = write(tmp_path, text)
+    found = {problem.key: problem for problem in problems(path)}
+    assert set(found) == set(cases), "no typo is taken for a key, and nothing else is wrong"
+    right = 0
+    for typo, spelling in cases.items():
+        assert (found[typo].file, found[typo].line, found[typo].column) == (path, lines[typo], 3)
+        assert f"unknown key {typo!r}" in found[typo].message
+        meant = {name for name in SPELLINGS if KNOWN.keys[name] == KNOWN.keys[spelling]}
+        right += any(f"did you mean {name!r}?" in found[typo].message for name in meant)
+    assert right / len(cases) >= 0.98, f"{right} of {len(cases)} suggestions are right"
+
+
+def test_number_of_typos():
+    assert len(SPELLINGS) * 4 >= 800
+
+
+def test_a_typo_alone_in_a_valid_file(tmp_path):
+    count = 0
+    for spelling in SPELLINGS[::5]:
+        typo = edits(spelling, 0)["left out"]
+        if typo in KNOWN.keys:
+            continue
+        (found,) = problems(write(tmp_path, SMALLEST | {typo: True}))
+        assert (found.line, found.column, found.key) == (6, 5, typo)
+        (found,) = problems(write(tmp_path, SMALLEST), f"--{typo}", "1")
+        assert str(found).startswith(f"command line: --{typo}: unknown key")
+        count += 2
+    assert count >= 80
+
+
+def wrong_values(option: Option) -> list[Any]:
+    """JSON values of types that the option does not take."""
+    wrong: list[Any] = [{"a": 1}, [1], [["a"]], 1.5, 7, "word", True]
+    if bool in option.kinds:
+        wrong.remove(True)
+    if int in option.kinds:
+        wrong.remove(7)
+    if float in option.kinds:
+        wrong = [value for value in wrong if value is True or not isinstance(value, int | float)]
+    if not option.kinds.isdisjoint({str, list, tuple}):
+        wrong.remove("word")
+    return wrong
+
+
+def test_a_wrong_type_for_every_key(tmp_path):
+    count = 0
+    for index in range(7):
+        cases = {}
+        for option in IN_FILES:
+            wrong = wrong_values(option)
+            if index < len(wrong):
+                cases[option.key] = wrong[index]
+        if not cases:
+            break
+        text, lines = document(SMALLEST | cases)
+        found = problems(write(tmp_path, text))
+        assert {problem.key for problem in found} == set(cases), f"round {index}"
+        assert len(found) == len(cases)
+        for problem in found:
+            assert (problem.line, problem.column) == (lines[problem.key], len(problem.key) + 7)
+            assert "expected " in problem.message and problem.message.startswith(problem.key)
+        count += len(cases)
+    assert count >= 1000
+
+
+def test_a_wrong_word_on_the_command_line(tmp_path):
+    path = write(tmp_path, SMALLEST)
+    count = 0
+    for option in KNOWN.options.values():
+        if option.kinds <= {bool, int, float}:
+            (found,) = problems(path, f"--{option.key}", "word")
+            assert str(found).startswith(f"command line: --{option.key}: {option.key}: expected ")
+            count += 1
+    assert count >= 130
+
+
+def outside(option: Option) -> list[Any]:
+    """Values of the right type that the option's limits exclude."""
+    limits = option.limits
+    values: list[Any] = []
+    if limits.minimum is not None:
+        values.append(int(limits.minimum) - 1)
+    if limits.maximum is not None:
+        values.append(int(limits.maximum) + 1)
+    values += [int(bound) for bound in (limits.above, limits.below) if bound is not None]
+    if limits.choices is not None or limits.flags is not None:
+        values.append("sideways")
+    return values
+
+
+def test_values_out_of_range(tmp_path):
+    count = 0
+    for index in range(4):
+        cases = {option.key: outside(option)[index] for option in IN_FILES if index < len(outside(option))}
+        if not cases:
+            continue
+        text, lines = document(SMALLEST | cases)
+        found = problems(write(tmp_path, text))
+        assert {problem.key for problem in found} == set(cases)
+        for problem in found:
+            assert (problem.line, problem.column) == (lines[problem.key], len(problem.key) + 7)
+            limits = KNOWN.options[problem.key].limits
+            for allowed in limits.choices or limits.flags or (limits.describe(),):
+                assert allowed in problem.message
+        count += len(cases)
+    assert count >= 65
+
+
+def test_near_misses_come_with_a_remedy(tmp_path):
+    cases = {
+        "max_steps": (10.0, "write 10"),
+        "learning_rate": ("3e-5", "without quotes"),
+        "lora": ("true", "without quotes"),
+        "output_dir": (3, "in double quotes"),
+        "seed": ({"value": 1}, "flat"),
+    }
+    for key, (value, remedy) in cases.items():
+        (found,) = problems(write(tmp_path, SMALLEST | {key: value}))
+        assert remedy in found.message
+    assert "one level up" in problems(write(tmp_path, SMALLEST | {"zzzzzzz": {"seed": 1}}))[0].message
+
+
+def test_the_defaults_of_every_key_are_valid(tmp_path):
+    values = {option.key: option.default for option in IN_FILES if option.default is not None}
+    config = load(write(tmp_path, values | SMALLEST))
+    assert len(values) > 150
+    assert all("has no effect: " in note and (" is off" in note or " is false" in note) for note in config.notes)

@@ -1,0 +1,193 @@
+"""Merging files and the command line, spellings, adapter methods, and the way back to a flat file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from config_cases import METHODS, SMALLEST, FakeLoKrConfig, FakeLoRAConfig, FakePissaConfig, load, problems, write
+
+from paddlenlp_ext.config import ConfigError, load_run_config
+
+
+def test_defaults_follow_the_documentation():
+    config = load("--model_name_or_path", "m", "--dataset_name_or_path", "d", "--output_dir", "o", "--do_train")
+    assert config.optim.learning_rate == 5e-5
+    assert config.train.num_train_epochs == 3 and config.train.save_strategy == "no"
+    assert config.train.per_device_train_batch_size == config.train.per_device_eval_batch_size == 8
+    assert (config.data.src_length, config.data.max_length) == (1024, 2048)
+    assert (config.generation.top_k, config.generation.top_p) == (1, 1.0)
+    assert config.train.neftune_noise_alpha == 5.0 and config.optim.warmup_steps == 0
+    assert config.peft is None and config.notes == []
+
+
+def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
+    first = write(tmp_path, SMALLEST | {"seed": 1, "max_steps": 1, "logging_steps": 1, "eval_steps": 9}, "a.json")
+    second = write(tmp_path, {"max_steps": 2, "logging_steps": 2, "eval_steps": None}, "b.json")
+    config = load(first, second, "--logging_steps", "3", "--logging_steps=4")
+    assert (config.train.seed, config.train.max_steps, config.train.logging_steps) == (1, 2, 4)
+    assert config.train.eval_steps == 4, "null took back the 9, and the default is logging_steps"
+    assert load(second, first).train.max_steps == 1
+
+
+def test_an_overridden_mistake_is_still_reported(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"seed": "x"}), "--seed", "3")
+    assert found.key == "seed" and found.line == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--lora"], True),
+        (["--lora", "true"], True),
+        (["--lora=YES"], True),
+        (["--lora", "0"], False),
+        (["--lora", "--no_lora"], False),
+        (["--no-lora", "--lora", "on"], True),
+        (["--lora", "null"], False),
+    ],
+)
+def test_switches_on_the_command_line(tmp_path, arguments, expected):
+    config = load(*arguments, write(tmp_path, SMALLEST))
+    assert (config.peft is not None) is expected
+
+
+def test_values_on_the_command_line(tmp_path):
+    path = write(tmp_path, SMALLEST)
+    config = load(
+        *("--max-steps", "-1", "--learning_rate", "1e-4", "--lora", "--lora_target_modules", "q_proj,v_proj"),
+        *("--resume_from_checkpoint", path, "--chat_template=none", "--weight_decay", "1"),
+        path,
+    )
+    assert config.train.max_steps == -1 and config.optim.learning_rate == 1e-4 and config.optim.weight_decay == 1.0
+    assert config.peft.target_modules == ("q_proj", "v_proj")
+    assert config.train.resume_from_checkpoint == path and config.data.chat_template == "none"
+    config = load(path, "--resume_from_checkpoint", "--lora", "--lora_target_modules", '[".*[qk]_proj{1,2}"]')
+    assert config.train.resume_from_checkpoint is True and config.peft.target_modules == (".*[qk]_proj{1,2}",)
+
+
+def test_command_line_mistakes_are_located_there(tmp_path):
+    path = write(tmp_path, SMALLEST)
+    found = problems(path, "-x", "--max_steps", "--lora_rank", "1e1", "--no_lora=3", "--saveing_steps", "5", "--seed")
+    assert [str(problem).split(": ")[1] for problem in found] == [
+        *("-x", "--max_steps", "--lora_rank", "--no_lora", "--saveing_steps", "--seed")
+    ]
+    assert "did you mean 'save_steps'?" in found[4].message and "a value is missing" in found[5].message
+
+
+def test_no_abbreviations(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST), "--save_total_lim", "1")
+    assert "did you mean 'save_total_limit'?" in found.message
+
+
+def test_spellings(tmp_path):
+    pairs = {
+        "flashmask": ("flash_mask", True),
+        "flash_attention": ("use_flash_attention", True),
+        "intokens": ("zero_padding", True),
+        "eval_strategy": ("evaluation_strategy", "no"),
+        "qlora_weight_blocksize": ("weight_blocksize", 64),
+        "qlora_weight_double_quant": ("weight_double_quant", False),
+        "qlora_weight_double_quant_block_size": ("weight_double_quant_block_size", 256),
+        "lokr_dim": ("lokr_rank", 4),
+        "task_name_or_path": ("task_name", "a"),
+    }
+    others = {alias: value for alias, (_, value) in pairs.items()}
+    flat = load(write(tmp_path, SMALLEST | others | {"lokr": True})).to_flat_dict()
+    assert {key: flat[key] for key, _ in pairs.values()} == dict(pairs.values())
+    both = SMALLEST | {"intokens": True, "zero_padding": True}
+    assert load(write(tmp_path, both)).data.zero_padding
+    (found,) = problems(write(tmp_path, SMALLEST | {"intokens": True, "zero_padding": False}))
+    assert found.line == 7 and "zero_padding and intokens are one key" in found.message
+    first = write(tmp_path, SMALLEST | {"intokens": True}, "a.json")
+    assert not load(first, write(tmp_path, {"zero_padding": False}, "b.json")).data.zero_padding
+
+
+def test_numbers_for_truth_as_paddlenlp_has_them(tmp_path):
+    config = load(write(tmp_path, SMALLEST | {"continue_training": 1, "sequence_parallel": 0, "bf16": 0}))
+    assert config.model.continue_training is True and config.parallel.sequence_parallel is False
+    assert problems(write(tmp_path, SMALLEST | {"bf16": 2}))[0].key == "bf16"
+
+
+def test_a_method_is_chosen_by_its_switch_and_its_keys_lose_the_prefix(tmp_path):
+    values = {"lora": True, "lora_rank": 4, "lora_target_modules": "q_proj", "rslora": True, "lora_plus_scale": 16}
+    config = load(write(tmp_path, SMALLEST | values))
+    expected = FakeLoRAConfig(rank=4, target_modules=("q_proj",), rslora=True, plus_scale=16.0)
+    assert config.peft == expected and config.peft_switch == "lora"
+    assert "not_a_key" not in config.to_flat_dict() and "lora_not_a_key" not in config.to_flat_dict()
+
+
+def test_a_refinement_is_on_beside_the_method_it_refines(tmp_path):
+    config = load(write(tmp_path, SMALLEST | {"lora": True, "pissa": True, "lora_rank": 4}))
+    assert config.peft == FakePissaConfig(rank=4)
+    assert load(write(tmp_path, config.to_flat_dict(), "again.json")).peft == config.peft
+    (found,) = problems(write(tmp_path, SMALLEST | {"pissa": True}))
+    assert found.message == "pissa needs lora: true as well"
+
+
+def test_two_methods_at_once(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"lora": True, "lokr": True}))
+    assert found.line == 7 and "lora and lokr are both on" in found.message
+
+
+def test_what_a_method_refuses_is_located_at_its_keys(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"lora_rank": 13, "lora": True}))
+    assert (found.line, found.column) == (6, 18) and "take 12" in found.message
+
+
+def test_keys_of_a_method_that_is_off_are_noted(tmp_path):
+    config = load(write(tmp_path, SMALLEST | {"lora_rank": 4, "lora": False}))
+    assert config.peft is None and config.notes == [f"lora_rank has no effect: lora is false ({tmp_path}/run.json:6)"]
+
+
+def test_a_method_that_registers_takes_its_keys_from_the_table(tmp_path):
+    values = SMALLEST | {"lokr": True, "lokr_dim": 4}
+    assert load(write(tmp_path, values)).peft == FakeLoKrConfig(rank=4)
+    without = {name: method for name, method in METHODS.items() if name != "lokr"}
+    (found,) = problems(write(tmp_path, values), methods=without)
+    assert found.message.startswith("lokr: true is not available yet")
+
+
+def test_flat_dict_loads_to_the_same_tree(tmp_path):
+    values = {"lora": True, "lora_rank": 4, "eval_strategy": "epoch", "report_to": "none", "flashmask": None}
+    config = load(write(tmp_path, SMALLEST | values))
+    again = load(write(tmp_path, config.to_flat_dict(), "run_config.json"))
+    config.notes.clear(), again.notes.clear()
+    assert again == config and json.dumps(config.to_flat_dict())
+    assert config.train.do_eval and config.model.tokenizer_name_or_path == "model"
+    assert config.precision.device in ("cpu", "gpu")
+
+
+def test_command_keys_belong_to_the_command_line(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"dry_run": True}))
+    assert found.line == 6 and "--dry_run" in found.message
+    config = load(write(tmp_path, SMALLEST), "--dry_run", "--show_data", "3")
+    assert config.command.dry_run and config.command.show_data == 3
+    assert "dry_run" not in config.to_flat_dict()
+
+
+def test_help_lists_every_key_and_ends_well(capsys):
+    with pytest.raises(SystemExit) as stop:
+        load_run_config(["--help"], METHODS)
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    from paddlenlp_ext.config.known import known_keys
+
+    assert all(f"--{spelling}" in text for spelling in known_keys(METHODS).keys)
+
+
+def test_nothing_given_says_how():
+    (found,) = problems()
+    assert "CONFIG.json" in found.message
+
+
+def test_all_problems_come_in_the_order_of_reading(tmp_path):
+    first = write(tmp_path, '{"seed": "x", "do_train": true,\n "output_dir": 3, "sed": 1}', "z.json")
+    second = write(tmp_path, '{"max_steps": 0}', "a.json")
+    with pytest.raises(ConfigError) as error:
+        load(first, second, "--top_p", "2")
+    places = [(problem.file, problem.line, problem.column) for problem in error.value.problems]
+    assert places == [(first, 1, 10), (first, 2, 16), (first, 2, 19), *places[3:]]
+    assert str(error.value).startswith(f"{len(places)} problems in the configuration:\n  1. {first}:1:10: seed")
+    assert str(error.value.problems[-1]).startswith("command line: --top_p")
+    assert isinstance(error.value, ValueError)
