@@ -26,7 +26,10 @@ CONTRADICTIONS = [
     ),
     (
         {
-            **{"save_steps": 10, "eval_steps": 4, "evaluation_strategy": "steps", "save_strategy": "steps"},
+            "save_steps": 10,
+            "eval_steps": 4,
+            "evaluation_strategy": "steps",
+            "save_strategy": "steps",
             "load_best_model_at_end": True,
         },
         "save_steps 10 is not a multiple of eval_steps 4",

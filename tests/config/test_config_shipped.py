@@ -1,0 +1,172 @@
+"""Every configuration file that is shipped loads; PaddleNLP's own files load or are refused by the part that lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_cases import METHODS, load, problems, write
+
+ROOT = Path(__file__).parents[2] / "llm" / "config"
+SHIPPED = sorted(ROOT.rglob("*.json"))
+LORA_ONLY = {"lora": METHODS["lora"]}
+
+# What PaddleNLP 3.0.0b4's llm/config/llama files set: a common block, and each file's difference to it.
+COMMON: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "dataset_name_or_path": "./data",
+    "output_dir": "./checkpoints/ckpts",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "per_device_eval_batch_size": 8,
+    "eval_accumulation_steps": 16,
+    "num_train_epochs": 3,
+    "learning_rate": 3e-04,
+    "warmup_steps": 30,
+    "logging_steps": 1,
+    "evaluation_strategy": "epoch",
+    "save_strategy": "epoch",
+    "src_length": 1024,
+    "max_length": 2048,
+    "bf16": True,
+    "fp16_opt_level": "O2",
+    "do_train": True,
+    "do_eval": True,
+    "disable_tqdm": True,
+    "load_best_model_at_end": True,
+    "eval_with_do_generation": False,
+    "metric_for_best_model": "accuracy",
+    "recompute": True,
+    "save_total_limit": 1,
+    "tensor_parallel_degree": 1,
+    "pipeline_parallel_degree": 1,
+    "use_flash_attention": False,
+    "zero_padding": False,
+    "unified_checkpoint": True,
+}
+NO_EVALUATION = {"do_eval": False, "evaluation_strategy": "no", "load_best_model_at_end": False}
+FLASHMASK = {
+    "max_steps": 12000,
+    "warmup_steps": None,
+    "warmup_ratio": 0.03,
+    "src_length": 8000,
+    "max_length": 8192,
+    "evaluation_strategy": "no",
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "tensor_parallel_degree": 2,
+    "pipeline_parallel_config": "disable_p2p_cache_shape",
+    "zero_padding": True,
+    "greedy_zero_padding": True,
+    "lazy": True,
+    "use_flash_attention": True,
+    "flash_mask": True,
+    "tensor_parallel_output": True,
+}
+PREFERENCE = {
+    "train_dataset_path": "./data/train.jsonl",
+    "dev_dataset_path": "./data/dev.jsonl",
+    "max_seq_len": 4096,
+    "max_prompt_len": 2048,
+    "tensor_parallel_degree": 8,
+    "loss_type": "sigmoid",
+    "benchmark": False,
+    "autotuner_benchmark": False,
+}
+# file -> its difference, the keys that are refused while only LoRA is built
+OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "sft": ({"pipeline_parallel_config": "disable_p2p_cache_shape", "sharding": "stage2", "recompute": False}, set()),
+    "lora": ({"lora": True, "pissa": False, "sharding": "stage1", "use_flash_attention": True}, set()),
+    "qlora": ({"lora": True, "weight_quantize_algo": "nf4"}, {"weight_quantize_algo"}),
+    "wint8_lora": ({"lora": True, "weight_quantize_algo": "weight_only_int8"}, {"weight_quantize_algo"}),
+    "vera": ({"vera": True, "bf16": None, "fp16": True, "unified_checkpoint": None, "save_total_limit": 10}, {"vera"}),
+    "lokr": (
+        {
+            **NO_EVALUATION,
+            "lokr": True,
+            "lr_scheduler_type": "linear",
+            "src_length": 512,
+            "max_length": 512,
+            "attention_probs_dropout_prob": 0,
+            "hidden_dropout_prob": 0,
+            "save_strategy": "steps",
+        },
+        {"lokr"},
+    ),
+    "reft": (
+        {
+            **NO_EVALUATION,
+            "reft": True,
+            "intervention_type": "TinyIntervention",
+            "warmup_ratio": 0.01,
+            "max_length": 512,
+            "remove_unused_columns": False,
+            "metric_for_best_model": "no",
+            "unified_checkpoint": None,
+        },
+        {"reft"},
+    ),
+    "pt": ({"prefix_tuning": True, "learning_rate": 3e-02, "use_flash_attention": True}, {"prefix_tuning"}),
+    "flashmask/sft": (FLASHMASK, {"tensor_parallel_degree"}),
+    "flashmask/lora": (FLASHMASK | {"lora": True, "benchmark": True}, {"tensor_parallel_degree"}),
+    "dpo": (
+        PREFERENCE | {"beta": 0.1, "label_smoothing": 0.0, "lazy": False, "recompute_granularity": "full"},
+        {"train_dataset_path", "dev_dataset_path", "max_seq_len", "max_prompt_len", "tensor_parallel_degree"}
+        | {"loss_type"},
+    ),
+    "pretrain": (
+        {
+            "dataset_name_or_path": None,
+            "input_dir": "./data",
+            "max_seq_length": 4096,
+            "virtual_pp_degree": 1,
+            "sequence_parallel": 0,
+            "use_fused_rms_norm": True,
+            "use_fused_rope": True,
+            "distributed_dataloader": 1,
+            "min_learning_rate": 3e-06,
+            "weight_decay": 0.01,
+            "continue_training": 1,
+        },
+        {"input_dir", "max_seq_length", "dataset_name_or_path"},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_file_loads(path):
+    config = load(str(path), methods=LORA_ONLY)
+    assert (config.peft is not None) == path.name.startswith("lora")
+    assert config.train.do_train and config.data.zero_padding
+    unexpected = [note for note in config.notes if "CPU" not in note]
+    assert unexpected == [], "a shipped file has no idle keys"
+
+
+def test_every_family_has_its_files():
+    families = ("llama", "mistral", "qwen", "smollm2")
+    expected = {f"{family}/{method}_argument.json" for family in families for method in ("sft", "lora")}
+    names = {str(path.relative_to(ROOT)) for path in SHIPPED}
+    assert expected <= names and len(SHIPPED) == 8
+    written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
+    assert len(written) == len(SHIPPED), "two files that share an output_dir would resume one from the other"
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_file(tmp_path, name):
+    difference, refused = OFFICIAL[name]
+    path = write(tmp_path, COMMON | difference)
+    if not refused:
+        config = load(path, methods=LORA_ONLY)
+        noted = {note.split(" ")[0] for note in config.notes}
+        assert {"unified_checkpoint", "eval_accumulation_steps", "sharding"} <= noted
+        assert (config.peft is not None) == (name == "lora")
+    else:
+        found = problems(path, methods=LORA_ONLY)
+        assert {problem.key for problem in found} == refused, [str(problem) for problem in found]
+        assert all("not available yet" in problem.message for problem in found) or name == "pretrain"
+
+
+def test_number_of_official_files():
+    assert len(OFFICIAL) == 12

@@ -1,0 +1,62 @@
+"""The names that users' files rely on: adding or losing one is a decision, made by editing known_keys.txt."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from paddlenlp_ext.config.known import KnownKeys, known_keys
+from paddlenlp_ext.peft.registry import peft_methods
+
+ROOT = Path(__file__).parents[2]
+FROZEN = Path(__file__).with_name("known_keys.txt")
+
+
+def known() -> KnownKeys:
+    return known_keys(peft_methods())
+
+
+def test_known_keys_are_those_of_the_committed_list():
+    frozen = FROZEN.read_text(encoding="utf-8").split()
+    assert frozen == sorted(set(frozen)), "one spelling a line, sorted"
+    now = set(known().keys)
+    assert now - set(frozen) == set(), "new keys: add them to known_keys.txt"
+    assert set(frozen) - now == set(), "lost keys: files that have them no longer load"
+
+
+def test_keys_of_the_documents_are_known():
+    documented = (
+        "model_name_or_path use_flash_attention flash_mask lora lora_path lora_rank rslora lora_plus_scale "
+        "neftune neftune_noise_alpha vera vera_rank lokr lokr_rank use_long_sequence_strategies reft use_mora "
+        "lora_use_mixer pissa strategy_type strategy_name rope_scaling_factor dataset_name_or_path "
+        "zero_padding greedy_zero_padding src_length max_length lazy autoregressive use_pose_convert "
+        "eval_with_do_generation top_k top_p output_dir per_device_train_batch_size "
+        "gradient_accumulation_steps per_device_eval_batch_size num_train_epochs learning_rate warmup_steps "
+        "warmup_ratio evaluation_strategy save_strategy fp16 bf16 fp16_opt_level do_train do_eval recompute "
+        "refined_recompute tensor_parallel_degree pipeline_parallel_degree sharding_parallel_degree sharding "
+        "optim layers position intervention_type rank act_fn add_bias dropout weight_quantize_algo flashmask"
+    )
+    names = documented.split()
+    assert len(names) == 64
+    assert set(names) <= set(known().keys)
+
+
+def test_every_key_has_a_line_of_help():
+    for option in known().options.values():
+        assert option.help and "\n" not in option.help, option.key
+
+
+def test_the_page_has_the_tables_of_the_code():
+    maker = _load(ROOT / "docs" / "make_configuration.py")
+    page = maker.PAGE.read_text(encoding="utf-8")
+    assert maker.renew(page) == page, "run: python docs/make_configuration.py"
+    assert all(f"`{spelling}`" in page for spelling in known().keys)
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
