@@ -66,5 +66,5 @@ class DataAccount:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataAccount:
         """The inverse of `to_json`."""
-        rows = tuple(BadRow(Place(**row["place"]), row["reason"], row["message"]) for row in values["examples"])
+        rows = tuple(BadRow(**{**row, "place": Place(**row["place"])}) for row in values["examples"])
         return cls(**{**values, "examples": rows})

@@ -33,11 +33,16 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be learned from. `reason` is the account's short word, `message` says what is wrong."""
+    """A row that is not learned from.
+
+    `reason` is the account's short word, `message` says what is wrong. `by_policy`: nothing is wrong, an option said
+    to leave such rows out.
+    """
 
     place: Place
     reason: str
     message: str
+    by_policy: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}: {self.message}"
@@ -57,12 +62,14 @@ class RowError(ValueError):
     Attributes:
         reason: the account's short word.
         path: keys and indices from the row to the part that is wrong.
+        by_policy: an option said to leave such rows out.
     """
 
-    def __init__(self, reason: str, message: str, path: Sequence[str | int] = ()) -> None:
+    def __init__(self, reason: str, message: str, path: Sequence[str | int] = (), *, by_policy: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
         self.path = tuple(path)
+        self.by_policy = by_policy
 
 
 class DataError(ValueError):

@@ -14,6 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.data.json_position import locate
 from paddlenlp_ext.data.rows import BadRow, Place, RowError, SourceRow
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPLITS = ("train", "dev")
 SUFFIXES = (".json", ".jsonl")
@@ -29,11 +30,11 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
     assert split in SPLITS, split
     folder = Path(dataset_name_or_path).expanduser()
     if not folder.is_dir():
-        kind = "a file, not a folder" if folder.exists() else "neither a folder"
-        known = f" nor a built-in dataset ({', '.join(builtin_names)})" if builtin_names else ""
+        what = "is a file" if folder.is_file() else "is neither a folder nor a built-in dataset"
+        known = f" Built in: {', '.join(builtin_names)}." if builtin_names else ""
         raise ValueError(
-            f"dataset_name_or_path is {dataset_name_or_path!r}, {kind}{known}; "
-            "give a folder that holds train.json and dev.json (one JSON object a line)"
+            f"dataset_name_or_path {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, builtin_names)} "
+            f"Give a folder that holds train.json and dev.json (one JSON object a line).{known}"
         )
     single = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
     present = [path for path in single if path.is_file()]

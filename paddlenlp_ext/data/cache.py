@@ -1,0 +1,102 @@
+"""Tokenized rows on disk: arrays that are mapped, not read, and the account beside them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext.data.account import DataAccount
+from paddlenlp_ext.data.encode import TokenizedRow
+from paddlenlp_ext.utils.atomic import atomic_folder
+from paddlenlp_ext.utils.log import get_logger
+
+ACCOUNT_FILE = "account.json"
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """All rows of a split, one behind the other.
+
+    Attributes:
+        tokens: int32 [all tokens].
+        learned: bool [all tokens].
+        offsets: int64 [rows + 1]; row i is offsets[i] to offsets[i + 1].
+        places: int64 [rows, 3]: number of the file, line, column.
+        answers: int64 [rows, 2]: where the last answer of the row begins, counted from the row's first token, and the
+            number of its turn.
+    """
+
+    tokens: np.ndarray
+    learned: np.ndarray
+    offsets: np.ndarray
+    places: np.ndarray
+    answers: np.ndarray
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenStore:
+        """Join rows; `files` gives the files their numbers."""
+        number_of = {file: number for number, file in enumerate(files)}
+        lengths = [len(row.tokens) for row in rows]
+        places = [(number_of[row.place.file], row.place.line, row.place.column) for row in rows]
+        return cls(
+            tokens=np.concatenate([row.tokens for row in rows]) if rows else np.zeros(0, np.int32),
+            learned=np.concatenate([row.learned for row in rows]) if rows else np.zeros(0, bool),
+            offsets=np.cumsum([0, *lengths], dtype=np.int64),
+            places=np.array(places, dtype=np.int64).reshape(len(rows), 3),
+            answers=np.array([(row.answer_start, row.last_turn) for row in rows], dtype=np.int64).reshape(len(rows), 2),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write every array to a file of its name."""
+        for name, array in vars(self).items():
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenStore:
+        """Map the arrays of `save`.
+
+        Raises:
+            ValueError: a file is missing or damaged.
+        """
+        try:
+            names = list(cls.__dataclass_fields__)
+            store = cls(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names))
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"the tokenized data in {folder} is damaged ({error}); delete that folder") from error
+        if len(store.offsets) < 1 or store.offsets[-1] != len(store.tokens):
+            raise ValueError(f"the tokenized data in {folder} is damaged (its lengths disagree); delete that folder")
+        return store
+
+
+def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccount]]) -> tuple[TokenStore, DataAccount]:
+    """What stands in `folder`, built there first if need be. Of several processes one builds, the others wait for it.
+
+    Raises:
+        ValueError: what stands there is damaged; and whatever `build` raises, in which case nothing is left behind.
+    """
+    with _only_one(folder):
+        if not folder.is_dir():
+            store, account = build()
+            with atomic_folder(folder) as draft:
+                store.save(draft)
+                (draft / ACCOUNT_FILE).write_text(json.dumps(account.to_json(), indent=1), encoding="utf-8")
+            get_logger().info("tokenized data written to %s", folder)
+        else:
+            get_logger().info("tokenized data found in %s", folder)
+    account = DataAccount.from_json(json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8")))
+    return TokenStore.load(folder), account
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the lock beside `folder`; the system lets go of it even when the process is killed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,135 @@
+"""The built-in dataset `inflection`: questions on English word forms, with one right word as the answer.
+
+Made from the lexicon inside the package `lemminflect` (MIT; derived from the SPECIALIST lexicon). Its rows are
+`lemma,part of speech,form,...`:
+
+    verb   past, past participle (empty: as the past), present participle, third person singular
+    noun   plural
+    adj    comparative, superlative
+
+Variants of a form are written `a/b`; an empty column is a form that does not exist. Only forms with one spelling are
+asked for, and only for lemmas of 3 to 12 plain lower-case letters (names, hyphens and the longest terms fall away).
+The score is the share of answers that are the word itself, so a model can be seen to learn spelling rules
+(carry, carried; stop, stopping) and exceptions (mouse, mice).
+
+Splits are by lemma: no form of a word in dev is in train. Which words those are depends on a hash of the lemma alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddlenlp_ext.data.rows import Place, SourceRow
+
+NUM_ROWS = {"train": 20_000, "dev": 400}
+DEV_LEMMAS_IN_1000 = 40
+PLAIN_IN_CHANGED = 1
+"""Forms made by merely adding the ending, asked for each form that is not."""
+_LEMMA = re.compile(r"[a-z]{3,12}")
+_FORM = re.compile(r"[a-z]+")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A column of the lexicon: what it is called in a question, and the ending that makes it without further change."""
+
+    column: int
+    question: str
+    ending: str
+
+
+_VERB = (
+    Form(2, "past tense of the verb", "ed"),
+    Form(3, "past participle of the verb", "ed"),
+    Form(4, "present participle of the verb", "ing"),
+    Form(5, "third person singular of the verb", "s"),
+)
+_FORMS = {
+    "verb": _VERB,
+    "noun": (Form(2, "plural of the noun", "s"),),
+    "adj": (Form(2, "comparative of the adjective", "er"), Form(3, "superlative of the adjective", "est")),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question that could be asked."""
+
+    place: Place
+    lemma: str
+    form: Form
+    answer: str
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the answer is more than the lemma with its ending."""
+        return self.answer != self.lemma + self.form.ending
+
+    @property
+    def rank(self) -> str:
+        """A stable, meaningless order."""
+        return _digest(f"{self.lemma} {self.form.question}")
+
+
+def lexicon_path() -> Path:
+    """The lexicon's file; the package is found without being imported.
+
+    Raises:
+        ValueError: `lemminflect` is not installed.
+    """
+    spec = importlib.util.find_spec("lemminflect")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "the built-in dataset 'inflection' is made from the lexicon in the package lemminflect, "
+            "which is not installed; run: pip install lemminflect"
+        )
+    path = Path(spec.origin).parent / "resources" / "infl_lu.csv.gz"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing from the package lemminflect; run: pip install lemminflect==0.2.3")
+    return path
+
+
+def read_inflection(split: str) -> Iterator[SourceRow]:
+    """The questions of a split as {"src", "tgt"} rows; a place is a line of the lexicon."""
+    path = lexicon_path()
+    with gzip.open(path, "rt", encoding="utf-8") as lexicon:
+        items = [
+            item
+            for line, text in enumerate(lexicon, start=1)
+            for item in _items(Place(path.name, line), text.rstrip("\n"))
+        ]
+    items = sorted((item for item in items if _split_of(item.lemma) == split), key=lambda item: item.rank)
+    changed = [item for item in items if item.is_changed]
+    plain = [item for item in items if not item.is_changed][: PLAIN_IN_CHANGED * len(changed)]
+    for item in sorted([*changed, *plain], key=lambda item: item.rank)[: NUM_ROWS[split]]:
+        question = f'What is the {item.form.question} "{item.lemma}"? Answer with one word.'
+        yield SourceRow(item.place, {"src": question, "tgt": item.answer})
+
+
+def _items(place: Place, text: str) -> Iterator[Item]:
+    columns = text.split(",")
+    lemma, part_of_speech = columns[:2]
+    if not _LEMMA.fullmatch(lemma):
+        return
+    for form in _FORMS.get(part_of_speech, ()):
+        answer = columns[form.column]
+        if form.column == 3 and part_of_speech == "verb" and not answer:
+            answer = columns[2]
+        # A plural like its singular is as a rule a noun that has none.
+        if _FORM.fullmatch(answer) and not (part_of_speech == "noun" and answer == lemma):
+            column = 1 + sum(len(before) + 1 for before in columns[: form.column])
+            yield Item(Place(place.file, place.line, column), lemma, form, answer)
+
+
+def _split_of(lemma: str) -> str:
+    return "dev" if int(_digest(lemma)[:8], 16) % 1000 < DEV_LEMMAS_IN_1000 else "train"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

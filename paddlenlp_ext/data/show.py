@@ -1,0 +1,75 @@
+"""Rows as the model will see them: every token, and which of them it learns to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from paddlenlp_ext.data.batch import EncodedRow
+from paddlenlp_ext.data.dataset import TokenizedDataset
+
+READ_STYLE = "dim"
+LEARNED_STYLES = ("bold green", "bold green underline")
+"""Alternating, so that the borders between tokens are seen."""
+
+
+def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
+    """Print the first rows with the learned tokens coloured.
+
+    Args:
+        dataset: a tokenized split.
+        tokenizer: the one that it was tokenized with.
+        num_rows: how many rows to print.
+        console: where to; standard output if absent.
+    """
+    console = console or Console()
+    legend = Text("legend: ")
+    legend.append("read only", READ_STYLE)
+    legend.append("  ")
+    legend.append("learned", LEARNED_STYLES[0])
+    legend.append(" (every second token underlined; a line break that is learned shows as ⏎)")
+    console.print(legend)
+    for index in range(min(num_rows, len(dataset))):
+        row = dataset[index]
+        file, line = dataset.source(index)
+        num_learned = int(row.learned.sum())
+        console.rule(f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_learned} learned", align="left")
+        console.print(colour_row(row, tokenizer), soft_wrap=True)
+
+
+def colour_row(row: EncodedRow, tokenizer: Any) -> Text:
+    """The text of a row, styled by what is learned."""
+    text = Text()
+    start = 0
+    tokens, learned = row.tokens.tolist(), row.learned.tolist()
+    while start < len(tokens):
+        end = _end_of_run(learned, start)
+        if learned[start]:
+            for number, piece in enumerate(_pieces(tokens[start:end], tokenizer)):
+                text.append(piece.replace("\n", "⏎\n"), LEARNED_STYLES[number % 2])
+        else:
+            text.append(tokenizer.decode(tokens[start:end], clean_up_tokenization_spaces=False), READ_STYLE)
+        start = end
+    return text
+
+
+def _end_of_run(flags: list[bool], start: int) -> int:
+    end = start
+    while end < len(flags) and flags[end] == flags[start]:
+        end += 1
+    return end
+
+
+def _pieces(tokens: list[int], tokenizer: Any) -> list[str]:
+    """Text of every token; tokens that are parts of one character stay together."""
+    pieces: list[str] = []
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        piece = tokenizer.decode(held, clean_up_tokenization_spaces=False)
+        if not piece.endswith("\ufffd"):
+            pieces.append(piece)
+            held = []
+    return pieces + ([tokenizer.decode(held)] if held else [])
