@@ -66,6 +66,7 @@ def generate(
     batch_size: int = 8,
     max_total_length: int | None = None,
     num_beams: int = 1,
+    first_row: int = 0,
     on_token: Callable[[int, int], None] | None = None,
     on_row: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
@@ -89,6 +90,7 @@ def generate(
         batch_size: rows decoded together.
         max_total_length: most tokens of a prompt and its continuation together, None for no such limit.
         num_beams: 1.
+        first_row: the number of `prompts[0]`, where a caller hands over one part of its prompts after another.
         on_token: called with (row, token) as tokens come.
         on_row: called with (row, tokens) when a row has ended.
 
@@ -110,7 +112,7 @@ def generate(
         seed=seed,
         max_total_length=max_total_length,
     )
-    rows = _make_rows(prompts, options, vocab_size=model.head_weight().shape[0])
+    rows = _make_rows(prompts, first_row, options, vocab_size=model.head_weight().shape[0])
     longest_first = sorted(rows, key=lambda row: -len(row.prompt))
     chooser = TokenChooser(options)
     with paddle.no_grad(), _evaluation_mode(model):
@@ -124,9 +126,11 @@ def generate(
     return [row.generated for row in rows]
 
 
-def _make_rows(prompts: Sequence[Sequence[int]], options: DecodingOptions, vocab_size: int) -> list[_Row]:
+def _make_rows(
+    prompts: Sequence[Sequence[int]], first_row: int, options: DecodingOptions, vocab_size: int
+) -> list[_Row]:
     rows = []
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, start=first_row):
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty: generation needs at least one token to start from.")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:

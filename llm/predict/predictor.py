@@ -1,0 +1,182 @@
+"""Answer a file of rows, or chat, with a model or a fine-tuned one: `python llm/predict/predictor.py --help`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddlenlp_ext.generate.predict_arguments import PredictorArguments, parse_arguments
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.data.questions import Question
+    from paddlenlp_ext.data.template import ChatTemplate
+
+logger = get_logger("paddlenlp_ext.predict")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read the command line, load, answer."""
+    arguments = parse_arguments(argv)  # before Paddle is imported: a mistyped argument is answered at once
+    from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+    from paddlenlp_ext.data.questions import read_questions
+    from paddlenlp_ext.data.template import load_template
+    from paddlenlp_ext.generate.chat import chat
+
+    base, adapter = find_model_and_adapter(arguments)
+    questions = read_questions(arguments.data_file) if arguments.data_file else None
+    tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
+    template = load_template(arguments.chat_template, tokenizer)
+    prompts = None if questions is None else encode_all(template, questions, arguments.src_length)
+    model = load_model(arguments, base, adapter)
+    options = generation_options(arguments, base, tokenizer, template)
+
+    def decode(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
+    if questions is not None and prompts is not None:
+        answer_file(model, questions, prompts, decode, arguments, options)
+        return
+
+    def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
+        from paddlenlp_ext.data.questions import Question, encode_question
+
+        return encode_question(template, Question(question, tuple(history), None, None), arguments.src_length)[0]
+
+    chat(model, encode_prompt, decode, **options)
+
+
+def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | None]:
+    """The base model's name and the adapter's folder, if there is one.
+
+    An adapter folder given as the model is the adapter; its base is the one it names, or its run's.
+
+    Raises:
+        ValueError: an adapter without a base, or two adapters.
+    """
+    named = Path(arguments.model_name_or_path).expanduser()
+    if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
+        return arguments.model_name_or_path, arguments.adapter_path
+    if arguments.adapter_path:
+        raise ValueError(f"--model_name_or_path {named} is an adapter itself: name its base there.")
+    for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
+        base = json.loads((named / file).read_text(encoding="utf-8")).get(key) if (named / file).is_file() else None
+        if base:
+            return base, str(named)
+    raise ValueError(f"{named} does not name its base model: give --model_name_or_path BASE --lora_path {named}.")
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Whether a run saved its tokenizer beside its adapter."""
+    return (Path(folder) / "tokenizer_config.json").is_file()
+
+
+def encode_all(template: ChatTemplate, questions: Sequence[Question], src_length: int) -> list[list[int]]:
+    """Prompt ids of every question; those that had to be cut are counted in the log."""
+    from paddlenlp_ext.data.questions import encode_question
+
+    encoded = [encode_question(template, question, src_length) for question in questions]
+    num_cut = sum(was_cut for _, was_cut in encoded)
+    if num_cut:
+        logger.warning("%d of %d prompts were cut to --src_length %d tokens", num_cut, len(encoded), src_length)
+    return [ids for ids, _ in encoded]
+
+
+def load_model(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
+    """The model in its number format on its device, the adapter folded into its weights where the method allows it.
+
+    Raises:
+        ValueError: a device that is not there, a number format that the device lacks, prompts and answers longer than
+            the model's context.
+    """
+    import paddle
+
+    from paddlenlp_ext.checkpoint.model_config import read_model_config
+    from paddlenlp_ext.checkpoint.resolve import resolve_model
+    from paddlenlp_ext.models.auto import AutoModelForCausalLM
+    from paddlenlp_ext.peft.base import PeftModel
+    from paddlenlp_ext.peft.merge import choose_device
+
+    choose_device(arguments.device or "auto")
+    dtype = choose_dtype(arguments.dtype, paddle.get_device())
+    check_context(arguments, read_model_config(resolve_model(base)))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_flash_attention=arguments.use_flash_attention)
+    if adapter is None:
+        return model
+    adapted = PeftModel.from_pretrained(model, adapter)
+    return adapted.merge_and_unload() if adapted.peft_config.mergeable else adapted
+
+
+def choose_dtype(asked: str | None, device: str) -> str:
+    """The number format of the weights.
+
+    Raises:
+        ValueError: the CPU has no matmul of that format.
+    """
+    if device != "cpu":
+        return asked or "bfloat16"
+    if asked not in (None, "float32"):
+        raise ValueError(f"--dtype {asked} is not available on the CPU; use float32.")
+    return "float32"
+
+
+def check_context(arguments: PredictorArguments, config: dict[str, Any]) -> None:
+    """Compare the lengths asked for with what the model was made for.
+
+    Raises:
+        ValueError: they are longer.
+    """
+    longest = config.get("max_position_embeddings")
+    wanted = arguments.src_length + arguments.max_length
+    if longest is not None and wanted > longest:
+        raise ValueError(
+            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, more "
+            f"than the model's context of {longest} (max_position_embeddings): lower one of them."
+        )
+
+
+def generation_options(
+    arguments: PredictorArguments, base: str, tokenizer: Any, template: ChatTemplate
+) -> dict[str, Any]:
+    """Arguments of `generate`; an answer ends at any token that model, tokenizer or template say ends it."""
+    from paddlenlp_ext.checkpoint.model_config import read_generation_config
+    from paddlenlp_ext.checkpoint.resolve import resolve_model
+
+    ends = {*read_generation_config(resolve_model(base))["eos_token_id"], *template.stop_token_ids}
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    return {
+        "max_new_tokens": arguments.max_length,
+        "decode_strategy": arguments.decode_strategy,
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "repetition_penalty": arguments.repetition_penalty,
+        "eos_token_id": sorted(ends),
+        "seed": arguments.seed,
+        "max_total_length": arguments.total_max_length,
+    }
+
+
+def answer_file(
+    model: Any,
+    questions: Sequence[Question],
+    prompts: Sequence[list[int]],
+    decode: Any,
+    arguments: PredictorArguments,
+    options: dict[str, Any],
+) -> None:
+    """Answer every question of the data file into the output file."""
+    from paddlenlp_ext.generate.predict import PredictionRow, predict_file
+
+    pairs = zip(questions, prompts, strict=True)
+    rows = [PredictionRow(prompt, question.src, question.tgt) for question, prompt in pairs]
+    predict_file(model, rows, decode, arguments.output_file, batch_size=arguments.batch_size, **options)
+    logger.info("written: %s", arguments.output_file)
+
+
+if __name__ == "__main__":
+    run_command(main)

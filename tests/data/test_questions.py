@@ -1,0 +1,111 @@
+"""Rows to be answered: every training format, the last answer there or not, and cutting to a number of tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddlenlp_ext.data.questions import Question, encode_question, parse_question, read_questions
+from paddlenlp_ext.data.rows import DataError, RowError
+
+ONE = ("q1", "a1")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"src": "q", "tgt": "a"}, Question("q", (), None, "a")),
+        ({"src": "q", "tgt": ""}, Question("q", (), None, None)),
+        ({"src": "q"}, Question("q", (), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", "a2"]}, Question("q2", (ONE,), None, "a2")),
+        ({"src": ["q1", "q2"], "tgt": ["a1"]}, Question("q2", (ONE,), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", " "]}, Question("q2", (ONE,), None, None)),
+        ({"src": ["q"]}, Question("q", (), None, None)),
+        ({"src": "q", "context": {"system": "s"}}, Question("q", (), "s", None)),
+        ({"instruction": "q"}, Question("q", (), None, None)),
+        ({"instruction": "q", "input": "i", "output": "a"}, Question("q\ni", (), None, "a")),
+        ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, Question("q", (ONE,), None, None)),
+        ({"messages": [{"role": "user", "content": "q"}]}, Question("q", (), None, None)),
+        (
+            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]},
+            Question("q", (), "s", None),
+        ),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+            Question("q", (), None, "a"),
+        ),
+        ({"conversations": [{"from": "human", "value": "q"}]}, Question("q", (), None, None)),
+    ],
+)
+def test_a_row_becomes_its_last_question(row, expected):
+    assert parse_question(row) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tgt": "a"}, "src"),
+        ({"src": ["q1", "q2", "q3"], "tgt": ["a1"]}, "src has 3 items and tgt 1"),
+        ({"src": 7}, "src is a number"),
+        ({"messages": []}, "no turns"),
+        (["q"], "a row is a JSON object"),
+    ],
+)
+def test_a_row_without_a_question_is_refused(row, message):
+    with pytest.raises(RowError, match=message):
+        parse_question(row)
+
+
+def test_questions_as_written_to_the_output():
+    single, several = Question("q", (), None, None), Question("q2", (ONE,), None, "a2")
+    assert (single.src, single.tgt) == ("q", "")
+    assert (several.src, several.tgt) == (["q1", "q2"], ["a1", "a2"])
+
+
+def test_a_file_is_read_whole_and_every_bad_row_named(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text('{"src": "a"}\n\n{"src": "b", "tgt": "c"}\n')
+    assert [question.text for question in read_questions(path)] == ["a", "b"]
+    path.write_text(json.dumps([{"src": "a"}, {"src": "b"}]))
+    assert [question.text for question in read_questions(path)] == ["a", "b"]
+    path.write_text('{"src": "a"}\n{"src": 3}\n{broken\n')
+    with pytest.raises(DataError, match=r"(?s)2 bad rows.*data.json:2:9.*data.json:3:2"):
+        read_questions(path)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="has no rows"):
+        read_questions(path)
+    with pytest.raises(ValueError, match="is no file"):
+        read_questions(tmp_path / "absent.json")
+
+
+class Letters:
+    """A stand-in for a template and its tokenizer: a letter is a token, a turn is `<question>answer`."""
+
+    def __init__(self) -> None:
+        self.encoder = self.tokenizer = self
+
+    def encode(self, texts, continues):
+        return [[ord(letter) for letter in text] for text in texts]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def encode_prompt(self, question, history=(), system=None):
+        turns = "".join(f"<{asked}>{answer}" for asked, answer in history)
+        return self.encode([f"{system or ''}{turns}<{question}>"], [False])[0]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"),
+    [(16, "s<q1>a1<abcdefg>"), (15, "s<abcdefg>"), (10, "s<abcdefg>"), (9, "s<abcdef>"), (4, "s<a>"), (3, "s<>")],
+)
+def test_a_long_prompt_loses_its_oldest_turns_then_the_end_of_its_question(max_tokens, expected):
+    template = Letters()
+    ids, was_cut = encode_question(template, Question("abcdefg", (ONE,), "s", None), max_tokens)
+    assert template.decode(ids) == expected and was_cut == (max_tokens < 16)
+
+
+def test_a_prompt_too_long_without_its_question_is_refused():
+    with pytest.raises(ValueError, match="3 tokens long without its question, more than src_length 2"):
+        encode_question(Letters(), Question("abc", (), "s", None), 2)

@@ -1,0 +1,70 @@
+"""The chat loop over a pipe: history, commands, streaming by whole characters."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny import tiny_model
+
+from paddlenlp_ext.generate.chat import TextStream, chat
+from paddlenlp_ext.generate.generate import generate
+
+
+def decode(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def run(lines: str) -> tuple[list[tuple[str, list[tuple[str, str]]]], list[tuple[str, str]], str]:
+    asked: list[tuple[str, list[tuple[str, str]]]] = []
+
+    def encode_prompt(question, history):
+        asked.append((question, list(history)))
+        return [len(question), len(history)]
+
+    output = io.StringIO()
+    model = tiny_model("llama_grouped_heads")
+    history = chat(model, encode_prompt, decode, io.StringIO(lines), output, max_new_tokens=4)
+    return asked, history, output.getvalue()
+
+
+def test_turns_build_up_and_answers_are_all_that_is_written():
+    asked, history, written = run("hello\n\n  and now \n")
+    answers = [decode(generate(tiny_model("llama_grouped_heads"), [p], max_new_tokens=4)[0]) for p in ([5, 0], [7, 1])]
+    assert history == [("hello", answers[0]), ("and now", answers[1])]
+    assert asked == [("hello", []), ("and now", [("hello", answers[0])])]
+    assert written == f"{answers[0]}\n{answers[1]}\n"
+
+
+def test_reset_forgets_and_exit_ends():
+    asked, history, _ = run("one\n/reset\ntwo\n/exit\nthree\n")
+    assert [(question, len(before)) for question, before in asked] == [("one", 0), ("two", 0)]
+    assert [question for question, _ in history] == ["two"]
+
+
+def test_an_interrupted_answer_is_forgotten_and_the_chat_goes_on():
+    model, output, calls = tiny_model("llama_grouped_heads"), io.StringIO(), []
+
+    def encode_prompt(question, history):
+        calls.append(len(history))
+        if question == "long":
+            raise KeyboardInterrupt
+        return [1]
+
+    history = chat(model, encode_prompt, decode, io.StringIO("long\nshort\n"), output, max_new_tokens=2)
+    assert calls == [0, 0] and [question for question, _ in history] == ["short"]
+
+
+def test_a_character_of_several_tokens_is_written_whole():
+    """Tokens are bytes here: what has arrived of a character decodes to the replacement mark."""
+    output = io.StringIO()
+    stream = TextStream(lambda tokens: bytes(tokens).decode("utf-8", errors="replace"), output)
+    written = []
+    for byte in "a→b".encode():
+        stream.put(byte)
+        written.append(output.getvalue())
+    assert written == ["a", "a", "a", "a→", "a→b"]
+    stream.put(0xE2)
+    assert stream.close() == "a→b\ufffd" and output.getvalue() == "a→b\ufffd\n"

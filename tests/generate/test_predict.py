@@ -1,0 +1,63 @@
+"""Answering many rows into a file: order, content, interruption, and the log without a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny import random_prompts, tiny_model
+
+from paddlenlp_ext.generate import predict
+from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.generate.predict import PredictionRow, predict_file
+
+PROMPTS = random_prompts((5, 20, 1, 9, 3, 14, 2))
+ROWS = [PredictionRow(prompt, f"frage ß {number}", "") for number, prompt in enumerate(PROMPTS)]
+OPTIONS = {"max_new_tokens": 6, "decode_strategy": "sampling", "seed": 4, "eos_token_id": [3, 5, 7]}
+
+
+def test_lines_are_in_the_rows_order_and_as_if_answered_at_once(tmp_path, monkeypatch):
+    """Several parts of several batches: a row's draws follow its number in the file."""
+    monkeypatch.setattr(predict, "_BATCHES_A_PART", 2)
+    model, output = tiny_model("llama_grouped_heads"), tmp_path / "new" / "output.json"
+    predict_file(model, ROWS, str, output, batch_size=2, **OPTIONS)
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    expected = generate(model, PROMPTS, **OPTIONS)
+    assert len(set(map(tuple, expected))) == len(expected)
+    assert lines == [{"src": row.src, "tgt": "", "output": str(t)} for row, t in zip(ROWS, expected, strict=True)]
+    assert "ß" in output.read_text(encoding="utf-8")
+    assert [path.name for path in output.parent.iterdir()] == ["output.json"]
+
+
+def test_an_interrupted_run_leaves_the_earlier_output_and_its_own_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "_BATCHES_A_PART", 1)
+    output = tmp_path / "output.json"
+    output.write_text("earlier")
+    answered = []
+
+    def decode(tokens: list[int]) -> str:
+        if len(answered) == 5:
+            raise KeyboardInterrupt
+        answered.append(tokens)
+        return "a"
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_file(tiny_model("llama_grouped_heads"), ROWS, decode, output, batch_size=2, max_new_tokens=2)
+    assert output.read_text() == "earlier"
+    assert len((tmp_path / ".output.json.incomplete").read_text().splitlines()) >= 4
+
+
+def test_without_a_terminal_the_log_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(predict, "_SECONDS_A_LOG_LINE", 0.0)
+    monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predict.logger, "propagate", False)
+    with caplog.at_level(logging.INFO, logger=predict.logger.name):
+        predict_file(tiny_model("llama_grouped_heads"), ROWS[:3], str, tmp_path / "o", batch_size=1, max_new_tokens=2)
+    assert [record.getMessage().split(",")[:2] for record in caplog.records] == [
+        [f"{n} of 3 rows", f" {2 * n} new tokens"] for n in (1, 2, 3)
+    ]

@@ -1,0 +1,61 @@
+"""The predictor's command line: PaddleNLP's defaults, neutral values taken, everything else refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_ext.generate.predict_arguments import _ONLY_NEUTRAL, parse_arguments
+
+MODEL = ["--model_name_or_path", "m"]
+
+
+def test_defaults_are_paddlenlps():
+    arguments = parse_arguments(MODEL)
+    lengths = (arguments.src_length, arguments.max_length, arguments.total_max_length, arguments.batch_size)
+    assert lengths == (1024, 1024, 4096, 1)
+    drawing = (arguments.decode_strategy, arguments.top_k, arguments.top_p, arguments.temperature)
+    assert drawing == ("sampling", 0, 0.7, 0.95) and arguments.repetition_penalty == 1.0
+    assert arguments.output_file == "output.json" and arguments.data_file is None and arguments.adapter_path is None
+
+
+def test_values_and_spellings():
+    arguments = parse_arguments([*MODEL, "--top-p=0.5", "--max_length", "7", "--use_flash_attention", "False"])
+    assert (arguments.top_p, arguments.max_length, arguments.use_flash_attention) == (0.5, 7, False)
+    assert parse_arguments([*MODEL, "--prefix_path", "p"]).adapter_path == "p"
+    assert parse_arguments([*MODEL, "--lora_path", "a-b", "--dtype", "null"]).lora_path == "a-b"
+
+
+@pytest.mark.parametrize("name", _ONLY_NEUTRAL)
+def test_arguments_not_taken_up_accept_what_asks_for_nothing_and_refuse_the_rest(name):
+    neutral = _ONLY_NEUTRAL[name]
+    parse_arguments([*MODEL, f"--{name}", str(neutral)])
+    parse_arguments([*MODEL, f"--{name}={str(neutral).lower()}"])
+    other = {False: "true", "dynamic": "static"}.get(neutral, "17")
+    with pytest.raises(ValueError, match=f"--{name} {other} is not available yet; leave it"):
+        parse_arguments([*MODEL, f"--{name}", other])
+
+
+def test_a_switch_alone_means_true():
+    with pytest.raises(ValueError, match="--inference_model true is not available yet"):
+        parse_arguments([*MODEL, "--inference_model"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "model_name_or_path"),
+        ([*MODEL, "--modle_name_or_path", "x"], "did you mean --model_name_or_path"),
+        ([*MODEL, "--batchsize", "2"], "did you mean --batch_size"),
+        ([*MODEL, "--xyzzy", "2"], r"unknown argument '--xyzzy' \(--help"),
+        ([*MODEL, "stray"], "'stray' belongs to no argument"),
+        ([*MODEL, "--top_k", "many"], "top_k.*invalid int value: 'many'"),
+        ([*MODEL, "--use_flash_attention", "maybe"], "'maybe' is neither true nor false"),
+        ([*MODEL, "--dtype", "int3"], "--dtype int3 is not one of float32, bfloat16, float16"),
+        ([*MODEL, "--batch_size", "0"], "--batch_size is 0: it must be at least 1"),
+        ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "one adapter at a time"),
+        ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),
+    ],
+)
+def test_a_mistake_is_named(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(words)
