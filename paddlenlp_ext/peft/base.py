@@ -12,9 +12,11 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import read_adapter, write_adapter
-from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers, layer_at, replace_layer
+from paddlenlp_ext.peft.fold import fold_in_place
+from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -78,7 +80,7 @@ class PeftModel(nn.Layer):
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
-        return self.base_model(*args, **kwargs)
+        return paddle.matmul(self.hidden_states(*args, **kwargs), self.head_weight(), transpose_y=True)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""
@@ -89,8 +91,12 @@ class PeftModel(nn.Layer):
         return self.base_model.head_weight()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the adapter; arguments as the model's."""
-        return self.base_model.generate(*args, **kwargs)
+        """New tokens with the adapter on; arguments as `generate.generate`'s, without the model."""
+        return generate(self, *args, **kwargs)
+
+    def enable_recompute(self) -> None:
+        """As the model's."""
+        self.base_model.enable_recompute()
 
     # -- training -----------------------------------------------------------------------------------------------------
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -210,37 +216,8 @@ class PeftModel(nn.Layer):
         Raises:
             ValueError: the method can't be merged, or the base's weights are no plain numbers (quantized).
         """
-        layers = list(adapter_layers(self.base_model))
-        for name, layer in layers:
-            require_mergeable(self.peft_config, name, layer)
-        for name, layer in layers:
-            merged = merged_weight(layer)
-            layer.base.weight.set_value(merged.astype(layer.base.weight.dtype))
-            replace_layer(self.base_model, name, layer.base)
-        for parameter in self.base_model.parameters():
-            parameter.stop_gradient = False
+        fold_in_place(self.base_model, self.peft_config)
         return self.base_model
-
-
-def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:
-    """Check that the adapter of the layer `name` can be folded into its weight.
-
-    Raises:
-        ValueError: it can't.
-    """
-    if not config.mergeable or not isinstance(layer, LinearAdapter):
-        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and can't be merged.")
-    weight = getattr(layer.base, "weight", None)
-    if weight is None or not paddle.is_floating_point(weight):
-        raise ValueError(
-            f"{name}: its base holds no floating-point weight (quantized?); merge into the original model."
-        )
-
-
-@paddle.no_grad()
-def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
-    """Base and adapter as one weight, float32 [out, in]."""
-    return layer.base.weight.astype("float32") + layer.delta_weight()
 
 
 def _some(names: list[str], limit: int = 8) -> str:

@@ -1,0 +1,48 @@
+"""Base and adapter as one weight: what merging in memory and merging files share."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers, replace_layer
+
+
+def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
+    """Fold every adapter of the model into the weight under it and take the adapters off; all weights train again.
+
+    Raises:
+        ValueError: as `require_mergeable`; nothing is changed then.
+    """
+    layers = list(adapter_layers(model))
+    if not config.mergeable:
+        raise ValueError(f"an adapter of type {config.peft_type} is no change of a weight: it can't be merged.")
+    for name, layer in layers:
+        require_mergeable(config, name, layer)
+    for name, layer in layers:
+        layer.base.weight.set_value(merged_weight(layer).astype(layer.base.weight.dtype))
+        replace_layer(model, name, layer.base)
+    for parameter in model.parameters():
+        parameter.stop_gradient = False
+
+
+def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:
+    """Check that the adapter of the layer `name` can be folded into its weight.
+
+    Raises:
+        ValueError: it can't.
+    """
+    if not config.mergeable or not isinstance(layer, LinearAdapter):
+        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and can't be merged.")
+    weight = getattr(layer.base, "weight", None)
+    if weight is None or not paddle.is_floating_point(weight):
+        raise ValueError(
+            f"{name}: its base holds no floating-point weight (quantized?); merge into the original model."
+        )
+
+
+@paddle.no_grad()
+def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
+    """Base and adapter as one weight, float32 [out, in]."""
+    return layer.base.weight.astype("float32") + layer.delta_weight()

@@ -1,0 +1,118 @@
+"""The files of a merged model: weights one tensor at a time, and what lies beside them."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
+from paddlenlp_ext.checkpoint.model_config import (
+    read_generation_config,
+    read_model_config,
+    write_generation_config,
+    write_model_config,
+)
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.files import AdapterFiles
+from paddlenlp_ext.peft.fold import merged_weight, require_mergeable
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
+
+
+def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, dict[str, np.ndarray]]:
+    """Layer name -> the adapter's tensors there by their own names.
+
+    Raises:
+        ValueError: the base has no such layers; all are named.
+    """
+    names = set(source.names())
+    modules: dict[str, dict[str, np.ndarray]] = {}
+    strangers = []
+    for key, value in stored.tensors.items():
+        parts = key.split(".")
+        ends = [end for end in range(len(parts) - 1, 0, -1) if ".".join([*parts[:end], "weight"]) in names]
+        if ends:
+            modules.setdefault(".".join(parts[: ends[0]]), {})[".".join(parts[ends[0] :])] = value
+        else:
+            strangers.append(key)
+    if strangers:
+        more = f" and {len(strangers) - 4} more" if len(strangers) > 4 else ""
+        raise ValueError(
+            f"{stored.folder}: the base {source.path} has no layer for {', '.join(strangers[:4])}{more}; "
+            "the adapter belongs to another model."
+        )
+    return modules
+
+
+def write_merged_weights(
+    folder: Path,
+    source: WeightSource,
+    stored: AdapterFiles,
+    modules: dict[str, dict[str, np.ndarray]],
+    dtype: str | None,
+) -> set[str]:
+    """Copy every base tensor, merged where the adapter has a part in it; returns the formats of merged weights."""
+    formats: set[str] = set()
+
+    tensors: dict[str, LazyTensor] = {}
+    for name in source.names():
+        written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
+        own = modules.get(name.removesuffix(".weight"))
+        if own is None:
+            read = partial(source.read, name, written)
+        else:
+            read = partial(_merge, name, written, source, stored, own)
+            formats.add(written)
+        tensors[name] = LazyTensor(source.shape(name), written, read)
+    save_sharded(folder, tensors)
+    return formats
+
+
+def _merge(name: str, dtype: str, source: WeightSource, stored: AdapterFiles, own: dict[str, np.ndarray]) -> np.ndarray:
+    """One merged weight, by the method's own `delta_weight` over a linear that holds the base weight."""
+    out_features, in_features = source.shape(name)
+    linear = Linear(in_features, out_features)
+    linear.weight.set_value(source.read(name, "float32"))
+    module = name.removesuffix(".weight")
+    layer = stored.config.wrap(module, linear, seed=0)
+    require_mergeable(stored.config, module, layer)
+    state = layer.own_state()
+    assert state.keys() == own.keys(), f"{module}: {sorted(state)} against {sorted(own)}"
+    for key, tensor in state.items():
+        tensor.set_value(own[key])
+    return cast(merged_weight(layer).numpy(), "float32", dtype)
+
+
+def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:
+    """Config, generation config, tokenizer and chat template; the adapter's own tokenizer where it carries one."""
+    config: dict[str, Any] = dict(read_model_config(base))
+    if dtype:
+        config["dtype" if "dtype" in config else "torch_dtype"] = dtype
+    write_model_config(folder, config)
+    if base.is_file():
+        write_generation_config(folder, read_generation_config(base))
+    elif (base / "generation_config.json").is_file():
+        shutil.copy(base / "generation_config.json", folder)
+    if (adapter / "tokenizer_config.json").is_file():
+        _copy_tokenizer(adapter, folder)
+    elif base.is_file():
+        load_tokenizer(base).save_pretrained(folder)
+    else:
+        _copy_tokenizer(base, folder)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for pattern in (*_TOKENIZER_FILES, *_CHAT_TEMPLATE_FILES):
+        for path in source.glob(pattern):
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name)
+            else:
+                shutil.copy(path, folder)

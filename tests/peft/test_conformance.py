@@ -1,0 +1,181 @@
+"""What every PEFT method has to keep, run over the registry: a new method's file is tested by being there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, state_of, tiny_model, train
+
+from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+pytestmark = [pytest.mark.parametrize("switch", PEFT_METHODS.names()), pytest.mark.parametrize("family", FAMILIES)]
+TOLERANCE = 1e-5
+
+
+def adapted(switch: str, family: str, seed: int = 42) -> PeftModel:
+    model = get_peft_model(tiny_model(family), PEFT_METHODS.get(switch)(), seed=seed)
+    model.eval()
+    return model
+
+
+def moved(switch: str, family: str) -> PeftModel:
+    """With an adapter that changes the logits clearly."""
+    model = adapted(switch, family)
+    train(model, steps=3)
+    assert np.abs(logits_of(model) - logits_of(tiny_model(family))).max() > 100 * TOLERANCE
+    return model
+
+
+def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def test_it_starts_as_the_base(switch: str, family: str):
+    np.testing.assert_allclose(logits_of(adapted(switch, family)), logits_of(tiny_model(family)), atol=TOLERANCE)
+
+
+def test_only_the_adapter_trains(switch: str, family: str):
+    model = adapted(switch, family)
+    adapter = {id(tensor) for tensor in model.adapter_state().values()}
+    base = {name: p for name, p in model.named_parameters() if id(p) not in adapter}
+    assert base
+    assert len(base) == len(tiny_model(family).parameters())
+    assert all(parameter.stop_gradient for parameter in base.values())
+    before, adapter_before = arrays(base), state_of(model)
+    before = {name: value.copy() for name, value in before.items()}
+    train(model)
+    assert same_bits(before, arrays(base))
+    assert all(parameter.grad is None for parameter in base.values())
+    after = state_of(model)
+    assert any(not np.array_equal(after[name], adapter_before[name]) for name in after.keys() - before.keys())
+
+
+def test_saved_and_loaded_it_has_the_same_bits(switch: str, family: str, tmp_path: Path):
+    model = moved(switch, family)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model(family), tmp_path)
+    assert type(loaded) is type(model)
+    assert same_bits(arrays(model.adapter_state()), arrays(loaded.adapter_state()))
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+
+
+def test_it_resumes_from_saved_weights(switch: str, family: str, tmp_path: Path):
+    model = moved(switch, family)
+    model.save_pretrained(tmp_path)
+    other = adapted(switch, family, seed=7)
+    other.load_weights(tmp_path)
+    assert np.array_equal(logits_of(other), logits_of(model))
+
+
+def test_it_starts_from_its_own_folder(switch: str, family: str, tmp_path: Path):
+    model = moved(switch, family)
+    model.save_pretrained(tmp_path)
+    warm = get_peft_model(tiny_model(family), PEFT_METHODS.get(switch)(path=str(tmp_path)))
+    warm.eval()
+    assert np.array_equal(logits_of(warm), logits_of(model))
+    assert any(not parameter.stop_gradient for parameter in warm.parameters())
+
+
+def test_merged_equals_unmerged(switch: str, family: str, tmp_path: Path):
+    model = moved(switch, family)
+    before = logits_of(model)
+    if not PEFT_METHODS.get(switch).mergeable:
+        with pytest.raises(ValueError, match="can't be merged"):
+            model.merge_and_unload()
+        return
+    merged = model.merge_and_unload()
+    assert state_of(merged).keys() == state_of(tiny_model(family)).keys()
+    np.testing.assert_allclose(logits_of(merged), before, rtol=0, atol=TOLERANCE)
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded.eval()
+    assert np.array_equal(logits_of(loaded), logits_of(merged))
+
+
+def test_switched_off_it_is_the_base(switch: str, family: str):
+    model = moved(switch, family)
+    on = logits_of(model)
+    with model.adapter_disabled():
+        assert np.array_equal(logits_of(model), logits_of(tiny_model(family)))
+    assert np.array_equal(logits_of(model), on)
+
+
+def test_recompute_gives_the_same_gradients(switch: str, family: str):
+    gradients = []
+    for recompute in (False, True):
+        model = moved(switch, family)
+        model.train()
+        if recompute:
+            model.enable_recompute()
+        paddle.seed(0)
+        loss_of(model).backward()
+        gradients.append({name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0]
+    assert gradients[0].keys() == gradients[1].keys()
+    for name in gradients[0]:
+        np.testing.assert_allclose(gradients[1][name], gradients[0][name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_packed_documents_do_not_see_each_other(switch: str, family: str):
+    model = moved(switch, family)
+    packed = paddle.to_tensor(INPUT_IDS.reshape(1, -1))
+    length = INPUT_IDS.shape[1]
+    with paddle.no_grad():
+        together = model(packed, document_lengths=((length, length),)).numpy()
+    np.testing.assert_allclose(together.reshape(logits_of(model).shape), logits_of(model), rtol=0, atol=TOLERANCE)
+
+
+def test_decoding_with_a_cache_gives_the_same_logits(switch: str, family: str):
+    model = moved(switch, family)
+    cache = KVCache([0] * len(INPUT_IDS))
+    ids = paddle.to_tensor(INPUT_IDS)
+    with paddle.no_grad():
+        parts = [model(ids[:, :6], cache=cache).numpy()]
+        parts += [model(ids[:, i : i + 1], cache=cache).numpy() for i in range(6, ids.shape[1])]
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), logits_of(model), rtol=0, atol=TOLERANCE)
+
+
+def test_the_start_depends_on_the_seed_alone(switch: str, family: str):
+    paddle.seed(1)
+    one = arrays(adapted(switch, family).adapter_state())
+    paddle.seed(2)
+    assert same_bits(one, arrays(adapted(switch, family).adapter_state()))
+    assert not same_bits(one, arrays(adapted(switch, family, seed=7).adapter_state()))
+
+
+def test_an_unknown_target_is_an_error_with_a_hint(switch: str, family: str):
+    method = PEFT_METHODS.get(switch)
+    if "target_modules" not in {field.name for field in dataclasses.fields(method)}:
+        pytest.skip(f"{switch} has no targets to choose")
+    with pytest.raises(ValueError, match=r"_target_modules: 'q_porj' matches no .*did you mean 'q_proj'"):
+        get_peft_model(tiny_model(family), method(target_modules=["q_porj"]))
+
+
+def test_a_second_adapter_is_an_error(switch: str, family: str):
+    model = adapted(switch, family)
+    with pytest.raises(ValueError, match="already carries an adapter"):
+        get_peft_model(model.base_model, PEFT_METHODS.get(switch)())
+
+
+def test_a_damaged_folder_is_one_clear_error(switch: str, family: str, tmp_path: Path):
+    model = adapted(switch, family)
+    state = model.adapter_state()
+    lost, bent = list(state)[:2]
+    tensors = arrays(state)
+    del tensors[lost]
+    tensors[bent] = np.concatenate([tensors[bent], tensors[bent]])
+    tensors["model.layers.9.stranger"] = np.zeros(3, np.float32)
+    with pytest.raises(ValueError) as raised:
+        model.load_tensors(tensors, str(tmp_path))
+    message = str(raised.value)
+    assert f"1 missing: {lost}" in message
+    assert "1 surplus: model.layers.9.stranger" in message
+    assert f"1 misshapen: {bent} (stored" in message
