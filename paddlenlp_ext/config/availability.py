@@ -99,6 +99,10 @@ ADAPTERS = (
 )
 
 SECTION_KEYS = (
+    Row("continue_training", (True,), "training from random weights is not built"),
+    Row("flash_mask", OFF, "attention over packed rows never makes a dense mask", outcome="no effect"),
+    Row("task_name", (None,), "built-in datasets are not divided into tasks"),
+    Row("lazy", OFF, "rows are tokenized once and read from a memory-mapped file either way", outcome="no effect"),
     Row("weight_quantize_algo", (None,), "training over quantized weights is not built"),
     Row("weight_blocksize", (64,), "quantization", of="weight_quantize_algo"),
     Row("weight_double_quant", OFF, "quantization", of="weight_quantize_algo"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
+from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
@@ -25,14 +26,13 @@ def check(*keys: str) -> Callable[[Check], Check]:
     return enter
 
 
-def run_checks(config: RunConfig, given: Given) -> RunConfig:
+def run_checks(config: RunConfig, given: Given) -> None:
     """Add the problems and notes of all checks to `given`."""
     for row in given.known.rows.values():
         _check_availability(row, given)
     for keys, function in _CHECKS:
         if given.broken.isdisjoint(keys):
             function(config, given)
-    return config
 
 
 def _check_availability(row: Row, given: Given) -> None:
@@ -172,9 +172,11 @@ def _precision(config: RunConfig, given: Given) -> None:
     elif precision.device == "cpu" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         given.note(f"{kind} has no effect on the CPU: Paddle multiplies in float32 there", kind)
+    elif precision.fp16:
+        given.refuse("fp16: true is not available yet on GPUs (loss scaling is not built); use bf16: true", "fp16")
 
 
-@check("device", "use_flash_attention", "flash_mask")
+@check("device", "use_flash_attention")
 def _device(config: RunConfig, given: Given) -> None:
     device = config.precision.device
     if device == "gpu" and not has_gpu():
@@ -184,19 +186,18 @@ def _device(config: RunConfig, given: Given) -> None:
     elif device in ("npu", "xpu"):
         given.refuse(f"device {device} is not available yet; use cpu or gpu", "device")
     elif device == "cpu" and config.model.use_flash_attention:
-        key = "flash_mask" if config.model.flash_mask else "use_flash_attention"
-        given.note(f"{key} is for GPUs; the CPU's attention gives the same result and makes no dense mask either", key)
+        message = "use_flash_attention is for GPUs; the CPU's attention gives the same result, without a dense mask too"
+        given.note(message, "use_flash_attention")
 
 
 @check("sharding")
-def _sharding(config: RunConfig, given: Given) -> None:
-    sharding = config.parallel.sharding
-    if not sharding:
-        return
-    if world_size() == 1:
-        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
-    else:
-        given.refuse(f"sharding: {sharding} is not available yet (parallel training is not built)", "sharding")
+def _processes(config: RunConfig, given: Given) -> None:
+    processes = world_size()
+    if processes > 1:
+        message = f"started as {processes} processes, but training on several is not available yet; start one"
+        given.problems.append(Problem("", message, Place(order=COMMAND_LINE_ORDER)))
+    elif config.parallel.sharding:
+        given.note(f"sharding {config.parallel.sharding} has no effect: there is one process", "sharding")
 
 
 @check("save_generation_output", "eval_with_do_generation")

@@ -42,11 +42,11 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
         raise ConfigError([Problem("", f"nothing was given; usage: {USAGE}", Place())])
     given, unreadable = _read(line, known)
     config = _build(given)
-    if config is not None and not unreadable:
-        config = run_checks(resolve(config, given), given)
+    if not unreadable:
+        config = resolve(config, given)
+        run_checks(config, given)
     if given.problems:
         raise ConfigError(given.problems)
-    assert config is not None
     config.notes.extend(given.notes)
     return config
 

@@ -90,11 +90,12 @@ def test_spellings(tmp_path):
         "qlora_weight_double_quant": ("weight_double_quant", False),
         "qlora_weight_double_quant_block_size": ("weight_double_quant_block_size", 256),
         "lokr_dim": ("lokr_rank", 4),
-        "task_name_or_path": ("task_name", "a"),
     }
     others = {alias: value for alias, (_, value) in pairs.items()}
     flat = load(write(tmp_path, SMALLEST | others | {"lokr": True})).to_flat_dict()
     assert {key: flat[key] for key, _ in pairs.values()} == dict(pairs.values())
+    (found,) = problems(write(tmp_path, SMALLEST | {"task_name_or_path": "a"}))
+    assert found.message.startswith("task_name: a is not available yet")
     both = SMALLEST | {"intokens": True, "zero_padding": True}
     assert load(write(tmp_path, both)).data.zero_padding
     (found,) = problems(write(tmp_path, SMALLEST | {"intokens": True, "zero_padding": False}))

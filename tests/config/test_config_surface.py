@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 from paddlenlp_ext.config.known import KnownKeys, known_keys
+from paddlenlp_ext.config.tree import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,23 @@ def test_keys_of_the_documents_are_known():
 def test_every_key_has_a_line_of_help():
     for option in known().options.values():
         assert option.help and "\n" not in option.help, option.key
+
+
+def test_no_key_is_taken_in_silence():
+    """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
+    read_by_the_loader = {"sharding"}
+    for_the_launcher = {"dry_run", "show_data"}
+    sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in sources if "config" not in path.relative_to(ROOT).parts
+    )
+    answered = set(known().rows)
+    silent = {
+        option.key
+        for option in known().options.values()
+        if option.section in SECTIONS and not re.search(rf"\.{option.attribute}\b", code)
+    }
+    assert silent - answered <= read_by_the_loader | for_the_launcher
 
 
 def test_the_page_has_the_tables_of_the_code():
