@@ -1,0 +1,48 @@
+"""Fine-tune a model: python llm/run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]
+
+`--help` lists every key, `--dry_run` says what would run, `--show_data N` prints N rows as the model sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext import runtime
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.log import get_logger
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read the configuration, then show, plan, train or evaluate, as it says."""
+    runtime.require_paddle()
+    from paddlenlp_ext.config import load_run_config
+    from paddlenlp_ext.peft.registry import peft_methods
+    from paddlenlp_ext.train.build import build_trainer, load_data
+    from paddlenlp_ext.train.output_folder import check_output_dir
+
+    config = load_run_config(argv, peft_methods())
+    for note in config.notes:
+        get_logger().info("%s", note)
+    if config.command.show_data:
+        from paddlenlp_ext.data.show import show_data
+
+        data = load_data(config)
+        show_data(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
+        return
+    check_output_dir(config)
+    data = load_data(config)
+    if config.command.dry_run:
+        from paddlenlp_ext.train.dry_run import describe_run
+
+        describe_run(config, data)
+        return
+    trainer = build_trainer(config, data)
+    if config.train.do_train:
+        trainer.train()
+        trainer.save_model()
+    if config.train.do_eval:
+        trainer.evaluate()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,76 @@
+"""The order in which a run is assembled: rows, model, adapter, recomputation, trainer. Data first: it fails fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
+from paddlenlp_ext.data.template import ChatTemplate, load_template
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads before it touches any weight; a split that the run does not use is None."""
+
+    tokenizer: Any
+    template: ChatTemplate
+    train_rows: TokenizedDataset | None
+    dev_rows: TokenizedDataset | None
+
+
+def load_data(config: RunConfig) -> RunData:
+    """Tokenizer, template and the tokenized rows of the splits that the run uses.
+
+    Raises:
+        ValueError: no such model or dataset, or bad rows in it.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(config.model.tokenizer_name_or_path or config.model.model_name_or_path)
+    template = load_template(config.data.chat_template, tokenizer)
+    train_rows = load_dataset(config.data, "train", tokenizer, template) if config.train.do_train else None
+    dev_rows = load_dataset(config.data, "dev", tokenizer, template) if config.train.do_eval else None
+    return RunData(tokenizer, template, train_rows, dev_rows)
+
+
+def build_model(config: RunConfig) -> Any:
+    """The decoder with its weights, adapted as the configuration says."""
+    name, dtype = config.model.model_name_or_path, weight_dtype(config)
+    if config.model.continue_training:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, use_flash_attention=config.model.use_flash_attention
+        )
+    else:
+        model_config = read_model_config(resolve_model(name))
+        model = AutoModelForCausalLM.from_config(model_config, seed=config.train.seed)
+    return adapt_model(model, config)
+
+
+def weight_dtype(config: RunConfig) -> str:
+    """float32, but for O2 on an accelerator, where the weights have the type of the matrix products."""
+    precision = config.precision
+    return precision.compute_dtype if precision.fp16_opt_level == "O2" else "float32"
+
+
+def adapt_model(model: Any, config: RunConfig) -> Any:
+    """Switch recomputation on and inject the adapter. Reads no weights unless the method starts from them."""
+    if config.train.recompute:
+        model.enable_recompute()
+    return model if config.peft is None else get_peft_model(model, config.peft, seed=config.train.seed)
+
+
+def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback] = ()) -> Trainer:
+    """Everything, ready to train or evaluate, on the device that the configuration names."""
+    paddle.set_device(config.precision.device)
+    model = build_model(config)
+    return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks)
