@@ -67,10 +67,7 @@ class Decoder(nn.Layer):
             # embedding nothing above it would train.
             x_BSD.stop_gradient = False
         for layer in self.layers:
-            if recomputes:
-                x_BSD = recompute(layer, x_BSD, inputs)
-            else:
-                x_BSD = layer(x_BSD, inputs)
+            x_BSD = recompute(layer, x_BSD, inputs) if recomputes else layer(x_BSD, inputs)
         return self.norm(x_BSD)
 
     def attention_inputs(

@@ -8,7 +8,10 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.attention_blocks import blockwise_attention
+from paddlenlp_ext.ops.attention_flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention_layout import AttentionLayout
+from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
 
 __all__ = ["AttentionLayout", "attention", "attention_reference", "cached_attention"]
 
@@ -36,11 +39,39 @@ def attention_reference(
     return masked_attention(q_BSNH, k_BSKH, v_BSKH, paddle.to_tensor(layout.dense_mask()), scale)
 
 
+attention_op = Op(
+    "attention",
+    flashmask=(flashmask_attention, on_gpu_in_half),
+    blocks=(blockwise_attention, anywhere),
+    reference=attention_reference,
+)
+
+
 def attention(
-    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKH: paddle.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    implementation: str | None = None,
 ) -> paddle.Tensor:
-    """Causal attention inside each document of `layout`, within its window; returns [B, S, N, H]."""
-    return attention_reference(q_BSNH, k_BSKH, v_BSKH, layout, scale)
+    """Causal attention inside each document of `layout`, within its window.
+
+    Args:
+        q_BSNH: queries; N is a multiple of K.
+        k_BSKH: keys.
+        v_BSKH: values.
+        layout: the documents of the batch.
+        scale: multiplies the scores, 1 / sqrt(H) as a rule.
+        implementation: "flashmask", "blocks" or "reference"; None takes the best that can run.
+
+    Returns:
+        [B, S, N, H].
+
+    Raises:
+        ValueError: the implementation asked for is unknown or cannot run here.
+    """
+    return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale)
 
 
 def cached_attention(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class AttentionLayout:
 
     document_lengths: tuple[tuple[int, ...], ...]
     window: int | None = None
+    _plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_documents(
@@ -42,6 +44,27 @@ class AttentionLayout:
         """S, the positions in a row."""
         return sum(self.document_lengths[0])
 
+    @property
+    def num_positions(self) -> int:
+        """B * S."""
+        return len(self.document_lengths) * self.row_length
+
+    def documents(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and lengths, int64, of all documents, positions counted through the whole batch."""
+        lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
+        return np.cumsum(lengths) - lengths, lengths
+
+    def may_look(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Whether queries may look at keys (broadcast), both as positions inside one document."""
+        near = queries - keys < self.window if self.window is not None else True
+        return (keys <= queries) & near
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned for `key` the first time: the plan that an implementation draws from this layout."""
+        if key not in self._plans:
+            self._plans[key] = make()
+        return self._plans[key]
+
     def positions(self) -> np.ndarray:
         """int64 [B, S], counting from 0 in each document."""
         return np.stack([np.concatenate([np.arange(length) for length in row]) for row in self.document_lengths])
@@ -49,6 +72,6 @@ class AttentionLayout:
     def dense_mask(self) -> np.ndarray:
         """Boolean [B, S, S], True where a query (middle axis) may look at a key. For tests and short inputs."""
         documents_BS = np.stack([np.repeat(np.arange(len(row)), row) for row in self.document_lengths])
-        distance_SS = np.arange(self.row_length)[:, None] - np.arange(self.row_length)[None, :]
-        near_SS = (distance_SS >= 0) & (distance_SS < (self.window or self.row_length))
+        positions_S = np.arange(self.row_length)
+        near_SS = self.may_look(positions_S[:, None], positions_S)
         return (documents_BS[:, :, None] == documents_BS[:, None, :]) & near_SS

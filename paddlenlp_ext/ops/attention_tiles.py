@@ -1,0 +1,126 @@
+"""How a layout is cut into tiles, the batched matmuls of attention_blocks.py.
+
+Documents of like length are batched together, and their queries are taken a block at a time against the keys that
+the block can see. Heads that share keys lie side by side as rows of one matmul, so keys are never repeated.
+
+Shapes: M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block, T keys it sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.attention_layout import AttentionLayout
+
+QUERY_BLOCK = 128
+"""Longest block of queries: shorter skips more of what causality hides, longer makes fewer and larger matmuls."""
+TILE_SCORES = 1 << 22
+"""Most scores in a tile, unless a single document's block needs more."""
+LIKE_LENGTH = 0.8
+"""A document joins a batch of longer ones if it fills at least this share of it; the rest is padding."""
+SHORT = 32
+"""Documents up to this length are batched together whatever their lengths."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Which rows enter one batched matmul.
+
+    Attributes:
+        query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points behind the last row.
+        key_rows: int64 [M*K * T], rows of k and v, likewise.
+        shape: (M*K, G*Q, T).
+        mask: fp32 [Q, T], 0 where a query may look, -inf where it may not. Padding needs none: it follows its document,
+            so no real query looks at it, and it looks at its own document to no effect, its gradient being zero.
+    """
+
+    query_rows: paddle.Tensor
+    key_rows: paddle.Tensor
+    shape: tuple[int, int, int]
+    mask: paddle.Tensor
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The tiles of a layout for given numbers of heads.
+
+    Attributes:
+        tiles: together they hold every row of q once.
+        row_positions: int64 [rows of q], where each row stands among the tiles' queries, taken one after the other.
+        is_padded: whether some tile has padding.
+    """
+
+    tiles: tuple[Tile, ...]
+    row_positions: paddle.Tensor
+    is_padded: bool
+
+
+def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> BlockPlan:
+    """Cut a layout into tiles for q of `num_heads` heads and k, v of `num_kv_heads`."""
+    all_starts, all_lengths = layout.documents()
+    num_rows = int(all_lengths.sum()) * num_heads
+    tiles = [
+        _make_tile(layout, all_starts[batch], all_lengths[batch], block, (num_heads, num_kv_heads))
+        for batch in _batch_documents(all_lengths, num_heads)
+        for block in _query_blocks(int(all_lengths[batch].max()))
+    ]
+    query_rows = np.concatenate([tile.query_rows.numpy() for tile in tiles])
+    row_positions = np.empty(num_rows + 1, np.int64)
+    row_positions[query_rows] = np.arange(len(query_rows))
+    return BlockPlan(tuple(tiles), paddle.to_tensor(row_positions[:-1]), bool(query_rows.max() == num_rows))
+
+
+def _batch_documents(lengths: np.ndarray, num_heads: int) -> list[np.ndarray]:
+    """Indices of the documents that share tiles, longest first."""
+    batches: list[list[int]] = []
+    for document in np.argsort(-lengths, kind="stable"):
+        longest = int(lengths[batches[-1][0]]) if batches else 0
+        scores = (len(batches[-1]) + 1) * num_heads * min(longest, QUERY_BLOCK) * longest if batches else 0
+        is_like = longest <= SHORT or lengths[document] >= LIKE_LENGTH * longest
+        if batches and is_like and scores <= TILE_SCORES:
+            batches[-1].append(int(document))
+        else:
+            batches.append([int(document)])
+    return [np.array(batch) for batch in batches]
+
+
+def _query_blocks(length: int) -> list[tuple[int, int]]:
+    """Cut `length` queries into equal blocks, (first, end) each."""
+    edges = np.linspace(0, length, -(-length // QUERY_BLOCK) + 1).round().astype(int).tolist()
+    return list(itertools.pairwise(edges))
+
+
+def _make_tile(
+    layout: AttentionLayout,
+    starts_M: np.ndarray,
+    lengths_M: np.ndarray,
+    block: tuple[int, int],
+    heads: tuple[int, int],
+) -> Tile:
+    """The tile of one block of queries of documents that are batched together."""
+    (first, end), (num_heads, num_kv_heads) = block, heads
+    queries_Q = np.arange(first, end)
+    keys_T = np.arange(0 if layout.window is None else max(0, first - layout.window + 1), end)
+
+    def rows(positions: np.ndarray, heads_per_kv: int) -> np.ndarray:
+        """[M, K, heads_per_kv, positions]: where each position of each head lies among the batch's rows."""
+        total_heads = num_kv_heads * heads_per_kv
+        heads_KG1 = np.arange(total_heads).reshape(num_kv_heads, heads_per_kv, 1)
+        rows_MKGP = (starts_M[:, None, None, None] + positions) * total_heads + heads_KG1
+        is_padding = positions >= lengths_M[:, None, None, None]
+        num_rows = layout.num_positions * total_heads
+        return np.where(is_padding, num_rows, rows_MKGP)
+
+    query_rows, key_rows = rows(queries_Q, num_heads // num_kv_heads), rows(keys_T, 1)
+    num_matmuls = len(starts_M) * num_kv_heads
+    mask_QT = np.where(layout.may_look(queries_Q[:, None], keys_T), np.float32(0), np.float32(-np.inf))
+    return Tile(
+        query_rows=paddle.to_tensor(query_rows.ravel()),
+        key_rows=paddle.to_tensor(key_rows.ravel()),
+        shape=(num_matmuls, query_rows.size // num_matmuls, len(keys_T)),
+        mask=paddle.to_tensor(mask_QT),
+    )
