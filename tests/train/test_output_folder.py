@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+
+from paddlenlp_ext.train.output_folder import find_checkpoint, list_checkpoints
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
+
+
+def make_trainer(folder, dev=None, callbacks=(), **keys):
+    return Trainer(make_model(lora=True), make_config(folder, **keys), ROWS, dev, Tokenizer(), callbacks=callbacks)
+
+
+def checkpoint(folder, step):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "trainer_state.json").write_text("{}")
+    return path
+
+
+def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path):
+    make_trainer(tmp_path).train()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-plans").mkdir()
+    checkpoint(tmp_path, 99)
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint: true.* overwrite_output_dir: true"):
+        make_trainer(tmp_path).train()
+    again = make_trainer(tmp_path, overwrite_output_dir=True, max_steps=2)
+    again.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "all_results.json", "checkpoint-plans", "loss.png", "metrics.jsonl", "notes.txt", "run_config.json",
+        "train_results.json", "trainer_state.json",
+    ]  # fmt: skip
+    assert [entry["step"] for entry in again.state.log_history] == [1, 2]
+
+
+def test_the_models_own_folder_is_no_output_dir(tmp_path):
+    with pytest.raises(ValueError, match="folder of the model itself"):
+        make_trainer(tmp_path, model_name_or_path=str(tmp_path), overwrite_output_dir=True).train()
+
+
+def test_only_complete_checkpoints_resume(tmp_path):
+    with pytest.raises(ValueError, match="holds no complete checkpoint"):
+        find_checkpoint(tmp_path, True)
+    checkpoint(tmp_path, 4)
+    (tmp_path / "checkpoint-8").mkdir()
+    (tmp_path / ".checkpoint-9.incomplete").mkdir()
+    newest = checkpoint(tmp_path, 10)
+    assert list(list_checkpoints(tmp_path)) == [4, 10]
+    assert find_checkpoint(tmp_path, True) == newest
+    assert find_checkpoint(tmp_path, None) is None
+    with pytest.raises(ValueError, match=r"checkpoint-8' is no checkpoint"):
+        find_checkpoint(tmp_path, str(tmp_path / "checkpoint-8"))
+
+
+def test_a_checkpoint_holds_what_resuming_needs_and_no_pickle(tmp_path):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
+    names = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
+    assert names == {
+        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "run_config.json", "trainer_state.json",
+        "training_state.json", "training_state.safetensors",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "checkpoint-2" / "run_config.json").read_text())["max_length"] == 32
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+def test_save_total_limit_keeps_the_newest(tmp_path, limit, kept):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=limit).train()
+    assert list(list_checkpoints(tmp_path)) == kept
+
+
+class Scripted(Trainer):
+    """Evaluations with the losses and accuracies given."""
+
+    def script(self, losses, accuracies):
+        self.measures = [
+            {"eval_loss": loss, "eval_accuracy": accuracy}
+            for loss, accuracy in zip(losses, accuracies, strict=True)
+        ]
+        self.seen = {}
+        return self
+
+    def _measure(self):
+        self.seen[self.state.step] = weights(self.model)
+        return self.measures.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater", "best"),
+    [(None, None, 2), ("accuracy", None, 3), ("eval_loss", None, 2), ("loss", True, 4), ("accuracy", False, 1)],
+)
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best, strategy):
+    config = make_config(
+        tmp_path,
+        evaluation_strategy="steps",
+        eval_steps=1,
+        save_strategy=strategy,
+        save_steps=2,
+        save_total_limit=1 if strategy == "steps" else None,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
+        greater_is_better=greater,
+    )
+    trainer = Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+    trainer.script([4.0, 1.0, 3.0, 5.0], [0.1, 0.2, 0.6, 0.4]).train()
+    assert trainer.state.best_step == best
+    assert list(list_checkpoints(tmp_path)) == sorted({best, 4} if strategy == "steps" else {best})
+    assert_same_bits(weights(trainer.model), trainer.seen[best])
+
+
+def test_best_model_needs_evaluations(tmp_path):
+    with pytest.raises(ValueError, match="evaluation_strategy"):
+        make_trainer(tmp_path, DEV, load_best_model_at_end=True)
+    with pytest.raises(ValueError, match="needs dev rows"):
+        make_trainer(tmp_path, evaluation_strategy="epoch")
+    with pytest.raises(ValueError, match="'rougel' needs eval_with_do_generation"):
+        make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel")
+
+
+
+
+def test_a_failed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2)
+    monkeypatch.setattr("paddlenlp_ext.train.checkpoint.save_training_state", _disk_full)
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train()
+    assert not list_checkpoints(tmp_path)
+    assert not list(tmp_path.glob(".checkpoint*"))
+
+
+def _disk_full(*arguments):
+    raise OSError("disk full")

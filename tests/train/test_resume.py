@@ -1,0 +1,158 @@
+"""A run that was stopped in the middle of an epoch and resumed ends with the same bits as one that never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+
+from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.interrupt import TrainingStopped
+from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
+LORA = {"lora": True, "dropout": 0.3, "plus_scale": 4.0}
+PACKED = {"zero_padding": True, "greedy_zero_padding": True, "per_device_train_batch_size": 1}
+RECIPES = {
+    "LoRA with dropout": (LORA, {}),
+    "LoRA with noise": (LORA, {"neftune": True}),
+    "LoRA, packed and accumulated": (LORA, {**PACKED, "gradient_accumulation_steps": 2}),
+    "LoRA with everything": (
+        LORA,
+        {
+            **PACKED,
+            "gradient_accumulation_steps": 2,
+            "neftune": True,
+            "lr_scheduler_type": "cosine",
+            "warmup_ratio": 0.2,
+            "weight_decay": 0.1,
+        },
+    ),
+    "full": ({}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}),
+    "full with noise, packed": ({}, {**PACKED, "neftune": True}),
+}
+TIMES = ("per_second", "runtime", "seconds", "peak_memory")
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAfter(Callback):
+    """Ends the run with an error after a step's update, as a crash would."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, state, report):
+        if state.step == self.step:
+            raise KilledError
+
+
+class SignalAfter(KillAfter):
+    def on_step_end(self, state, report):
+        if state.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def make_trainer(folder, model_options=LORA, callbacks=(), dev=None, model_seed=1, rows=ROWS, **keys):
+    keys = {"num_train_epochs": 2.0, **keys}
+    model = make_model(seed=model_seed, **model_options)
+    return Trainer(model, make_config(folder, **keys), rows, dev, Tokenizer(), callbacks=callbacks)
+
+
+def without_times(entries):
+    return [{key: v for key, v in entry.items() if not any(word in key for word in TIMES)} for entry in entries]
+
+
+@pytest.mark.parametrize(("model_options", "keys"), RECIPES.values(), ids=RECIPES.keys())
+def test_resumed_run_ends_with_the_same_bits(tmp_path, model_options, keys):
+    straight = make_trainer(tmp_path / "straight", model_options, **keys)
+    straight.train()
+
+    keys = {**keys, "save_strategy": "steps", "save_steps": 4}
+    with pytest.raises(KilledError):
+        make_trainer(tmp_path / "run", model_options, [KillAfter(6)], **keys).train()
+    stopped = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
+    assert stopped["window_index"] > 0 and stopped["step"] < straight.state.total_steps - 2, "not in mid-epoch"
+    # A full model's weights come from the checkpoint; an adapter's base is the one it was made for.
+    seed = 1 if model_options else 99
+    resumed = make_trainer(tmp_path / "run", model_options, model_seed=seed, resume_from_checkpoint=True, **keys)
+    results = resumed.train()
+
+    assert_same_bits(weights(resumed.model), weights(straight.model))
+    states = [
+        {name: tensor.numpy() for name, tensor in optimizer_state(t.optimizer, trainable_parameters(t.model)).items()}
+        for t in (resumed, straight)
+    ]
+    assert_same_bits(*states)
+    history = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert history == resumed.state.log_history
+    assert without_times(history) == without_times(straight.state.log_history)
+    assert [entry["step"] for entry in history] == list(range(1, straight.state.total_steps + 1))
+    other = json.loads((tmp_path / "straight" / "train_results.json").read_text())
+    assert without_times([results]) == without_times([other])
+
+
+def test_a_signal_saves_a_checkpoint_that_resumes_with_the_same_bits(tmp_path):
+    keys = {"evaluation_strategy": "steps", "eval_steps": 5, "logging_steps": 3}
+    straight = make_trainer(tmp_path / "straight", dev=DEV, **keys)
+    straight.train()
+
+    stopping = make_trainer(tmp_path / "run", dev=DEV, callbacks=[SignalAfter(5)], **keys)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(TrainingStopped, match=r"SIGTERM after step 5 of 14; saved .*checkpoint-5") as stopped:
+        stopping.train()
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert stopping.state.evaluation_due
+
+    resumed = make_trainer(tmp_path / "run", dev=DEV, resume_from_checkpoint=True, **keys)
+    resumed.train()
+    assert_same_bits(weights(resumed.model), weights(straight.model))
+    assert without_times(resumed.state.log_history) == without_times(straight.state.log_history)
+    assert resumed.state.best_metric == straight.state.best_metric
+
+
+def test_a_finished_run_resumes_to_nothing_and_a_longer_one_goes_on(tmp_path):
+    keys = {"save_strategy": "epoch", "num_train_epochs": 1.0}
+    first = make_trainer(tmp_path, **keys)
+    first.train()
+    again = make_trainer(tmp_path, resume_from_checkpoint=True, **keys)
+    again.train()
+    assert_same_bits(weights(again.model), weights(first.model))
+    longer = make_trainer(tmp_path, resume_from_checkpoint=True, **{**keys, "num_train_epochs": 2.0})
+    longer.train()
+    assert (first.state.step, longer.state.step, longer.state.epoch) == (7, 14, 2.0)
+
+
+def test_a_checkpoint_elsewhere_can_be_named(tmp_path):
+    make_trainer(tmp_path / "a", save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
+    folder = tmp_path / "a" / "checkpoint-3"
+    moved = make_trainer(tmp_path / "b", resume_from_checkpoint=str(folder), num_train_epochs=1.0)
+    moved.train()
+    assert [entry["step"] for entry in moved.state.log_history] == list(range(1, 8))
+    with pytest.raises(ValueError, match=r"also holds checkpoint-6, from beyond checkpoint-3"):
+        make_trainer(tmp_path / "a", resume_from_checkpoint=str(folder)).train()
+
+
+def test_changed_data_order_is_refused_or_skipped_on_demand(tmp_path):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
+    with pytest.raises(ValueError, match="seed was 42, is 43"):
+        make_trainer(tmp_path, resume_from_checkpoint=True, seed=43).train()
+    with pytest.raises(ValueError, match="number of rows was 26, is 20"):
+        make_trainer(tmp_path, resume_from_checkpoint=True, rows=Rows(20, seed=3)).train()
+    anew = make_trainer(tmp_path, resume_from_checkpoint=True, seed=43, ignore_data_skip=True, max_steps=9)
+    anew.train()
+    assert anew.state.step == 9
+
+
+def test_another_adapter_is_refused(tmp_path):
+    make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1.0).train()
+    with pytest.raises(ValueError, match="not those of this adapter"):
+        make_trainer(tmp_path, {**LORA, "rank": 2}, resume_from_checkpoint=True).train()

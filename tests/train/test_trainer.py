@@ -1,0 +1,186 @@
+"""The trainer's own behaviour: logs, broken steps, callbacks, adapters' hooks."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+
+from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.optim import global_norm, trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.train.output_folder import list_checkpoints
+from paddlenlp_ext.train.randomness import micro_step_seed
+from paddlenlp_ext.train.step import NonFiniteError
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS, DEV = Rows(16, seed=3), Rows(5, seed=4)
+
+
+def make_trainer(folder, model=None, dev=None, rows=ROWS, callbacks=(), **keys):
+    model = model or make_model(lora=True)
+    return Trainer(model, make_config(folder, **keys), rows, dev, Tokenizer(), callbacks=callbacks)
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.calls, self.reports = [], []
+
+    def on_train_begin(self, state):
+        self.calls.append(("begin", state.step))
+
+    def on_step_end(self, state, report):
+        self.calls.append(("step", state.step))
+        self.reports.append(report)
+
+    def on_log(self, state, entry):
+        self.calls.append(("log", state.step))
+
+    def on_evaluate(self, state, metrics):
+        self.calls.append(("evaluate", state.step))
+
+    def on_save(self, state, folder):
+        self.calls.append(("save", state.step))
+        assert folder.name == f"checkpoint-{state.step}" and folder.is_dir()
+
+    def on_train_end(self, state):
+        self.calls.append(("end", state.step))
+
+
+def test_logs_are_complete_monotone_and_agree_with_the_steps(tmp_path):
+    recorder = Recorder()
+    trainer = make_trainer(tmp_path, dev=DEV, callbacks=[recorder], num_train_epochs=3.0, logging_steps=5,
+                           evaluation_strategy="epoch", lr_scheduler_type="cosine")  # fmt: skip
+    results = trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["log_history"] == lines == trainer.state.log_history
+    training, evaluations = [x for x in lines if "loss" in x], [x for x in lines if "eval_loss" in x]
+    assert [entry["step"] for entry in training] == [5, 10, 12]
+    assert [entry["step"] for entry in evaluations] == [4, 8, 12]
+    assert [entry["epoch"] for entry in evaluations] == [1.0, 2.0, 3.0]
+    reports = recorder.reports
+    for entry, part in zip(training, (reports[:5], reports[5:10], reports[10:]), strict=True):
+        assert entry["loss"] == sum(report.loss for report in part) / len(part)
+        assert entry["learning_rate"] == part[-1].learning_rate
+        assert entry["grad_norm"] == part[-1].grad_norm
+        seconds = sum(report.seconds for report in part)
+        assert entry["tokens_per_second"] == pytest.approx(sum(report.num_tokens for report in part) / seconds)
+        assert entry["learned_tokens_per_second"] < entry["tokens_per_second"]
+    for key in ("step", "epoch", "num_tokens", "num_learned_tokens"):
+        values = [entry[key] for entry in training]
+        assert values == sorted(values) and len(set(values)) == len(values)
+    assert training[-1]["num_tokens"] == 3 * ROWS.lengths.sum()
+    assert results["train_loss"] == pytest.approx(np.mean([report.loss for report in reports]))
+    assert json.loads((tmp_path / "train_results.json").read_text()) == results
+    evaluation = trainer.evaluate()
+    assert json.loads((tmp_path / "all_results.json").read_text()) == {**results, **evaluation}
+    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((tmp_path / "run_config.json").read_text())["learning_rate"] == 1e-2
+
+
+def test_callbacks_hear_everything_in_order(tmp_path):
+    recorder = Recorder()
+    make_trainer(tmp_path, dev=DEV, callbacks=[recorder], max_steps=4, logging_steps=2, evaluation_strategy="steps",
+                 save_strategy="steps", save_steps=4).train()  # fmt: skip
+    assert recorder.calls == [
+        ("begin", 0), ("step", 1), ("step", 2), ("log", 2), ("log", 2), ("evaluate", 2), ("step", 3), ("step", 4),
+        ("log", 4), ("log", 4), ("evaluate", 4), ("save", 4), ("end", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_broken_step_is_not_made_and_names_its_rows(tmp_path, infinite):
+    class Breaking(Callback):
+        """Spoils one weight after the third step."""
+
+        def on_step_end(self, state, report):
+            if state.step == 3:
+                self.weights = weights(trainer.model)
+                spoilt = trainer.model.base_model.model.norm.weight
+                self.before = spoilt.numpy()
+                spoilt.set_value(spoilt * (1e38 if infinite else float("nan")))
+
+    breaking = Breaking()
+    trainer = make_trainer(tmp_path, callbacks=[breaking], save_strategy="steps", save_steps=1)
+    with pytest.raises(NonFiniteError, match=r"step 4: loss (nan|inf).*row \d+ \(train\.json:\d+\), .*learning_rate"):
+        trainer.train()
+    trainer.model.base_model.model.norm.weight.set_value(breaking.before)
+    assert_same_bits(weights(trainer.model), breaking.weights)
+    assert list(list_checkpoints(tmp_path)) == [1, 2, 3]
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["step"] == 3 and all(math.isfinite(entry["loss"]) for entry in state["log_history"])
+    moments = optimizer_state(trainer.optimizer, trainable_parameters(trainer.model))
+    assert all(np.isfinite(moment.numpy()).all() for moment in moments.values())
+
+
+def test_nothing_learned_in_a_step_is_an_error(tmp_path):
+    rows = Rows(4)
+    for row in rows.rows:
+        row.learned[:] = False
+    with pytest.raises(ValueError, match="no token is learned in optimizer step 1"):
+        make_trainer(tmp_path, rows=rows).train()
+
+
+def test_a_micro_batch_without_learned_tokens_counts_for_nothing(tmp_path):
+    rows = Rows(4, seed=1)
+    rows.rows[2].learned[:] = False
+    split = make_trainer(tmp_path / "a", rows=rows, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    whole = make_trainer(tmp_path / "b", rows=rows, per_device_train_batch_size=4)
+    for trainer in (split, whole):
+        trainer.train()
+    assert split.state.log_history[0]["loss"] == pytest.approx(whole.state.log_history[0]["loss"], rel=1e-6)
+
+
+def test_adapters_hooks_are_called(tmp_path):
+    model, calls = make_model(lora=True), []
+    target = next(iter(trainable_parameters(model).values()))
+
+    def before_training(run_batch):
+        for _ in range(2):
+            run_batch()
+            calls.append(("before", global_norm([p.grad for p in model.parameters() if p.grad is not None])))
+
+    def after_step(step, total_steps):
+        calls.append((step, total_steps, target.grad is not None))
+
+    model.before_training, model.after_step = before_training, after_step
+    model.auxiliary_loss = lambda: 3.0 + 0.0 * target.sum()
+    plain = make_trainer(tmp_path / "plain", max_steps=1)
+    plain.train()
+    hooked = make_trainer(tmp_path / "hooked", model, max_steps=2)
+    hooked.train()
+    assert [call[0] for call in calls[:2]] == ["before", "before"] and 0 < calls[0][1] < calls[1][1]
+    assert calls[2:] == [(1, 2, True), (2, 2, True)]
+    first, expected = hooked.state.log_history[0], plain.state.log_history[0]
+    assert first["loss"] == pytest.approx(expected["loss"] + 3.0, rel=1e-6)
+    assert first["grad_norm"] == expected["grad_norm"]
+
+
+def test_same_seed_same_run_another_seed_another(tmp_path):
+    def run(name, seed):
+        model = make_model(lora=True, dropout=0.5)
+        make_trainer(tmp_path / name, model, seed=seed, neftune=True).train()
+        return weights(model)
+
+    first = run("a", 1)
+    assert_same_bits(run("b", 1), first)
+    other = run("c", 2)
+    assert any(not np.array_equal(other[name], first[name]) for name in first)
+
+
+def test_seeds_differ_by_position():
+    seeds = {micro_step_seed(s, a, b, r) for s in (1, 2) for a in range(5) for b in range(5) for r in range(2)}
+    assert len(seeds) == 100
+    paddle.seed(max(seeds))
+
+
+def test_fp16_and_foreign_reports_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="report_to 'wandb' is not available"):
+        make_trainer(tmp_path, report_to=["wandb"]).train()
+    with pytest.raises(ValueError, match="needs VisualDL: pip install"):
+        make_trainer(tmp_path, report_to=["visualdl"]).train()
