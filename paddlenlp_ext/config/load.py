@@ -76,7 +76,11 @@ def _take_source(settings: list[Setting], given: Given) -> None:
     for setting in settings:
         key = given.known.keys.get(setting.key)
         if key is None:
-            given.problems.append(Problem(setting.key, _unknown_key(setting, given.known), setting.place))
+            match = nearest(setting.key, given.known.keys)
+            given.problems.append(Problem(setting.key, _unknown_key(setting, match), setting.place))
+            if match is not None:
+                # What was meant is not called absent as well.
+                given.broken.add(given.known.keys[match])
             continue
         earlier = here.setdefault(key, setting)
         if earlier.key != setting.key and earlier.value != setting.value:
@@ -103,9 +107,8 @@ def _take(option: Option, setting: Setting, given: Given) -> None:
             given.broken.add(option.key)
 
 
-def _unknown_key(setting: Setting, known: KnownKeys) -> str:
+def _unknown_key(setting: Setting, match: str | None) -> str:
     message = f"unknown key {setting.key!r}"
-    match = nearest(setting.key, known.keys)
     if match is not None:
         return f"{message}; did you mean {match!r}?"
     if isinstance(setting.value, dict):

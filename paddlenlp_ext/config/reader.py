@@ -14,6 +14,8 @@ from typing import Any
 
 from paddlenlp_ext.config.problems import Place, Problem
 
+MAX_DIGITS = 100
+"""Longer whole numbers are refused: nobody means them, and they fit no float."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _HINTS = (
     (re.compile(r"//|#|/\*"), "JSON has no comments; delete this one"),
@@ -124,10 +126,15 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
     def refuse_constant(_name: str) -> None:
         raise _FaultError(_HINTS[4][1], at)
 
+    def parse_int(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise _FaultError(f"a number of {len(digits)} digits", at)
+        return int(digits)
+
     if at == len(text):
         raise _expected(text, at, "a value")
     try:
-        return json.JSONDecoder(parse_constant=refuse_constant).raw_decode(text, at)
+        return json.JSONDecoder(parse_constant=refuse_constant, parse_int=parse_int).raw_decode(text, at)
     except json.JSONDecodeError as error:
         if error.msg == "Expecting value":
             raise _expected(text, error.pos, "a value") from None

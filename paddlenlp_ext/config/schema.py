@@ -29,9 +29,9 @@ class Limits:
         words = []
         for bound, word in ((self.minimum, "at least"), (self.above, "above"), (self.maximum, "at most")):
             if bound is not None:
-                words.append(f"{word} {bound:g}")
+                words.append(f"{word} {_number(bound)}")
         if self.below is not None:
-            words.append(f"below {self.below:g}")
+            words.append(f"below {_number(self.below)}")
         text = ", ".join(words)
         if self.choices is not None:
             text = "one of " + ", ".join(self.choices)
@@ -98,6 +98,10 @@ class Option:
     def spellings(self) -> tuple[str, ...]:
         """The key and its aliases."""
         return (self.key, *self.aliases)
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:

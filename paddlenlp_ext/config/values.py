@@ -13,6 +13,7 @@ TRUE_WORDS = ("true", "yes", "1", "on")
 FALSE_WORDS = ("false", "no", "0", "off")
 UNSET_WORD = "null"
 _KIND_WORDS = ((bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "a string"))
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_VALUE = object()
 
 
@@ -30,6 +31,8 @@ def convert(option: Option, written: Any, from_command_line: bool) -> Any:
     Raises:
         ValueError: wrong type, out of range or not among the choices; the message names what is allowed.
     """
+    if isinstance(written, str) and not from_command_line and _LONE_SURROGATE.search(written):
+        raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) is no character")
     value = _from_word(option, written) if from_command_line else _from_json(option, written)
     if value is _NO_VALUE:
         raise ValueError(f"expected {type_words(option)}, got {_show(written)}{_hint(option, written)}")
@@ -62,7 +65,7 @@ def _from_word(option: Option, word: str) -> Any:
     kinds = option.kinds
     if bool in kinds and word.lower() in TRUE_WORDS + FALSE_WORDS:
         return word.lower() in TRUE_WORDS
-    if int in kinds and re.fullmatch(r"[-+]?\d+", word):
+    if int in kinds and re.fullmatch(r"[-+]?\d{1,100}", word):
         return int(word)
     if float in kinds and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", word) and math.isfinite(float(word)):
         return float(word)

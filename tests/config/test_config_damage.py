@@ -44,6 +44,13 @@ def test_a_typo_in_every_key(tmp_path, kind):
     assert right / len(cases) >= 0.98, f"{right} of {len(cases)} suggestions are right"
 
 
+def test_a_mistyped_key_is_not_called_absent_as_well(tmp_path):
+    for key in SMALLEST:
+        values = {edits(name, 0)["left out"] if name == key else name: value for name, value in SMALLEST.items()}
+        (found,) = problems(write(tmp_path, values))
+        assert f"did you mean {key!r}?" in found.message
+
+
 def test_number_of_typos():
     assert len(SPELLINGS) * 4 >= 800
 

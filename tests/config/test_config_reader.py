@@ -48,6 +48,7 @@ BROKEN = {
     '{"seed": 1} {"seed": 2}': (1, 13, "more text"),
     '{"seed": 1}}': (1, 12, "more text"),
     '\ufeff{"seed": 1}': (1, 1, "byte order mark"),
+    '{"seed": ' + "9" * 5000 + "}": (1, 10, "5000 digits"),
     '{"lora_target_modules": ["q", "k"}': (1, 34, "delimiter"),
     '{"lora_target_modules": ' + "[" * 100_000: (1, 25, "deeply"),
 }
@@ -63,7 +64,7 @@ def test_broken_json_is_located(tmp_path, text):
 
 
 def test_number_of_broken_files():
-    assert len(BROKEN) == 36
+    assert len(BROKEN) == 37
 
 
 def test_every_truncation_is_an_error(tmp_path):
@@ -96,6 +97,11 @@ def test_duplicate_key_is_an_error_even_with_one_value(tmp_path):
     (found,) = problems(write(tmp_path, text))
     assert found.line == GOOD[: GOOD.index('"lora_rank"')].count("\n") + 2
     assert "written twice, first in line 6" in found.message
+
+
+def test_half_a_character(tmp_path):
+    (found,) = problems(write(tmp_path, GOOD.replace('"out"', '"\\ud800"')))
+    assert "surrogate" in found.message and found.key == "output_dir"
 
 
 def test_problems_before_the_fault_are_reported_too(tmp_path):

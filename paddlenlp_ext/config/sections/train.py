@@ -47,7 +47,7 @@ class TrainConfig:
     greater_is_better: bool | None = option(
         None, help="whether a greater metric is better; absent: all but loss and perplexity"
     )
-    seed: int = option(42, minimum=0, help="fixes data order, initial adapters, dropout and noise")
+    seed: int = option(42, minimum=0, maximum=2**32 - 1, help="fixes data order, initial adapters, dropout and noise")
     recompute: bool = option(False, help="compute activations again in the backward pass: slower, less memory")
     recompute_granularity: str = option(
         "full", choices=("full", "full_attn", "core_attn"), help="what recompute computes again"
