@@ -22,6 +22,7 @@ class DecoderConfig:
         windows: sliding window of each layer, None where a layer sees its whole document.
         tensor_plan: the family's table of how its weights are cut over devices.
         source: the config.json dict it was read from, written back by `save_pretrained`.
+        name_or_path: what the user called the model, None for one that was not loaded.
     """
 
     model_type: str
@@ -44,9 +45,10 @@ class DecoderConfig:
     rope: RopeSettings
     tensor_plan: TensorPlan = field(repr=False)
     source: Mapping[str, Any] = field(repr=False)
+    name_or_path: str | None = None
 
     @classmethod
-    def from_dict(cls, source: Mapping[str, Any]) -> DecoderConfig:
+    def from_dict(cls, source: Mapping[str, Any], name_or_path: str | None = None) -> DecoderConfig:
         """Read a config.json dict.
 
         Raises:
@@ -82,7 +84,8 @@ class DecoderConfig:
             mlp_bias=bool(read.value("mlp_bias")),
             rope=RopeSettings.from_config({**family.defaults, **source}, head_dim),
             tensor_plan=family.tensor_plan,
-            source=dict(source),
+            source={**source, "architectures": [family.architecture]},
+            name_or_path=name_or_path,
             **family.differences(read),
         )
 

@@ -5,12 +5,19 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
+from paddlenlp_ext.checkpoint.load import load_weights
+from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.safetensors_writer import DEFAULT_SHARD_BYTES, save_sharded
+from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.embedding import Embedding
@@ -146,6 +153,29 @@ class CausalLM(nn.Layer):
     def enable_recompute(self) -> None:
         """Keep only each layer's input in training and run the layer again in the backward pass."""
         self.model.recomputes = True
+
+    def use_attention(self, implementation: str | None) -> None:
+        """Ask every layer for one implementation of attention (ops/attention.py); None: the best that can run."""
+        for layer in self.model.layers:
+            layer.self_attn.implementation = implementation
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """Continue prompts; see `generate.generate.generate` for the options."""
+        return generate(self, prompts, **options)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+        """Write config.json and safetensors as transformers lays them out; a tied head is left out, as there."""
+        dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
+        write_model_config(folder, {**self.config.source, "torch_dtype": dtype})
+        save_sharded(folder, self.named_parameters(), max_shard_bytes)
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Take the weights of a saved model of the same configuration.
+
+        Raises:
+            ValueError: the stored tensors are not this model's; the message names those missing, surplus, misshapen.
+        """
+        load_weights(self, open_weights(folder))
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Every parameter of a plain model learns at the run's learning rate."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+import paddle
 from paddle import nn
 
 
@@ -13,10 +14,10 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
     for name, parameter in model.named_parameters():
         if len(parameter.shape) == 2:
             values = random_matrix(name, tuple(parameter.shape), seed, standard_deviation)
-            parameter.set_value(values.astype(np.float32) if parameter.dtype.name == "FP32" else values)
+            parameter.set_value(paddle.to_tensor(values).astype(parameter.dtype))
 
 
 def random_matrix(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
-    """The fp32 values that a parameter of this name starts with under this seed."""
+    """The fp32 values that a matrix of this name starts with under this seed."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

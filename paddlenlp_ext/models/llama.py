@@ -25,4 +25,4 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     return {"qkv_bias": bias, "output_bias": bias, "qk_norm": False, "windows": full_attention(config)}
 
 
-FAMILIES.register("llama")(Family(_differences, LLAMA_TENSOR_PLAN))
+FAMILIES.register("llama")(Family("LlamaForCausalLM", _differences, LLAMA_TENSOR_PLAN))

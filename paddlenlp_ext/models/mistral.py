@@ -15,5 +15,5 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("mistral")(
-    Family(_differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "num_key_value_heads": 8})
+    Family("MistralForCausalLM", _differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "num_key_value_heads": 8})
 )

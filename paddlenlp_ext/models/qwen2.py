@@ -13,5 +13,5 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("qwen2")(
-    Family(_differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "max_window_layers": 28})
+    Family("Qwen2ForCausalLM", _differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "max_window_layers": 28})
 )

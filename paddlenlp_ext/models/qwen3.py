@@ -22,6 +22,9 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 FAMILIES.register("qwen3")(
     Family(
-        _differences, QWEN3_TENSOR_PLAN, {"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}
+        "Qwen3ForCausalLM",
+        _differences,
+        QWEN3_TENSOR_PLAN,
+        {"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
     )
 )

@@ -27,11 +27,13 @@ class Family:
     """A family: what its config leaves out, where it differs from Llama, how its weights are cut.
 
     Attributes:
+        architecture: the class that config.json names to transformers and to servers.
         differences: from the config to `DecoderConfig`'s `qkv_bias`, `output_bias`, `qk_norm` and `windows`.
         tensor_plan: layer name patterns to styles (plan.py).
         defaults: what the family's config.json means where it says nothing.
     """
 
+    architecture: str
     differences: Callable[[ConfigReader], dict[str, Any]]
     tensor_plan: TensorPlan
     defaults: Mapping[str, Any] = field(default_factory=dict)

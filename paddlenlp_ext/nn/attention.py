@@ -68,12 +68,17 @@ class AttentionShape:
 
 
 class Attention(nn.Layer):
-    """Causal self-attention of one decoder layer."""
+    """Causal self-attention of one decoder layer.
+
+    Attributes:
+        implementation: which twin of the attention op runs, None for the best that can.
+    """
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
         super().__init__()
         self.layer_index, self.head_dim, self.window = layer_index, shape.head_dim, shape.window
         self.scale = shape.head_dim**-0.5
+        self.implementation: str | None = None
         kv_size = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
@@ -91,7 +96,8 @@ class Attention(nn.Layer):
         q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
         k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
         if inputs.cache is None:
-            out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, inputs.layouts[self.window], self.scale)
+            layout = inputs.layouts[self.window]
+            out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation)
         else:
             out_BSNH = inputs.cache.attend(self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale)
         return self.o_proj(out_BSNH.flatten(2))

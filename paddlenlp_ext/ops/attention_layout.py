@@ -22,9 +22,7 @@ class AttentionLayout:
     _plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_documents(
-        cls, document_lengths: Sequence[Sequence[int]], window: int | None = None
-    ) -> AttentionLayout:
+    def from_documents(cls, document_lengths: Sequence[Sequence[int]], window: int | None = None) -> AttentionLayout:
         """Build the layout of rows that each list their documents' lengths; all rows have one sum.
 
         Raises:
