@@ -1,0 +1,169 @@
+"""Adapter folders of others: what is read, what is refused and how that is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+
+
+def trained_adapter(folder: Path, **settings: Any) -> PeftModel:
+    model = get_peft_model(tiny_model(), LoRAConfig(rank=3, **settings))
+    train(model, steps=2)
+    model.save_pretrained(folder)
+    return model
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["lm_head"]},
+        {"fan_in_fan_out": True},
+        {"init_lora_weights": "pissa"},
+        {"exclude_modules": ["q_proj"]},
+        {"trainable_token_indices": [1, 2]},
+        {"something_new": 3},
+    ],
+)
+def test_a_field_that_asks_for_more_is_refused_by_name(fields: dict, tmp_path: Path):
+    trained_adapter(tmp_path)
+    change(tmp_path, **fields)
+    (name, value) = next(iter(fields.items()))
+    with pytest.raises(ValueError, match="not available yet") as raised:
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert f"{name}={value!r}" in str(raised.value)
+    assert str(tmp_path / "adapter_config.json") in str(raised.value)
+
+
+def test_fields_that_ask_for_nothing_are_ignored(tmp_path: Path):
+    model = trained_adapter(tmp_path)
+    neutral = {"use_dora": False, "something_new": None, "loftq_config": {}, "qalora_group_size": 16, "revision": "x"}
+    change(tmp_path, **neutral)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|k|v|o|gate|up|down)_proj"])
+def test_targets_in_pefts_other_spellings(targets: str, tmp_path: Path):
+    model = trained_adapter(tmp_path)
+    change(tmp_path, target_modules=targets)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "VIPER"}, "'VIPER' is not available. Known: .*LORA"),
+        ({"target_modules": None}, "target_modules is missing"),
+        ({"r": 0}, "lora_rank=0 is out of range"),
+        ({"target_modules": ["c_attn"]}, "'c_attn' matches no linear layer"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(fields: dict, message: str, tmp_path: Path):
+    trained_adapter(tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_another_rank_than_the_tensors_names_them(tmp_path: Path):
+    trained_adapter(tmp_path)
+    change(tmp_path, r=5)
+    with pytest.raises(
+        ValueError, match=r"28 misshapen: .*lora_A.weight \(stored \[3, 36\], wanted \[5, 36\]\).* and 20 more"
+    ):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_no_adapter_and_pickles_are_said(tmp_path: Path):
+    with pytest.raises(ValueError, match="no such folder"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no adapter here"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+    trained_adapter(tmp_path)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ValueError, match=r"pickled .*adapter_model.bin.*refused"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_a_warm_start_takes_the_folders_structure_and_the_runs_training(tmp_path: Path):
+    trained_adapter(tmp_path, target_modules=["q_proj"])
+    warm = get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path), rank=9, dropout=0.25, plus_scale=4.0))
+    config = warm.peft_config
+    assert (config.rank, config.target_modules) == (3, ("q_proj",))
+    assert (config.dropout, config.plus_scale) == (0.25, 4.0)
+
+
+def as_paddlenlp(folder: Path, model: PeftModel, **fields: Any) -> None:
+    """The same adapter as PaddleNLP stores it: family first, no prefix, matrices [in, out]."""
+    tensors = {
+        f"llama.{name.removeprefix('model.').removesuffix('.weight')}": np.ascontiguousarray(tensor.numpy().T)
+        for name, tensor in model.adapter_state().items()
+    }
+    folder.mkdir()
+    write_safetensors(folder / "peft_model-00001-of-00001.safetensors", tensors)
+    index = {
+        "metadata": {"type": "lora"},
+        "weight_map": dict.fromkeys(tensors, "peft_model-00001-of-00001.safetensors"),
+    }
+    (folder / "peft_model.safetensors.index.json").write_text(json.dumps(index))
+    config = {
+        "r": 3,
+        "target_modules": [".*q_proj.*", ".*down_proj.*"],
+        "trainable_modules": None,
+        "lora_alpha": 6,
+        "lora_dropout": 0.0,
+        "merge_weights": False,
+        "trainable_bias": None,
+        "enable_lora_list": None,
+        "tensor_parallel_degree": -1,
+        "dtype": "float32",
+        "head_dim": None,
+        "do_qat": False,
+        "rslora": False,
+        "pissa": False,
+        "use_mora": False,
+        "lora_plus_scale": 1.0,
+        "base_model_name_or_path": "somewhere",
+        "use_quick_lora": True,
+        "lora_use_mixer": False,
+        "scaling": 2.0,
+    }
+    (folder / "lora_config.json").write_text(json.dumps({**config, **fields}))
+
+
+def test_paddlenlps_adapter_is_read(tmp_path: Path):
+    model = trained_adapter(tmp_path / "ours", target_modules=["q_proj", "down_proj"])
+    as_paddlenlp(tmp_path / "theirs", model)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")), logits_of(model))
+
+
+@pytest.mark.parametrize("fields", [{"pissa": True}, {"use_mora": True}, {"lora_use_mixer": True}, {"do_qat": True}])
+def test_paddlenlps_other_methods_are_refused_by_name(fields: dict, tmp_path: Path):
+    model = trained_adapter(tmp_path / "ours", target_modules=["q_proj", "down_proj"])
+    as_paddlenlp(tmp_path / "theirs", model, **fields)
+    with pytest.raises(ValueError, match=f"lora_config.json: asks for {next(iter(fields))}=True: not available yet"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+
+
+def test_paddlenlps_pickle_is_refused(tmp_path: Path):
+    as_paddlenlp(tmp_path / "theirs", trained_adapter(tmp_path / "ours", target_modules=["q_proj"]))
+    for file in (tmp_path / "theirs").glob("peft_model*"):
+        file.unlink()
+    (tmp_path / "theirs" / "lora_model_state.pdparams").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pickled .*lora_model_state.pdparams"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")

@@ -1,0 +1,169 @@
+"""LoRA's own rules: defaults, ranges, the formula, dropout, gradients beside frozen layers, cuts over devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, loss_of, tiny_model
+
+from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
+
+LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def random_layer(rank: int = 3, scaling: float = 0.7, dropout: float = 0.0) -> LoRALinear:
+    paddle.seed(0)
+    base = Linear(7, 5, bias=True)
+    base.weight.set_value(paddle.randn([5, 7]))
+    base.bias.set_value(paddle.randn([5]))
+    layer = LoRALinear(base, rank, scaling, dropout, seed=1, name="layer")
+    layer.lora_B.weight.set_value(paddle.randn([5, rank]))
+    return layer
+
+
+def test_forward_and_delta_follow_the_formula():
+    layer = random_layer()
+    x = np.random.default_rng(0).standard_normal((2, 4, 7)).astype(np.float32)
+    w, bias = layer.base.weight.numpy(), layer.base.bias.numpy()
+    a, b = layer.lora_A.weight.numpy(), layer.lora_B.weight.numpy()
+    delta = 0.7 * b @ a
+    np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), x @ (w + delta).T + bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaling"),
+    [
+        ({}, 16 / 8),
+        ({"rank": 4}, 2.0),
+        ({"rank": 16, "rslora": True}, 4 / 4.0),
+        ({"rank": 4, "alpha": 6}, 1.5),
+        ({"rank": 4, "alpha": 6, "rslora": True}, 3.0),
+    ],
+)
+def test_scaling(settings: dict, scaling: float):
+    layer = LoRAConfig(**settings).wrap("x", Linear(7, 5), seed=0)
+    assert layer.scaling == pytest.approx(scaling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "lora_rank=0 is out of range"),
+        ({"rank": 2.0}, "lora_rank=2.0"),
+        ({"rank": True}, "lora_rank=True"),
+        ({"alpha": 0}, "lora_alpha=0"),
+        ({"alpha": -1.0}, "lora_alpha=-1.0"),
+        ({"dropout": 1.0}, "lora_dropout=1.0"),
+        ({"dropout": -0.1}, "lora_dropout=-0.1"),
+        ({"plus_scale": 0}, "lora_plus_scale=0"),
+        ({"rank_pattern": {"q_proj": 0}}, "lora_rank=0"),
+        ({"target_modules": []}, "lora_target_modules is an empty list"),
+    ],
+)
+def test_values_out_of_range_are_errors(settings: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        get_peft_model(tiny_model(), LoRAConfig(**settings))
+
+
+def test_a_starts_kaiming_uniform_whatever_else_is_adapted():
+    layer = LoRALinear(Linear(400, 300), 64, 1.0, 0.0, seed=0, name="x")
+    a = layer.lora_A.weight.numpy()
+    bound = 400**-0.5
+    assert np.abs(a).max() <= bound
+    assert np.abs(a).max() > 0.99 * bound
+    assert a.std() == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert not layer.lora_B.weight.numpy().any()
+    alone = get_peft_model(tiny_model(), LoRAConfig(target_modules=["up_proj"])).adapter_state()
+    among = get_peft_model(tiny_model(), LoRAConfig()).adapter_state()
+    assert alone.keys() < among.keys()
+    assert all(np.array_equal(tensor.numpy(), among[name].numpy()) for name, tensor in alone.items())
+
+
+def test_dropout_acts_on_the_adapter_in_training_only():
+    layer = random_layer(dropout=0.5)
+    x = paddle.ones([64, 7])
+    layer.eval()
+    calm = layer(x).numpy()
+    assert np.array_equal(calm, layer(x).numpy())
+    layer.train()
+    noisy = layer(x).numpy()
+    assert not np.array_equal(noisy, calm)
+    layer.enabled = False
+    assert np.array_equal(layer(x).numpy(), layer.base(x).numpy())
+
+
+@pytest.mark.parametrize("layer_index", [0, 1])
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_one_adapted_linear_learns_beside_frozen_ones(leaf: str, layer_index: int):
+    """Its gradient is the one it has when everything is adapted: the others start at zero."""
+    pattern = rf".*layers\.{layer_index}\..*{leaf}"
+    alone = get_peft_model(tiny_model(), LoRAConfig(target_modules=[pattern]))
+    assert len(list(adapter_layers(alone))) == 1
+    among = get_peft_model(tiny_model(), LoRAConfig())
+    for model in (alone, among):
+        model.train()
+        loss_of(model).backward()
+    for name, tensor in alone.adapter_state().items():
+        wanted = among.adapter_state()[name].grad.numpy()
+        np.testing.assert_allclose(tensor.grad.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    assert any(tensor.grad.numpy().any() for tensor in alone.adapter_state().values())
+
+
+def test_lora_plus_scales_the_learning_rate_of_b_alone():
+    model = get_peft_model(tiny_model(), LoRAConfig(plus_scale=16.0))
+    scales = {name: model.learning_rate_scale(name) for name, p in model.named_parameters() if not p.stop_gradient}
+    assert {scale for name, scale in scales.items() if name.endswith("lora_B.weight")} == {16.0}
+    assert {scale for name, scale in scales.items() if name.endswith("lora_A.weight")} == {1.0}
+    assert len(scales) == 2 * 2 * len(LEAVES)
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
+def test_cut_in_two_the_parts_make_the_whole(style: str):
+    """What `placements` says: rank parts of base and adapter give the whole output, joined or summed."""
+    whole = random_layer()
+    whole.base.bias.set_value(paddle.zeros([5]))
+    axes = whole.placements(style)
+    base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
+    x = np.random.default_rng(0).standard_normal((4, 7)).astype(np.float32)
+
+    def halves(value: np.ndarray, axis: int | None) -> list[np.ndarray]:
+        return [value, value] if axis is None else np.array_split(value, 2, axis)
+
+    w = halves(whole.base.weight.numpy(), base_axis)
+    a = halves(whole.lora_A.weight.numpy(), axes["lora_A.weight"])
+    b = halves(whole.lora_B.weight.numpy(), axes["lora_B.weight"])
+    inputs = halves(x, 1 if style == "rowwise" else None)
+    parts = [inputs[i] @ (w[i] + whole.scaling * b[i] @ a[i]).T for i in range(2)]
+    join = {"colwise": lambda: np.concatenate(parts, 1), "rowwise": lambda: sum(parts), "replicated": lambda: parts[0]}
+    joined = join[style]()
+    np.testing.assert_allclose(joined, whole(paddle.to_tensor(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_trainable_report_counts():
+    model = get_peft_model(tiny_model(), LoRAConfig(rank=2, target_modules=["q_proj", "down_proj"]))
+    count = 2 * (2 * (36 + 36) + 2 * (36 + 44))
+    total = sum(parameter.size for parameter in tiny_model().parameters()) + count
+    report = model.trainable_report()
+    assert f"{count:,} of {total:,}" in report
+    assert "q_proj x2, down_proj x2" in report
+
+
+def test_generation_goes_through_the_adapter():
+    model = get_peft_model(tiny_model(), LoRAConfig())
+    plain = model.generate([[1, 2, 3]], max_new_tokens=6)
+    assert plain == generate(tiny_model(), [[1, 2, 3]], max_new_tokens=6)
+    for _, layer in adapter_layers(model):
+        layer.lora_B.weight.set_value(paddle.ones(layer.lora_B.weight.shape))
+    model.eval()
+    (tokens,) = model.generate([[1, 2, 3]], max_new_tokens=6)
+    assert tokens != plain[0]
+    full = paddle.to_tensor([[1, 2, 3, *tokens]])
+    with paddle.no_grad():
+        assert model(full)[0, 2:-1].argmax(-1).tolist() == tokens
+    assert logits_of(model).shape[-1] == 61

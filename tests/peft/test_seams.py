@@ -1,0 +1,125 @@
+"""Methods that are more than a changed linear fit in one file: toys stand for those to come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from tiny_adapted import logits_of, loss_of, state_of, tiny_model, train
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.layer import AdapterLayer
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+
+class ShiftLayer(AdapterLayer):
+    """Adds a learned vector to what any layer gives."""
+
+    def __init__(self, base: nn.Layer, size: int) -> None:
+        super().__init__(base)
+        self.shift = self.create_parameter([size], default_initializer=nn.initializer.Constant())
+
+    def adapted(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        return self.base(*args, **kwargs) + self.shift
+
+
+class ShiftModel(PeftModel):
+    """With a parameter of its own, a loss beside the model's, and something to do around steps."""
+
+    def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
+        super().__init__(model, peft_config)
+        self.gain = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.0))
+        self.steps_seen: list[tuple[int, int]] = []
+
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        hidden = super().hidden_states(*args, **kwargs)
+        return hidden * self.gain if self.adapter_enabled else hidden
+
+    def before_training(self, run_batch: Any) -> None:
+        run_batch()
+        self.first_gradients = {name: t.grad.numpy() for name, t in self.adapter_state().items()}
+
+    def auxiliary_loss(self) -> paddle.Tensor:
+        return sum((t**2).sum() for t in self.adapter_state().values())
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        self.steps_seen.append((step, total_steps))
+
+
+@dataclass(kw_only=True)
+class ShiftConfig(PeftConfig):
+    peft_type: ClassVar[str] = "TOY_SHIFT"
+    mergeable: ClassVar[bool] = False
+    model_class: ClassVar[type[nn.Layer] | None] = ShiftModel
+    size: int = option(36, help="Hidden size.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return [name for name, _ in model.named_sublayers() if name.endswith(".mlp")]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> ShiftLayer:
+        return ShiftLayer(base, self.size)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {"size": self.size}
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> ShiftConfig:
+        refuse_unread_fields(fields, {"size"})
+        return cls(size=fields["size"])
+
+
+@pytest.fixture
+def registered():
+    PEFT_METHODS.names()
+    PEFT_METHODS.register("toy_shift")(ShiftConfig)
+    yield
+    del PEFT_METHODS._entries["toy_shift"]
+
+
+def test_a_method_that_wraps_no_linear_trains_saves_loads_and_switches_off(registered: None, tmp_path: Path):
+    model = get_peft_model(tiny_model(), ShiftConfig())
+    assert type(model) is ShiftModel
+    assert sorted(model.adapter_state()) == ["gain", "model.layers.0.mlp.shift", "model.layers.1.mlp.shift"]
+    base = logits_of(tiny_model())
+    np.testing.assert_allclose(logits_of(model), base, atol=1e-6)
+    train(model, steps=2)
+    changed = logits_of(model)
+    assert np.abs(changed - base).max() > 1e-3
+    with model.adapter_disabled():
+        np.testing.assert_allclose(logits_of(model), base, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), changed)
+    with pytest.raises(ValueError, match="TOY_SHIFT is no change of a weight"):
+        model.merge_and_unload()
+
+
+def test_what_a_trainer_calls_reaches_the_method():
+    model = get_peft_model(tiny_model(), ShiftConfig())
+    before = state_of(model)
+    model.before_training(lambda: loss_of(model).backward())
+    assert all(gradient.any() for gradient in model.first_gradients.values())
+    assert state_of(model).keys() == before.keys()
+    assert float(model.auxiliary_loss()) == pytest.approx(1.0)
+    model.after_step(3, 10)
+    assert model.steps_seen == [(3, 10)]
+
+
+def test_a_plain_method_asks_nothing_of_the_trainer():
+    model = get_peft_model(tiny_model(), PEFT_METHODS.get("lora")())
+    assert model.auxiliary_loss() is None
+    model.before_training(lambda: pytest.fail("LoRA needs no gradients to start"))
+    model.after_step(1, 1)
+    assert model.learning_rate_scale("base_model.model.norm.weight") == 1.0
+
+
+def test_methods_have_names_of_their_own():
+    methods = dict(PEFT_METHODS.items())
+    assert len({method.peft_type for method in methods.values()}) == len(methods) >= 1

@@ -1,0 +1,67 @@
+"""Which layers a list of targets means, and how the choice is written."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_adapted import tiny_model
+
+from paddlenlp_ext.peft.targets import linear_names, select_targets, shortest_targets
+
+LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_all_linears_of_the_decoder_but_not_the_head(family: str):
+    names = linear_names(tiny_model(family))
+    assert len(names) == 2 * len(LEAVES)
+    assert {name.rpartition(".")[2] for name in names} == set(LEAVES)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        (None, 14),
+        ("all-linear", 14),
+        (["q_proj"], 2),
+        ("q_proj", 2),
+        (["self_attn.q_proj", "mlp.up_proj"], 4),
+        (["model.layers.1.mlp.up_proj"], 1),
+        ([".*q_proj.*", ".*v_proj.*"], 4),
+        (r".*\.layers\.1\..*(q|k)_proj", 2),
+        (["q_proj", ".*q_proj"], 2),
+    ],
+)
+def test_selection(wanted: list[str] | str | None, count: int):
+    names = linear_names(tiny_model())
+    chosen = select_targets(names, wanted, "lora_target_modules")
+    assert len(chosen) == count
+    assert chosen == [name for name in names if name in chosen]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            ["q_proj", "q_porj"],
+            "'q_porj' matches no linear layer of this model; did you mean 'q_proj'.*Known: q_proj, ",
+        ),
+        ([".*query.*"], "'.*query.*' matches no linear layer"),
+        (["lm_head"], "'lm_head' matches no"),
+        (["embed_tokens"], "'embed_tokens' matches no"),
+        (["proj"], "'proj' matches no"),
+        (["("], r"'\(' is no regular expression"),
+        ([], "is an empty list"),
+    ],
+)
+def test_what_matches_nothing_is_an_error(wanted: list[str], message: str):
+    with pytest.raises(ValueError, match=message):
+        select_targets(linear_names(tiny_model()), wanted, "lora_target_modules")
+
+
+def test_the_choice_is_written_short_where_that_means_the_same():
+    model = tiny_model()
+    names = linear_names(model)
+    assert shortest_targets(names, model) == LEAVES
+    assert shortest_targets([name for name in names if "q_proj" in name], model) == ["q_proj"]
+    one = ["model.layers.1.self_attn.q_proj"]
+    assert shortest_targets(one, model) == one
