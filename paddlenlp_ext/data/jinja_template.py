@@ -22,9 +22,9 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from paddlenlp_ext.data.rows import Conversation, RowError
+from paddlenlp_ext.data.special_tokens import learned_end, special_token_pattern, stop_token_ids
 from paddlenlp_ext.data.text_encoder import TextEncoder
 from paddlenlp_ext.data.turns import ChatTemplate, TurnText
-from paddlenlp_ext.utils.log import get_logger
 
 REFUSED = "template refuses"
 _QUESTION = "Wherefore?"
@@ -48,7 +48,7 @@ class JinjaTemplate(ChatTemplate):
         self.encoder = TextEncoder(tokenizer)
         self._tokenizer = tokenizer
         self._is_marked = bool(_GENERATION_MARK.search(text))
-        self._special = _special_tokens(tokenizer)
+        self._special = special_token_pattern(tokenizer)
         self._answer_tail = self._answer_end = self._prompt_tail = ""
         self._learn_constants()
 
@@ -146,14 +146,8 @@ class JinjaTemplate(ChatTemplate):
             )
         self._prompt_tail = prompt.partition(_QUESTION)[2]
         self._answer_tail = whole.partition(_ANSWER)[2]
-        ends = [match.end() for match in self._special.finditer(self._answer_tail)]
-        self._answer_end = self._answer_tail[: ends[-1]] if ends else self._answer_tail
-        if not ends:
-            get_logger().warning(
-                "the chat template writes no special token behind an answer: the model will not learn to stop"
-            )
-        stops = [self._tokenizer.convert_tokens_to_ids(token) for token in self._special.findall(self._answer_end)]
-        self.stop_token_ids = tuple(dict.fromkeys([*stops, *_present(self._tokenizer.eos_token_id)]))
+        self._answer_end = learned_end(self._answer_tail, self._special)
+        self.stop_token_ids = stop_token_ids(self._answer_end, self._special, self._tokenizer)
 
     def _render(self, messages: Messages, add_generation_prompt: bool) -> str:
         try:
@@ -169,14 +163,3 @@ def _messages(conversation: Conversation) -> Messages:
     for question, answer in conversation.turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages
-
-
-def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """A pattern that matches any special token, longer ones first."""
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
-
-
-def _present(token_id: int | None) -> list[int]:
-    return [] if token_id is None else [int(token_id)]

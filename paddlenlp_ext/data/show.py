@@ -13,6 +13,8 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 READ_STYLE = "dim"
 LEARNED_STYLES = ("bold green", "bold green underline")
 """Alternating, so that the borders between tokens are seen."""
+LEARNED_BRACKETS = ("⟦", "⟧")
+"""For output without colours."""
 
 
 def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
@@ -29,26 +31,30 @@ def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console:
     legend.append("read only", READ_STYLE)
     legend.append("  ")
     legend.append("learned", LEARNED_STYLES[0])
-    legend.append(" (every second token underlined; a line break that is learned shows as ⏎)")
+    legend.append(" (every second token underlined; ⟦ ⟧ without colours; a learned line break shows as ⏎)")
     console.print(legend)
+    marked = console.color_system is None
     for index in range(min(num_rows, len(dataset))):
         row = dataset[index]
         file, line = dataset.source(index)
         num_learned = int(row.learned.sum())
-        console.rule(f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_learned} learned", align="left")
-        console.print(colour_row(row, tokenizer), soft_wrap=True)
+        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_learned} learned"
+        console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
+        console.print(colour_row(row, tokenizer, marked), soft_wrap=True)
 
 
-def colour_row(row: EncodedRow, tokenizer: Any) -> Text:
-    """The text of a row, styled by what is learned."""
+def colour_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
+    """The text of a row, styled by what is learned; `marked` puts brackets around learned spans as well."""
     text = Text()
     start = 0
     tokens, learned = row.tokens.tolist(), row.learned.tolist()
     while start < len(tokens):
         end = _end_of_run(learned, start)
         if learned[start]:
+            text.append(LEARNED_BRACKETS[0] if marked else "")
             for number, piece in enumerate(_pieces(tokens[start:end], tokenizer)):
                 text.append(piece.replace("\n", "⏎\n"), LEARNED_STYLES[number % 2])
+            text.append(LEARNED_BRACKETS[1] if marked else "")
         else:
             text.append(tokenizer.decode(tokens[start:end], clean_up_tokenization_spaces=False), READ_STYLE)
         start = end

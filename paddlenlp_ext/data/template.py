@@ -7,39 +7,57 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.jinja_template import JinjaTemplate
+from paddlenlp_ext.data.pieces_template import PiecesTemplate, is_pieces
 from paddlenlp_ext.data.plain_template import PlainTemplate
 from paddlenlp_ext.data.turns import ChatTemplate
 
 __all__ = ["ChatTemplate", "load_template"]
+
+FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 
 
 def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     """The template that `chat_template` asks for.
 
     Args:
-        option: None for the tokenizer's own (and no template where it has none), "none", or the path of a Jinja file
-            or of a JSON file that holds `chat_template`.
+        option: None or the tokenizer's own name for the template it brings (no template where it brings none),
+            "none", or a path: a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's
+            `system`, `conversation`, `query`), or a folder that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
         ValueError: no such file, nothing usable in it, or a tokenizer without an end token.
     """
-    if option == "none" or (option is None and not tokenizer.chat_template):
+    if option == "none":
         return PlainTemplate(tokenizer)
-    text = tokenizer.get_chat_template() if option is None else _read_template(Path(option).expanduser())
-    return JinjaTemplate(text, tokenizer)
-
-
-def _read_template(path: Path) -> str:
-    if not path.is_file():
-        raise ValueError(f'chat_template is {str(path)!r}, which is no file; give a Jinja file, "none" or null')
+    if option is None or option == tokenizer.name_or_path:
+        return (
+            JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
+            if tokenizer.chat_template
+            else PlainTemplate(tokenizer)
+        )
+    path = _find(Path(option).expanduser())
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
-        return text
+        return JinjaTemplate(text, tokenizer)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}:{error.colno}: {error.msg}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("chat_template"), str):
-        raise ValueError(f'{path}: a JSON template file holds {{"chat_template": "... Jinja ..."}}')
-    return content["chat_template"]
+    if is_pieces(content):
+        return PiecesTemplate(content, path, text, tokenizer)
+    if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
+        return JinjaTemplate(content["chat_template"], tokenizer)
+    raise ValueError(
+        f'{path}: neither {{"chat_template": "...Jinja..."}} nor {{"system", "conversation", "query"}}; '
+        "these are the two JSON forms of a chat template"
+    )
+
+
+def _find(path: Path) -> Path:
+    candidates = [path / name for name in FILE_NAMES] if path.is_dir() else [path]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        looked_for = " or ".join(map(str, candidates))
+        raise ValueError(f'chat_template {str(path)!r}: there is no file {looked_for}; give a file, "none" or null')
+    return found

@@ -1,0 +1,101 @@
+"""PaddleNLP's `chat_template.json`: a conversation in pieces.
+
+    {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
+
+Each piece is a small Jinja template. `conversation` is written for every turn; its first piece is read, its second is
+learned. `query` is what `conversation[0]` is when the model is asked. `system` is optional.
+(Format: PaddleNLP 3.0, llm/docs/chat_template.md.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paddlenlp_ext.data.rows import Conversation, RowError
+from paddlenlp_ext.data.special_tokens import learned_end, special_token_pattern, stop_token_ids
+from paddlenlp_ext.data.text_encoder import TextEncoder
+from paddlenlp_ext.data.turns import ChatTemplate, TurnText, join_turns
+
+_PROBE = "Wherefore?"
+_ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
+
+
+def is_pieces(content: Any) -> bool:
+    """Whether parsed JSON looks like this format."""
+    return isinstance(content, dict) and "conversation" in content
+
+
+class PiecesTemplate(ChatTemplate):
+    """A conversation written piece by piece.
+
+    Args:
+        content: the parsed JSON.
+        path: its file, for messages.
+        text: its source.
+        tokenizer: a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: a piece is missing, of a wrong type, no Jinja, or does not use its variable.
+    """
+
+    def __init__(self, content: dict[str, Any], path: Path, text: str, tokenizer: Any) -> None:
+        self.text = text
+        self.encoder = TextEncoder(tokenizer)
+        pieces = content["conversation"]
+        if not isinstance(pieces, list) or len(pieces) != 2:
+            raise ValueError(f'{path}: "conversation" is a list of two texts, for the user and for the bot')
+        self._before_user, self._behind_user = _compile(pieces[0], "user", path)
+        self._before_bot, behind_bot = _compile(pieces[1], "bot", path)
+        self._before_query, self._behind_query = _compile(content.get("query"), "query", path)
+        self._system = content.get("system", "")
+        if not isinstance(self._system, str):
+            raise ValueError(f'{path}: "system" is text')
+        self._takes_system = "system" in self._system and "{{" in self._system
+        special = special_token_pattern(tokenizer)
+        self._end = learned_end(behind_bot, special)
+        self._behind_end = behind_bot[len(self._end) :]
+        self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
+
+    def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
+        """See `ChatTemplate.render`."""
+        head = self._render_system(conversation.system)
+        turns = []
+        for question, answer in conversation.turns:
+            learned = self._before_bot + answer + self._end
+            turns.append(TurnText(head + self._before_user, question, self._behind_user, learned))
+            head = self._behind_end
+        return tuple(turns)
+
+    def encode_prompt(
+        self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
+    ) -> list[int]:
+        """See `ChatTemplate.encode_prompt`."""
+        texts = self.render(Conversation(system, tuple(history)))
+        (turns,) = self.encode_turns([texts])
+        before, _ = join_turns(turns)
+        head = self._behind_end if history else self._render_system(system)
+        asked = head + self._before_query + question + self._behind_query
+        return before + self.encoder.encode([asked], [bool(history)])[0]
+
+    def _render_system(self, system: str | None) -> str:
+        if system is not None and not self._takes_system:
+            raise RowError("template refuses", "the template's \"system\" has no {{system}}: the row's would be lost")
+        return _ENVIRONMENT.from_string(self._system).render(**({} if system is None else {"system": system}))
+
+
+def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
+    """What the piece writes before and behind its variable."""
+    if not isinstance(piece, str):
+        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is text")
+    try:
+        before, found, behind = _ENVIRONMENT.from_string(piece).render({variable: _PROBE}).partition(_PROBE)
+    except TemplateError as error:
+        raise ValueError(f"{path}: the piece {piece!r} is no Jinja template: {error}") from error
+    if not found:
+        raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}")
+    return before, behind
