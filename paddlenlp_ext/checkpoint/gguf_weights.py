@@ -71,12 +71,11 @@ class GgufWeights(WeightSource):
 
     def _permuted_heads(self, name: str) -> int:
         """How many heads the rows of this tensor belong to, 0 where their order is Hugging Face's already."""
-        if self.file.architecture != "llama":
+        is_query = ".q_proj." in name
+        if self.file.architecture != "llama" or not (is_query or ".k_proj." in name):
             return 0
         num_heads = self.file.require("llama.attention.head_count")
-        if ".q_proj." in name:
-            return num_heads
-        return self.file.architecture_value("attention.head_count_kv", num_heads) if ".k_proj." in name else 0
+        return num_heads if is_query else self.file.architecture_value("attention.head_count_kv", num_heads)
 
 
 def require_known_architecture(file: GgufFile) -> None:

@@ -55,7 +55,7 @@ def _from_hub(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{hub_id!r} is no folder here, and it could not be fetched from the Hugging Face hub "
-            f"({_first_line(error)}); with no network, give the path of a folder that holds the model{_builtin_hint(hub_id)}"
+            f"({_first_line(error)}); with no network, give the path of the model's folder{_builtin_hint(hub_id)}"
         ) from error
 
 

@@ -1,0 +1,62 @@
+"""Small files of each kind, made for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+LLAMA = {
+    "llama.context_length": 128,
+    "llama.embedding_length": 32,
+    "llama.block_count": 1,
+    "llama.feed_forward_length": 32,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def golden() -> Path:
+    """The folder of the golden files."""
+    return GOLDEN
+
+
+@pytest.fixture
+def llama_metadata() -> dict[str, Any]:
+    """What config_from_gguf needs to know of a one-layer model."""
+    return dict(LLAMA)
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """`write_gguf(metadata, tensors, architecture)` writes tmp_path/model.gguf.
+
+    Tensors are arrays (their format as it is) or pairs (raw uint8 blocks [rows, bytes], quantization type's name).
+    """
+
+    def write(metadata: Mapping[str, Any], tensors: Mapping[str, Any], architecture: str = "llama") -> Path:
+        path = tmp_path / "model.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        for key, value in metadata.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add.get(type(value), writer.add_array)(key, value)
+        for name, tensor in tensors.items():
+            if isinstance(tensor, tuple):
+                writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])
+            else:
+                writer.add_tensor(name, np.ascontiguousarray(tensor))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

