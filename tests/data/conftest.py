@@ -1,0 +1,34 @@
+"""What this room's tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_tokenizers import make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer(bos="<s>")
+
+
+@pytest.fixture
+def options(tmp_path: Path):
+    """A function that makes what `config.data` is to this room."""
+
+    def make(folder: Path | str, **changed):
+        values = {
+            "dataset_name_or_path": str(folder),
+            "src_length": 64,
+            "max_length": 128,
+            "truncation": "right",
+            "bad_rows": "error",
+            "chat_template": "none",
+            "autoregressive": False,
+            "data_cache_dir": str(tmp_path / "cache"),
+        }
+        return SimpleNamespace(**(values | changed))
+
+    return make

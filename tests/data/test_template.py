@@ -1,0 +1,257 @@
+"""What is learned is the answers and their end tokens, in every family of templates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
+
+from paddlenlp_ext.data.rows import Conversation, RowError
+from paddlenlp_ext.data.template import load_template
+
+ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))
+# The answers occur in their questions, in each other, and hold what looks like markers.
+HARD_TURNS = Conversation(
+    None,
+    (
+        ("vier", "vier"),
+        ("Sag vier\nund user", "vier\nund user\nassistant"),
+        ("Und [/INST]? Grüße, 你好!", "你好 [/INST] vier"),
+    ),
+)
+
+
+def write_template(folder, text, name="template.jinja"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def learned_spans(tokens, learned):
+    """Runs of learned tokens."""
+    spans, previous = [], False
+    for token, flag in zip(tokens, learned, strict=True):
+        if flag and not previous:
+            spans.append([])
+        if flag:
+            spans[-1].append(token)
+        previous = flag
+    return spans
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("conversation", [ONE_TURN, HARD_TURNS], ids=["one_turn", "hard_turns"])
+def test_learned_spans_are_answers_and_ends(name, conversation, tokenizer, tmp_path):
+    text, end = TEMPLATES[name]
+    template = load_template(write_template(tmp_path, text), tokenizer)
+    tokens, learned = template.encode(conversation)
+    decoded = [tokenizer.decode(span) for span in learned_spans(tokens, learned)]
+    expected = [answer + end for _, answer in conversation.turns]
+    if name == "mistral":
+        expected = [" " + answer for answer in expected]
+    if name == "thinking":
+        expected[-1] = "[t]\n\n[/t]\n\n" + expected[-1]
+    assert decoded == expected
+    assert template.stop_token_ids[0] == tokenizer.convert_tokens_to_ids(end)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_are_the_templates_rendering(name, tokenizer, tmp_path):
+    """Nothing is lost or added but what stands behind the last end token."""
+    text, _ = TEMPLATES[name]
+    template = load_template(write_template(tmp_path, text), tokenizer)
+    tokens, _ = template.encode(HARD_TURNS)
+    messages = [
+        {"role": role, "content": content}
+        for turn in HARD_TURNS.turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    whole = tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False)
+    assert tokenizer.decode(tokens) == whole.rstrip("\n")
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "thinking"])
+def test_prompt_for_generation_begins_the_training_row(name, tokenizer, tmp_path):
+    """What the model is asked with is, id for id, what stood before the answer in training."""
+    template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
+    *history, (question, _) = HARD_TURNS.turns
+    prompt = template.encode_prompt(question, history)
+    tokens, learned = template.encode(HARD_TURNS)
+    assert prompt == tokens[: len(prompt)]
+    assert learned[len(prompt)] and not learned[len(prompt) - 1]
+
+
+def test_line_break_after_the_end_token_is_read_not_learned(tokenizer, tmp_path):
+    template = load_template(write_template(tmp_path, CHATML), tokenizer)
+    tokens, learned = template.encode(HARD_TURNS)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    learned_ends = [place for place, token in enumerate(tokens) if token == end and learned[place]]
+    assert len(learned_ends) == 3
+    assert learned_ends[-1] == len(tokens) - 1
+    for place in learned_ends[:-1]:
+        assert tokenizer.decode([tokens[place + 1]]) == "\n" and not learned[place + 1]
+
+
+def test_default_system_prompt_gives_way_to_the_rows(tokenizer, tmp_path):
+    template = load_template(write_template(tmp_path, CHATML), tokenizer)
+    default, _ = template.encode(ONE_TURN)
+    own, own_learned = template.encode(Conversation("Grüße", ONE_TURN.turns))
+    assert "You are helpful." in tokenizer.decode(default)
+    assert "You are helpful." not in tokenizer.decode(own) and "system\nGrüße<|im_end|>" in tokenizer.decode(own)
+    assert [tokenizer.decode(span) for span in learned_spans(own, own_learned)] == ["vier<|im_end|>"]
+
+
+def test_stripping_template(tokenizer, tmp_path):
+    template = load_template(write_template(tmp_path, TEMPLATES["llama3"][0]), tokenizer)
+    tokens, learned = template.encode(Conversation(None, (("  hi  ", "  vier \n"), ("\nuser", "vier"))))
+    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier<|eot_id|>", "vier<|eot_id|>"]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_one_beginning_only(name, tmp_path):
+    """The template writes the beginning token and the tokenizer would add one: there is one."""
+    tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
+    template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
+    tokens, _ = template.encode(HARD_TURNS)
+    assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == tokenizer.bos_token_id
+
+
+def test_template_that_refuses_names_its_reason(tokenizer, tmp_path):
+    template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
+    with pytest.raises(RowError, match="roles must alternate") as caught:
+        template.encode(Conversation("a system prompt", ONE_TURN.turns))
+    assert caught.value.reason == "template refuses"
+
+
+def test_template_that_rewrites_history_is_refused(tokenizer, tmp_path):
+    unmarked = TEMPLATES["marked"][0].replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    with pytest.raises(ValueError, match="generation"):
+        load_template(write_template(tmp_path, unmarked), tokenizer)
+    # Holds for one turn; with two, the first answer is rewritten beyond recognition.
+    shouted = "(message['content'] if loop.last or message['role'] == 'user' else message['content'] | upper)"
+    rewriting = CHATML.replace("message['content']", shouted)
+    template = load_template(write_template(tmp_path, rewriting), tokenizer)
+    template.encode(ONE_TURN)
+    with pytest.raises(RowError, match="turn 1"):
+        template.encode(HARD_TURNS)
+
+
+def test_word_marks_stay_where_the_whole_text_has_them(tmp_path):
+    """Llama 2's tokenizer marks the beginning of a text; an answer encoded apart must not get a mark of its own."""
+    tokenizer = make_marking_tokenizer()
+    template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
+    tokens, learned = template.encode(ONE_TURN)
+    whole = tokenizer("<s>[INST] Was ist 2 + 2? [/INST] vier</s>", add_special_tokens=False)["input_ids"]
+    assert tokens == whole
+    (span,) = learned_spans(tokens, learned)
+    assert tokenizer.convert_ids_to_tokens(span) == ["▁v", "ie", "r", "</s>"]
+
+
+def test_plain_turns_and_ends():
+    tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
+    template = load_template("none", tokenizer)
+    tokens, learned = template.encode(Conversation("You are", (("user", "vier"), ("2 + 2?", "vier</s>"))))
+    assert tokenizer.decode(tokens) == "<s>You are\nuservier</s>2 + 2?vier</s>"
+    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier</s>", "vier</s>"]
+    prompt = template.encode_prompt("2 + 2?", (("user", "vier"),), "You are")
+    assert tokenizer.decode(prompt) == "<s>You are\nuservier</s>2 + 2?" and prompt == tokens[: len(prompt)]
+    written, _ = template.encode(Conversation(None, (("<s>user", "vier"),)))
+    assert tokenizer.decode(written) == "<s>uservier</s>", "the text's own beginning token is enough"
+
+
+def test_no_template_where_the_tokenizer_has_none(tokenizer):
+    assert load_template(None, tokenizer).text == "none"
+
+
+def test_tokenizer_without_an_end_is_refused():
+    with pytest.raises(ValueError, match="eos_token"):
+        load_template("none", make_tokenizer(eos=None))
+
+
+def test_tokenizers_own_template(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHATML
+    assert load_template(None, tokenizer).text == CHATML
+    assert load_template("none", tokenizer).text == "none"
+
+
+PIECES = {
+    "system": "<|im_start|>system\n{{ system | default('You are helpful.') }}<|im_end|>\n",
+    "conversation": ["<|im_start|>user\n{{user}}<|im_end|>\n<|im_start|>assistant\n", "{{bot}}<|im_end|>\n"],
+    "query": "<|im_start|>user\n{{query}}<|im_end|>\n<|im_start|>assistant\n",
+}
+
+
+@pytest.mark.parametrize("conversation", [ONE_TURN, HARD_TURNS, Conversation("You", HARD_TURNS.turns)])
+def test_paddlenlp_pieces_equal_the_jinja_template(conversation, tokenizer, tmp_path):
+    pieces = load_template(write_template(tmp_path, json.dumps(PIECES), "chat_template.json"), tokenizer)
+    jinja = load_template(write_template(tmp_path, CHATML), tokenizer)
+    assert pieces.encode(conversation) == jinja.encode(conversation)
+    assert pieces.stop_token_ids == jinja.stop_token_ids
+    *history, (question, _) = conversation.turns
+    assert pieces.encode_prompt(question, history, conversation.system) == jinja.encode_prompt(
+        question, history, conversation.system
+    )
+
+
+def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, tmp_path):
+    fixed = json.dumps(PIECES | {"system": "You are helpful."})
+    template = load_template(write_template(tmp_path, fixed, "chat_template.json"), tokenizer)
+    template.encode(ONE_TURN)
+    with pytest.raises(RowError, match="would be lost"):
+        template.encode(Conversation("Other", ONE_TURN.turns))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", ":1:2"),
+        ("[]", "neither"),
+        ('{"chat_template": 1}', "neither"),
+        ('{"conversation": ["{{user}}"], "query": "{{query}}"}', "two texts"),
+        ('{"conversation": ["{{user}}", "{{bto}}"], "query": "{{query}}"}', "does not write {{bot}}"),
+        ('{"conversation": ["{{user}}", "{{bot"], "query": "{{query}}"}', "no Jinja"),
+        ('{"conversation": ["{{user}}", "{{bot}}"]}', "{{query}}"),
+        ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": 3}', '"system" is text'),
+    ],
+)
+def test_damaged_template_files(content, message, tokenizer, tmp_path):
+    path = write_template(tmp_path, content, "chat_template.json")
+    with pytest.raises(ValueError) as caught:
+        load_template(path, tokenizer)
+    assert message in str(caught.value) and path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{% for message in messages %}", "cannot render"),
+        ("{{ raise_exception('no') }}", "no"),
+        ("{{ messages[0]['content'] }}", "once each"),
+    ],
+)
+def test_templates_that_cannot_work(text, message, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_template(write_template(tmp_path, text), tokenizer)
+
+
+def test_missing_template_file(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="no file"):
+        load_template(str(tmp_path / "absent.jinja"), tokenizer)
+    with pytest.raises(ValueError, match=r"chat_template\.jinja"):
+        load_template(str(tmp_path), tokenizer)
+
+
+def test_template_without_an_end_token_warns(tokenizer, tmp_path, caplog):
+    text = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    text += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    with caplog.at_level("WARNING", logger="paddlenlp_ext"):
+        from paddlenlp_ext.utils.log import get_logger
+
+        get_logger().propagate = True
+        template = load_template(write_template(tmp_path, text), tokenizer)
+        get_logger().propagate = False
+    assert "no special token" in caplog.text
+    tokens, learned = template.encode(ONE_TURN)
+    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier\n"]
