@@ -153,7 +153,7 @@ class PeftModel(nn.Layer):
         fields = {
             "peft_type": self.peft_config.peft_type,
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": getattr(self.config, "name_or_path", None),
+            "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
             **self.peft_config.to_adapter_config(self.base_model),
         }

@@ -76,8 +76,9 @@ class Factor(nn.Layer):
     """One matrix under the name `weight`, so that its key in files reads as Hugging Face PEFT's does."""
 
     def __init__(self, value: np.ndarray, dtype: paddle.dtype) -> None:
-        super().__init__(dtype=dtype)
-        self.weight = self.create_parameter(list(value.shape), default_initializer=nn.initializer.Assign(value))
+        super().__init__()
+        start = nn.initializer.Assign(value)
+        self.weight = self.create_parameter(list(value.shape), dtype=dtype, default_initializer=start)
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model
+from tiny_adapted import FAMILIES, logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 
@@ -167,3 +171,23 @@ def test_generation_goes_through_the_adapter():
     with paddle.no_grad():
         assert model(full)[0, 2:-1].argmax(-1).tolist() == tokens
     assert logits_of(model).shape[-1] == 61
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_adapter_has_its_bases_format_on_disk_too(dtype: str, tmp_path: Path):
+    def model() -> CausalLM:
+        return AutoModelForCausalLM.from_config(FAMILIES["llama"], seed=3, dtype=dtype)
+
+    adapted = get_peft_model(model(), LoRAConfig(rank=3))
+    state = adapted.adapter_state()
+    assert {tensor.dtype for tensor in state.values()} == {getattr(paddle, dtype)}
+    assert all(tensor.astype("float32").numpy().any() for name, tensor in state.items() if ".lora_A." in name)
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(model(), tmp_path).adapter_state()
+    assert all(np.array_equal(tensor.numpy(), loaded[name].numpy()) for name, tensor in state.items())
+    for _, layer in adapter_layers(adapted):
+        layer.lora_B.weight.set_value(paddle.ones(layer.lora_B.weight.shape, dtype))
+    q_proj = adapted.base_model.model.layers[0].self_attn.q_proj
+    wanted = q_proj.base.weight.astype("float32") + q_proj.delta_weight()
+    merged = adapted.merge_and_unload().model.layers[0].self_attn.q_proj.weight
+    assert np.array_equal(merged.numpy(), wanted.astype(dtype).numpy())

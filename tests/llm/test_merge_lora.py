@@ -1,0 +1,221 @@
+"""llm/merge_lora_params.py: what it writes, what it checks, and how it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.safetensors_writer import save_sharded
+from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.peft import merge, merge_files
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.utils.cli import run_command
+
+SCRIPT = Path(__file__).parents[2] / "llm" / "merge_lora_params.py"
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 61,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("merge_lora_params", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def base_model() -> CausalLM:
+    return AutoModelForCausalLM.from_config(CONFIG, seed=3)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    save_sharded(folder, base_model().state_dict(), max_shard_bytes=30_000)
+    write_model_config(folder, CONFIG)
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
+    (folder / "chat_template.jinja").write_text("base's template")
+    return folder
+
+
+def save_adapter(folder: Path, size: float = 0.1, base: Path | None = None, **settings: Any) -> Path:
+    model = get_peft_model(base_model(), LoRAConfig(rank=3, **settings))
+    paddle.seed(0)
+    for _, layer in adapter_layers(model):
+        layer.lora_B.weight.set_value(size * paddle.randn(layer.lora_B.weight.shape))
+    model.save_pretrained(folder)
+    if base is not None:
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": str(base)}))
+    return folder
+
+
+def run(script: ModuleType, *arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_command(script.main, [str(argument) for argument in arguments])
+        raise SystemExit(0)
+    return ended.value.code
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    source = open_weights(folder)
+    return {name: source.read(name, "float32") for name in source.names()}
+
+
+@pytest.mark.parametrize("output_argument", ["--output_path", "--merge_lora_model_path", "--merge_model_path"])
+def test_it_merges_and_copies_what_lies_beside(
+    script: ModuleType, base: Path, tmp_path: Path, output_argument: str, capsys: pytest.CaptureFixture
+):
+    adapter = save_adapter(tmp_path / "adapter", rslora=True)
+    out = tmp_path / "merged"
+    arguments = ("--model_name_or_path", base, "--lora_path", adapter, output_argument, out, "--device", "cpu")
+    assert run(script, *arguments, "--safe_serialization", "True", "--low_gpu_mem", "True") == 0
+    assert "14 layers merged" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    before, after, tensors = weights(base), weights(out), weights_of_adapter(adapter)
+    assert before.keys() == after.keys()
+    for name in before:
+        module = name.removesuffix(".weight")
+        a, b = tensors.get(f"{module}.lora_A.weight"), tensors.get(f"{module}.lora_B.weight")
+        wanted = before[name] if a is None else before[name] + 4 / 3**0.5 * b @ a
+        np.testing.assert_allclose(after[name], wanted, rtol=0, atol=0 if a is None else 1e-6)
+    assert json.loads((out / "config.json").read_text()) == CONFIG
+
+
+def weights_of_adapter(folder: Path) -> dict[str, np.ndarray]:
+    source = open_weights(folder / "adapter_model.safetensors")
+    return {name.removeprefix("base_model.model."): source.read(name) for name in source.names()}
+
+
+def test_the_base_may_be_the_one_that_the_adapter_names(script: ModuleType, base: Path, tmp_path: Path):
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 0
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
+def test_the_adapters_own_tokenizer_is_preferred(script: ModuleType, base: Path, tmp_path: Path):
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    (adapter / "tokenizer_config.json").write_text('{"mine": 1}')
+    (adapter / "chat_template.jinja").write_text("adapter's template")
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 0
+    assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"mine": 1}
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "adapter's template"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_format_is_checked_by_its_own_rounding(script: ModuleType, base: Path, tmp_path: Path, dtype: str):
+    adapter = save_adapter(tmp_path / "adapter", size=0.5, base=base)
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged", "--dtype", dtype) == 0
+    source = open_weights(tmp_path / "merged")
+    assert {source.dtype(name) for name in source.names()} == {dtype}
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def refused(script: ModuleType, capsys: pytest.CaptureFixture, output: Path, *arguments: object) -> str:
+    """The one line that a refusal prints; nothing is left at the output."""
+    before = sorted(output.parent.iterdir())
+    assert run(script, "--output_path", output, *arguments) == 2
+    assert sorted(output.parent.iterdir()) == before
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+def test_an_adapter_that_changes_nothing_is_refused(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    adapter = save_adapter(tmp_path / "adapter", size=0.0, base=base)
+    assert "this adapter changes nothing" in refused(script, capsys, tmp_path / "merged", "--lora_path", adapter)
+
+
+def test_a_wrong_result_is_refused(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    right = merge_files.merged_weight
+    monkeypatch.setattr(merge_files, "merged_weight", lambda layer: right(layer) + 0.01)
+    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter)
+    assert "the merged model differs from base and adapter by" in error
+    assert "Nothing is written" in error
+
+
+def test_outputs_that_stand_are_refused(script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    out = tmp_path / "merged"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert "exists already" in refused(script, capsys, out, "--lora_path", adapter)
+    assert "holds no model" in refused(script, capsys, out, "--lora_path", adapter, "--overwrite")
+    assert "would replace" in refused(script, capsys, base, "--lora_path", adapter, "--overwrite")
+    assert "would replace" in refused(script, capsys, tmp_path, "--lora_path", adapter, "--overwrite")
+    (out / "config.json").write_text("{}")
+    assert run(script, "--lora_path", adapter, "--output_path", out, "--overwrite") == 0
+    assert not (out / "notes.txt").exists()
+
+
+def test_other_mistakes_are_one_line(script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    adapter, out = save_adapter(tmp_path / "adapter"), tmp_path / "merged"
+    assert "does not name its base model: give --model_name_or_path" in refused(
+        script, capsys, out, "--lora_path", adapter
+    )
+    named = ("--model_name_or_path", base, "--lora_path")
+    assert "no adapter here" in refused(script, capsys, out, *named, base)
+    assert "pickled weights are not written" in refused(
+        script, capsys, out, *named, adapter, "--safe_serialization", "False"
+    )
+    assert "device 'tpu' is not here" in refused(script, capsys, out, *named, adapter, "--device", "tpu")
+    assert "unrecognized arguments: --lora_pth" in refused(script, capsys, out, *named, adapter, "--lora_pth", "x")
+    tensors = weights_of_adapter(adapter)
+    tensors = {name.replace("layers.1.", "layers.7."): value for name, value in tensors.items()}
+    save_named(adapter, tensors)
+    assert "has no layer for model.layers.7." in refused(script, capsys, out, *named, adapter)
+
+
+def save_named(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    from paddlenlp_ext.peft.files import write_adapter
+
+    write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
+
+
+def test_shards_are_merged_one_tensor_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No tensor is read before its turn to be written."""
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    source = open_weights(base)
+    stored = merge.read_adapter(adapter)
+    prepared = {}
+    monkeypatch.setattr(merge_files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
+    monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))
+    modules = merge_files.tensors_by_module(stored, source)
+    assert merge_files.write_merged_weights(tmp_path, source, stored, modules, None) == {"float32"}
+    assert prepared.keys() == set(source.names())
+    assert len(modules) == 14
