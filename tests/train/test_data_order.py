@@ -69,3 +69,7 @@ def test_a_changed_order_is_named():
         check_same_data_order(saved, data_order_facts(make_config("out", seed=7, per_device_train_batch_size=2), rows))
     with pytest.raises(ValueError, match="dataset fingerprint was"):
         check_same_data_order(saved, data_order_facts(make_config("out"), Rows(6, seed=1)))
+    edited = Rows(6)
+    edited.rows[3].tokens[2] += 1
+    with pytest.raises(ValueError, match="dataset fingerprint was"):
+        check_same_data_order(saved, data_order_facts(make_config("out"), edited))

@@ -32,7 +32,7 @@ def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path):
     again = make_trainer(tmp_path, overwrite_output_dir=True, max_steps=2)
     again.train()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "all_results.json", "checkpoint-plans", "loss.png", "metrics.jsonl", "notes.txt", "run_config.json",
+        "all_results.json", "checkpoint-plans", "metrics.jsonl", "notes.txt", "run_config.json",
         "train_results.json", "trainer_state.json",
     ]  # fmt: skip
     assert [entry["step"] for entry in again.state.log_history] == [1, 2]

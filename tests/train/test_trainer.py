@@ -51,7 +51,7 @@ class Recorder(Callback):
         self.calls.append(("end", state.step))
 
 
-def test_logs_are_complete_monotone_and_agree_with_the_steps(tmp_path):
+def test_logs_are_complete_monotone_and_agree_with_the_steps(tmp_path, picture):
     recorder = Recorder()
     trainer = make_trainer(tmp_path, dev=DEV, callbacks=[recorder], num_train_epochs=3.0, logging_steps=5,
                            evaluation_strategy="epoch", lr_scheduler_type="cosine")  # fmt: skip

@@ -43,7 +43,6 @@ class Rows:
             learned = np.arange(num_tokens) >= generator.integers(1, num_tokens - 1)
             self.rows.append(EncodedRow(tokens, learned, index))
         self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
-        self.fingerprint = f"rows-{num_rows}-{seed}"
 
     def __len__(self) -> int:
         return len(self.rows)
