@@ -148,17 +148,7 @@ def generation_options(
     ends = {*read_generation_config(resolve_model(base))["eos_token_id"], *template.stop_token_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(int(tokenizer.eos_token_id))
-    return {
-        "max_new_tokens": arguments.max_length,
-        "decode_strategy": arguments.decode_strategy,
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-        "top_p": arguments.top_p,
-        "repetition_penalty": arguments.repetition_penalty,
-        "eos_token_id": sorted(ends),
-        "seed": arguments.seed,
-        "max_total_length": arguments.total_max_length,
-    }
+    return {**arguments.decoding_options(), "eos_token_id": sorted(ends)}
 
 
 def answer_file(

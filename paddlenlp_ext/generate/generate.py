@@ -14,8 +14,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.generate.decoding import DecodingOptions, TokenChooser, as_token_set
+from paddlenlp_ext.generate.decoding import TokenChooser
 from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
 
 PREFILL_CHUNK = 1024  # prompt positions in one forward pass: bounds the memory that long prompts take
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
+from paddlenlp_ext.generate.options import DecodingOptions
 from paddlenlp_ext.utils.suggest import nearest
 
 
@@ -47,6 +48,18 @@ class PredictorArguments:
     def adapter_path(self) -> str | None:
         """The adapter's folder, whichever argument named it."""
         return self.lora_path or self.prefix_path
+
+    def decoding_options(self) -> dict[str, Any]:
+        """The arguments of `generate` that say how tokens are chosen.
+
+        Raises:
+            ValueError: one of them is out of range.
+        """
+        names = ("decode_strategy", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+        options = {name: getattr(self, name) for name in names}
+        options |= {"max_new_tokens": self.max_length, "max_total_length": self.total_max_length}
+        DecodingOptions(**options)
+        return options
 
 
 # PaddleNLP's arguments that have no effect here, each with the value that asks for nothing.
@@ -164,6 +177,7 @@ def _checked(arguments: PredictorArguments) -> PredictorArguments:
             raise ValueError(f"--{name} is {getattr(arguments, name)}: it must be at least 1.")
     if arguments.lora_path and arguments.prefix_path:
         raise ValueError("--lora_path and --prefix_path are both given: one adapter at a time.")
+    arguments.decoding_options()
     wanted = arguments.src_length + arguments.max_length
     if wanted > arguments.total_max_length:
         raise ValueError(

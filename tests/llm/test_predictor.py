@@ -1,0 +1,196 @@
+"""The predictor from its command line to its files, on a tiny model with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.data.questions import Question, encode_question
+from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+
+SCRIPT = Path(__file__).parents[2] / "llm" / "predict" / "predictor.py"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = [
+    {"src": "What is two and two?", "tgt": "4"},
+    {"src": ["Name a colour.", "Another one."], "tgt": ["Red"]},
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hällo"}]},
+]
+LENGTHS = ["--src_length", "150", "--max_length", "8", "--decode_strategy", "greedy_search"]
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("predictor", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+predictor = load_script()
+
+
+def save_tokenizer(folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.chat_template = CHATML
+    fast.save_pretrained(str(folder))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 258,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "eos_token_id": 257,
+    }
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory) -> Path:
+    """A LoRA adapter that changes the answers."""
+    folder = tmp_path_factory.mktemp("adapter")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=4))
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():
+        if not parameter.stop_gradient:
+            parameter.set_value(rng.normal(0, 0.5, parameter.shape).astype(np.float32))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data_file(tmp_path) -> Path:
+    path = tmp_path / "data.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return path
+
+
+def answers(model_path: Path, data_file: Path, *words: str) -> list[dict[str, object]]:
+    output = data_file.with_name("output.json")
+    files = ["--data_file", str(data_file), "--output_file", str(output)]
+    predictor.main(["--model_name_or_path", str(model_path), *files, *LENGTHS, *words])
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_file_is_answered_as_the_model_generates(base, data_file):
+    lines = answers(base, data_file, "--batch_size", "2")
+    assert [line["src"] for line in lines] == ["What is two and two?", ["Name a colour.", "Another one."], "Hällo"]
+    assert [line["tgt"] for line in lines] == ["4", ["Red", ""], ""]
+    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    template = load_template(None, tokenizer)
+    conversations = [
+        (ROWS[0]["src"], (), None),
+        ("Another one.", [("Name a colour.", "Red")], None),
+        ("Hällo", (), "Be brief."),
+    ]
+    prompts = [template.encode_prompt(*conversation) for conversation in conversations]
+    expected = model.generate(prompts, max_new_tokens=8, eos_token_id=257)
+    assert [line["output"] for line in lines] == [tokenizer.decode(e, skip_special_tokens=True) for e in expected]
+
+
+def test_an_adapter_can_be_named_beside_its_base_or_instead_of_it(base, adapter, data_file):
+    plain = answers(base, data_file)
+    beside = answers(base, data_file, "--lora_path", str(adapter))
+    assert [line["output"] for line in beside] != [line["output"] for line in plain]
+    assert answers(adapter, data_file) == beside
+
+
+def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapter, data_file, tmp_path):
+    orphan = tmp_path / "orphan"
+    orphan.mkdir()
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    (orphan / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": None}))
+    (orphan / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="does not name its base model: give --model_name_or_path BASE --lora_path"):
+        answers(orphan, data_file)
+    (orphan / "run_config.json").write_text(json.dumps({"model_name_or_path": str(base)}))
+    save_tokenizer(orphan)
+    assert answers(orphan, data_file) == answers(base, data_file, "--lora_path", str(adapter))
+    with pytest.raises(ValueError, match="is an adapter itself"):
+        answers(orphan, data_file, "--lora_path", str(adapter))
+
+
+def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog, monkeypatch):
+    monkeypatch.setattr(predictor.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predictor.logger, "propagate", False)
+    lines = answers(base, data_file, "--src_length", "60")
+    assert any("prompts were cut to --src_length 60" in record.getMessage() for record in caplog.records)
+    template = load_template(None, AutoTokenizer.from_pretrained(base))
+    assert len(template.encode_prompt(ROWS[0]["src"])) <= 60 < len(template.encode_prompt("x" * 60))
+    assert len(lines) == len(ROWS)
+    ids, was_cut = encode_question(template, Question("x" * 60, (("y", "z"),), None, None), 60)
+    assert len(ids) == 60 and was_cut
+
+
+def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\nAnd you?\n/exit\n"))
+    predictor.main(["--model_name_or_path", str(base), *LENGTHS, "--chat_template", "none"])
+    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    template, written, history = load_template("none", tokenizer), "", []
+    for question in ("Hi", "And you?"):
+        prompt = template.encode_prompt(question, history)
+        tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=257)[0]
+        answer = tokenizer.decode(tokens, skip_special_tokens=True)
+        written += answer + "\n"
+        history.append((question, answer))
+    assert capsys.readouterr().out == written
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--src_length", "250"], "make 258 tokens, more than the model's context of 256"),
+        (["--dtype", "bfloat16", "--device", "cpu"], "--dtype bfloat16 is not available on the CPU; use float32"),
+        (["--device", "tpu"], "device 'tpu' is not here"),
+        (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
+        (["--data_file", "absent.json"], "'absent.json' is no file"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(base, data_file, words, message):
+    with pytest.raises(ValueError, match=message):
+        answers(base, data_file, *words)
+
+
+def test_a_mistake_ends_the_command_with_one_line_and_code_2():
+    command = [sys.executable, str(SCRIPT), "--model_name_or_path", "m", "--topk", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: unknown argument '--topk'; did you mean --top_k? (--help lists all)\n"
+
+
+def test_help_lists_the_arguments():
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    assert "--repetition_penalty" in done.stdout and "inference_model" not in done.stdout
