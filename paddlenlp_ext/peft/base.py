@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,7 +52,11 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
     """
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
-        config = config.warm_start(stored.config)
+        asked, config = config, config.warm_start(stored.config)
+        for field in dataclasses.fields(config):
+            taken, wanted = getattr(config, field.name), getattr(asked, field.name)
+            if taken != wanted:
+                logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
     inject(model, config, seed)
     peft_model = (config.model_class or PeftModel)(model, config)
     if stored is not None:

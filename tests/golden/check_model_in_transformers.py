@@ -1,0 +1,35 @@
+"""Load models saved here into transformers and print the largest difference of a logit.
+
+Run where `torch` and `transformers` are installed, on folders that `export_for_peers.py` wrote:
+    python tests/golden/check_model_in_transformers.py FOLDER [FOLDER ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+ALLOWED = 1e-4
+
+
+def main() -> None:
+    worst = 0.0
+    for folder in map(Path, sys.argv[1:]):
+        stored = np.load(folder / "logits.npz")
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+        with torch.no_grad():
+            logits = model.eval()(torch.from_numpy(stored["input_ids"])).logits.numpy()
+        difference = np.abs(logits - stored["logits"]).max()
+        print(f"{folder}: logits differ by {difference:.2e}")
+        worst = max(worst, difference)
+    print(f"largest: {worst:.2e}")
+    sys.exit(worst > ALLOWED)
+
+
+if __name__ == "__main__":
+    main()

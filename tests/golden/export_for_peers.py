@@ -1,0 +1,79 @@
+"""Write OUT/: base, adapter and merged models made here, each with the logits computed here, for the two checks
+`check_adapter_in_peft.py` and `check_model_in_transformers.py`.
+
+    python tests/golden/export_for_peers.py OUT [--model NAME_OR_PATH]
+
+Without --model, tiny models of every family with odd sizes; with it, that model and one adapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from model_cases import CASES, make_inputs, make_weight
+
+import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+
+import paddle  # isort: skip
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.merge import merge_adapter
+
+ADAPTERS = {
+    "all_linear": LoRAConfig(rank=4),
+    "rslora_some": LoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "one_layer": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj"]),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model")
+    arguments = parser.parse_args()
+    if arguments.model:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model)
+        vocab_size = model.config.vocab_size
+        input_ids = np.random.default_rng(0).integers(0, vocab_size, (2, 24))
+        export(arguments.out / "given", model, input_ids, {"all_linear": ADAPTERS["all_linear"]})
+        return
+    for case in CASES:
+        model = CausalLM(DecoderConfig.from_dict(CASES[case]))
+        for name, parameter in model.named_parameters():
+            parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+        chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {"all_linear": ADAPTERS["all_linear"]}
+        export(arguments.out / case, model, make_inputs(case)[0], chosen)
+
+
+def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, LoRAConfig]) -> None:
+    base = (folder / "base").resolve()
+    model.save_pretrained(base)
+    write_logits(base, model, input_ids)
+    for name, config in adapters.items():
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        adapted.eval()
+        paddle.seed(0)
+        for _, layer in adapter_layers(adapted):
+            layer.lora_B.weight.set_value(0.1 * paddle.randn(layer.lora_B.weight.shape))
+        adapted.save_pretrained(folder / name)
+        write_logits(folder / name, adapted, input_ids)
+        merged = folder / f"{name}_merged"
+        report = merge_adapter(folder / name, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
+        write_logits(merged, AutoModelForCausalLM.from_pretrained(merged), input_ids)
+        print(f"{folder.name}/{name}: merged, logits differ by {report.difference:.2e}")
+
+
+def write_logits(folder: Path, model: paddle.nn.Layer, input_ids: np.ndarray) -> None:
+    with paddle.no_grad():
+        np.savez(folder / "logits.npz", input_ids=input_ids, logits=model(paddle.to_tensor(input_ids)).numpy())
+
+
+if __name__ == "__main__":
+    main()
