@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 
 from paddlenlp_ext.checkpoint.gguf_file import GgufFile, open_gguf
 from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
+from paddlenlp_ext.checkpoint.gguf_tokenizer_models import merges_from_scores
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -166,6 +167,11 @@ def test_same_ids_as_sentencepiece(golden):
         assert tokenizer.decode(ids) == decoded
         assert tokenizer.encode(text) == [1, *ids]  # a Llama file that does not say so begins texts with bos
     assert tokenizer.convert_tokens_to_ids("<sep>") in tokenizer.encode("a<sep>b")
+
+
+def test_merges_come_in_the_order_of_scores():
+    tokens, scores, types = ["<s>", "a", "b", "c", "ab", "bc", "abc"], [0, 0, 0, 0, -2, -1, -3], [3, 1, 1, 1, 1, 1, 1]
+    assert merges_from_scores(tokens, scores, types) == [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")]
 
 
 def test_sentencepiece_without_the_leading_space(golden):

@@ -185,3 +185,12 @@ def test_an_unread_format_is_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
     with pytest.raises(ValueError, match="tensor w is stored as F8_E4M3"):
         open_weights(tmp_path).read("w")
+
+
+def test_every_tensor_starts_at_a_multiple_of_its_item_size(tmp_path):
+    write_safetensors(tmp_path / "x.safetensors", {"codes": np.int8([1, 2, 3]), "w": np.float32([1.0])})
+    data = (tmp_path / "x.safetensors").read_bytes()
+    header_bytes = int.from_bytes(data[:8], "little")
+    assert header_bytes % 8 == 0
+    header = json.loads(data[8 : 8 + header_bytes])
+    assert header["w"]["data_offsets"] == [0, 4] and header["codes"]["data_offsets"] == [4, 7]
