@@ -1,0 +1,63 @@
+"""Collating: documents joined without a gap, labels already shifted, padding a document of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.data.batch import IGNORED_LABEL, EncodedRow, collate
+
+
+def make_row(tokens, learned, index=0):
+    return EncodedRow(np.array(tokens, np.int32), np.array(learned, bool), index)
+
+
+FIRST = make_row([10, 11, 12, 13], [0, 0, 1, 1], 4)
+SECOND = make_row([20, 21, 22], [0, 1, 0], 9)
+NO = IGNORED_LABEL
+
+
+def test_documents_are_joined_and_shifted():
+    batch = collate([[FIRST, SECOND], [FIRST]])
+    assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 10, 11, 12]]
+    assert batch.labels.tolist() == [[NO, 12, 13, 21, NO, NO, 12, 13]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+    assert batch.document_lengths == ((3, 2, 3),)
+    assert batch.row_indices == (4, 9, 4)
+    assert (batch.num_tokens, batch.num_learned, batch.num_slots) == (8, 5, 8)
+    assert batch.input_ids.dtype == batch.labels.dtype == batch.position_ids.dtype == np.int64
+
+
+def test_no_label_crosses_documents():
+    """The last token of a document is never an input, and predicts nothing of the next."""
+    batch = collate([[SECOND, FIRST]])
+    assert 22 not in batch.input_ids and 10 not in batch.labels
+
+
+def test_padding_to_a_multiple_is_a_document():
+    batch = collate([[FIRST, SECOND]], pad_to_multiple_of=8, pad_token_id=7)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 7, 7, 7]]
+    assert batch.labels[0, 5:].tolist() == [NO] * 3 and batch.position_ids[0, 5:].tolist() == [0, 1, 2]
+    assert batch.document_lengths == ((3, 2, 3),)
+    assert (batch.num_tokens, batch.num_slots, batch.num_learned) == (5, 8, 3)
+    assert collate([[FIRST, SECOND]], pad_to_multiple_of=5).document_lengths == ((3, 2),)
+
+
+def test_padding_to_a_length_makes_a_batch_row_of_every_pack():
+    batch = collate([[FIRST, SECOND], [SECOND]], pad_to_length=6)
+    assert batch.input_ids.shape == (2, 6)
+    assert batch.document_lengths == ((3, 2, 1), (2, 4))
+    assert batch.labels.tolist() == [[NO, 12, 13, 21, NO, NO], [21, NO, NO, NO, NO, NO]]
+    assert all(sum(lengths) == 6 for lengths in batch.document_lengths)
+    assert collate([[FIRST]], pad_to_length=6, pad_to_multiple_of=4).input_ids.shape == (1, 8)
+
+
+def test_a_pack_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="rows 4, 9 take 5 slots"):
+        collate([[FIRST, SECOND]], pad_to_length=4)
+
+
+@pytest.mark.parametrize("packs", [[], [[]], [[make_row([5], [0])]]])
+def test_nothing_to_predict_is_a_bug(packs):
+    with pytest.raises(AssertionError):
+        collate(packs)

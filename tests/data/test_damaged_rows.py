@@ -1,0 +1,258 @@
+"""Every kind of damage is named with file, line, column and reason; none passes, none hides another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.rows import MAX_LISTED, DataError
+
+GOOD = '{"src": "2 + 2?", "tgt": "vier"}'
+LONG = "verb " * 200
+
+BROKEN, TYPE, MISSING, UNKNOWN = "broken JSON", "wrong type", "missing key", "unknown format"
+EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "key written twice"
+UTF8 = "not UTF-8"
+
+
+def messages(*pairs: tuple[str, object]) -> str:
+    return json.dumps({"messages": [{"role": role, "content": content} for role, content in pairs]})
+
+
+def sharegpt(*pairs: tuple[str, object]) -> str:
+    return json.dumps({"conversations": [{"from": speaker, "value": value} for speaker, value in pairs]})
+
+
+def at(text: str, part: str, occurrence: int = 1) -> int:
+    """Column of a part of the line."""
+    position = -1
+    for _ in range(occurrence):
+        position = text.index(part, position + 1)
+    return position + 1
+
+
+def located(text: str, part: str, reason: str, occurrence: int = 1) -> tuple[str, int, str]:
+    return text, at(text, part, occurrence), reason
+
+
+USER, ANSWER = ("user", "2 + 2?"), ("assistant", "vier")
+HUMAN, GPT = ("human", "2 + 2?"), ("gpt", "vier")
+
+# The line, the column at which it is said to be wrong, the reason.
+DAMAGED_LINES = [
+    # not JSON
+    ('{"src": "a", "tgt": "b"', 24, BROKEN),
+    ('{"src": "a" "tgt": "b"}', 13, BROKEN),
+    ('{"src": "a", "tgt": b}', 21, BROKEN),
+    ('{"src": "a", "tgt": "b}', 21, BROKEN),
+    ('{"src": "a", tgt: "b"}', 14, BROKEN),
+    ("{'src': 'a', 'tgt': 'b'}", 2, BROKEN),
+    ('{"src": "a", "tgt": "b"} {"src": "a", "tgt": "b"}', 26, BROKEN),
+    ('{"src": "a", "tgt": "b"},', 25, BROKEN),
+    ('{"src": "a\tb", "tgt": "b"}', 11, BROKEN),
+    ('{"src": "a\\x", "tgt": "b"}', 11, BROKEN),
+    ("not json", 1, BROKEN),
+    ("{", 2, BROKEN),
+    ('  {"src": "a", "tgt": }', 23, BROKEN),
+    ("src,tgt", 1, BROKEN),
+    ("[" * 100_000, 1, BROKEN),
+    # JSON, but no row
+    ("[]", 1, TYPE),
+    ('"text"', 1, TYPE),
+    ("17", 1, TYPE),
+    ("null", 1, TYPE),
+    ("  true", 3, TYPE),
+    ("{}", 1, UNKNOWN),
+    ('{"question": "a", "answer": "b"}', 1, UNKNOWN),
+    ('{"src": "a", "src": "b", "tgt": "c"}', 1, TWICE),
+    ('{"src": "a", "tgt": "b", "messages": []}', 1, UNKNOWN),
+    # src and tgt
+    ('{"src": "a"}', 1, MISSING),
+    ('{"tgt": "a"}', 1, MISSING),
+    located('{"src": 3, "tgt": "b"}', "3", TYPE),
+    located('{"src": "a", "tgt": null}', "null", TYPE),
+    located('{"src": {"text": "a"}, "tgt": "b"}', '{"text', TYPE),
+    located('{"src": "a", "tgt": true}', "true", TYPE),
+    located('{"src": ["a", 2], "tgt": ["b", "c"]}', "2", TYPE),
+    located('{"src": ["a", "b"], "tgt": ["c", ["d"]]}', '["d"', TYPE),
+    located('{"src": "a", "tgt": ""}', '""', EMPTY),
+    located('{"src": "a", "tgt": " \\n "}', '" \\n', EMPTY),
+    located('{"src": ["a", "b"], "tgt": ["c", ""]}', '""', EMPTY),
+    located('{"src": ["a", "b"], "tgt": ["c"]}', '["c', UNEQUAL),
+    located('{"src": ["a"], "tgt": ["c", "d"]}', '["c', UNEQUAL),
+    located('{"src": ["a", "b"], "tgt": "c"}', '"c', UNEQUAL),
+    ('{"src": [], "tgt": []}', 1, EMPTY),
+    located('{"src": "a", "tgt": "b", "context": "You"}', '"You', TYPE),
+    located('{"src": "a", "tgt": "b", "context": {"system": 1}}', "1", TYPE),
+    located('{"src": "a", "tgt": "b", "context": {"sistem": "You"}}', '"You', UNKNOWN),
+    located('{"src": "\\ud800", "tgt": "b"}', '"\\ud', UTF8),
+    located('{"id": {"src": [1]}, "src": "a", "tgt": 7}', "7", TYPE),
+    # messages
+    ('{"messages": []}', 1, EMPTY),
+    located('{"messages": {"role": "user"}}', '{"role', TYPE),
+    located('{"messages": ["hello"]}', '"hello', TYPE),
+    located('{"messages": [{"content": "a"}]}', '{"content', MISSING),
+    located('{"messages": [{"role": "user"}]}', '{"role', MISSING),
+    located(messages(USER, ("assistant", None)), "null", TYPE),
+    located(messages(USER, ("assistant", "")), '""', EMPTY),
+    (messages(("system", "You")), 1, EMPTY),
+    located(messages(ANSWER), '{"role', ROLES),
+    located(messages(USER), '{"role', ROLES),
+    located(messages(USER, USER, ANSWER), '{"role', ROLES, 2),
+    located(messages(USER, ANSWER, ANSWER), '{"role', ROLES, 3),
+    located(messages(USER, ("system", "You"), ANSWER), '{"role', ROLES, 2),
+    located(messages(USER, ANSWER, USER), '{"role', ROLES, 3),
+    located(messages(USER, ("tool", "4"), ANSWER), '{"role', ROLES, 2),
+    located(messages(("usr", "a"), ANSWER), '{"role', ROLES),
+    located(messages((3, "a"), ANSWER), '{"role', ROLES),
+    located(messages(("user", [{"type": "image_url"}]), ANSWER), '{"type', TYPE),
+    located(messages(("user", [{"type": "text"}]), ANSWER), '{"type', MISSING),
+    located(messages(("user", [{"type": "text", "text": 1}]), ANSWER), "1", TYPE),
+    # sharegpt
+    located('{"conversations": "hello"}', '"hello', TYPE),
+    located('{"conversations": [{"role": "user", "content": "a"}]}', '{"role', MISSING),
+    located(sharegpt(HUMAN, ("gpt", 4)), "4", TYPE),
+    located(sharegpt(HUMAN, ("gpt", "  ")), '"  "', EMPTY),
+    located(sharegpt(GPT, HUMAN), '{"from', ROLES),
+    located(sharegpt(HUMAN, ("observation", "4"), GPT), '{"from', ROLES, 2),
+    located(
+        '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": 1}', "1", TYPE
+    ),
+    # alpaca
+    ('{"instruction": "a"}', 1, MISSING),
+    ('{"instruction": "a", "input": "b"}', 1, MISSING),
+    ('{"output": "a"}', 1, MISSING),
+    located('{"instruction": "a", "output": ""}', '""', EMPTY),
+    located('{"instruction": ["a"], "output": "b"}', '["a', TYPE),
+    located('{"instruction": "a", "input": 3, "output": "b"}', "3", TYPE),
+    located('{"instruction": "a", "output": "b", "system": []}', "[]", TYPE),
+    located('{"instruction": "a", "output": "b", "history": "c"}', '"c', TYPE),
+    located('{"instruction": "a", "output": "b", "history": [["q"]]}', '["q', TYPE),
+    located('{"instruction": "a", "output": "b", "history": [["q", ""]]}', '""', EMPTY),
+    located('{"instruction": "a", "output": "b", "history": [["q", 1]]}', "1", TYPE),
+]
+
+
+def write(tmp_path, lines: list[str] | bytes, name: str = "train.json"):
+    folder = tmp_path / "set"
+    folder.mkdir(exist_ok=True)
+    content = lines if isinstance(lines, bytes) else ("\n".join(lines) + "\n").encode()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def problems_of(options, folder, tokenizer, **changed):
+    with pytest.raises(DataError) as caught:
+        load_dataset(options(folder, **changed), "train", tokenizer)
+    return caught.value
+
+
+def test_there_are_enough_kinds_of_damage():
+    assert len(DAMAGED_LINES) >= 60
+    assert len({line for line, _, _ in DAMAGED_LINES}) == len(DAMAGED_LINES)
+
+
+@pytest.mark.parametrize(("line", "column", "reason"), DAMAGED_LINES, ids=lambda value: str(value)[:50])
+def test_damaged_line(line, column, reason, options, tokenizer, tmp_path):
+    folder = write(tmp_path, [GOOD, "", line, GOOD])
+    error = problems_of(options, folder, tokenizer)
+    (problem,) = error.problems
+    assert (problem.place.line, problem.place.column, problem.reason) == (3, column, reason)
+    assert f"{folder / 'train.json'}:3:{column}: {reason}: " in str(error)
+    dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
+    assert dataset.account.dropped == {reason: 1}
+    assert (dataset.account.num_read, dataset.account.num_kept) == (3, 2)
+    assert [dataset.source(index)[1] for index in range(len(dataset))] == [1, 4]
+
+
+def test_all_damage_is_reported_at_once(options, tokenizer, tmp_path):
+    lines = [line for line, _, _ in DAMAGED_LINES]
+    folder = write(tmp_path, [GOOD, *lines])
+    error = problems_of(options, folder, tokenizer)
+    expected = [(number, column, reason) for number, (_, column, reason) in enumerate(DAMAGED_LINES, start=2)]
+    assert [(p.place.line, p.place.column, p.reason) for p in error.problems] == expected
+    message = str(error)
+    assert message.startswith(f"{len(lines)} bad rows:")
+    assert message.count("train.json:") == MAX_LISTED and f"and {len(lines) - MAX_LISTED} more" in message
+    account = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).account
+    assert account.num_dropped == len(lines) and account.num_read == len(lines) + 1
+    assert sum(account.dropped.values()) + account.num_kept == account.num_read
+
+
+TOO_LONG_ROWS = {
+    "prompt": json.dumps({"src": LONG, "tgt": "vier"}),
+    "answer": json.dumps({"src": "2 + 2?", "tgt": LONG * 2}),
+    "both": json.dumps({"src": LONG, "tgt": LONG * 2}),
+    "turns": json.dumps({"src": ["2 + 2?"] * 30, "tgt": ["vier"] * 30}),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LONG_ROWS)
+@pytest.mark.parametrize("truncation", ["error", "drop", "right", "left"])
+def test_over_long_rows_are_never_silent(kind, truncation, options, tokenizer, tmp_path):
+    folder = write(tmp_path, [GOOD, TOO_LONG_ROWS[kind]])
+    if truncation == "error" or (truncation == "left" and kind in ("answer", "both")):
+        (problem,) = problems_of(options, folder, tokenizer, truncation=truncation).problems
+        assert (problem.place.line, problem.place.column) == (2, 1)
+        assert problem.reason == ("too long" if truncation == "error" else "no room")
+        return
+    account = load_dataset(options(folder, truncation=truncation), "train", tokenizer).account
+    assert account.num_read == 2 and account.num_kept == 1
+    if truncation == "drop":
+        assert account.dropped == {"too long": 1} and account.num_truncated == 0
+    else:
+        assert account.num_truncated == 1 and account.num_dropped == 0 and account.num_tokens_cut > 0
+
+
+def test_nothing_left_to_learn(options, tokenizer, tmp_path):
+    folder = write(tmp_path, [GOOD, TOO_LONG_ROWS["prompt"]])
+    (problem,) = problems_of(options, folder, tokenizer, src_length=500, max_length=128).problems
+    assert problem.reason == "nothing left to learn" and problem.place.line == 2
+
+
+def test_invalid_utf8_is_placed(options, tokenizer, tmp_path):
+    folder = write(tmp_path, GOOD.encode() + b'\n{"src": "\xc3\xbc \xff", "tgt": "b"}\n')
+    (problem,) = problems_of(options, folder, tokenizer).problems
+    assert (problem.place.line, problem.place.column, problem.reason) == (2, 12, UTF8)
+    assert "0xff" in problem.message
+
+
+ARRAYS = [
+    (b'[{"src": "a", "tgt": "b"},\n {"src": "a", "tgt": 7}\n]', 2, 22, TYPE),
+    (b'[\n  {"src": "a",\n   "tgt": ""}]', 3, 11, EMPTY),
+    (b'[{"src": "a", "tgt": "b"},\n 3]', 2, 2, TYPE),
+    (b'[{"src": "a", "tgt": "b"}\n {"src": "a", "tgt": "b"}]', 2, 2, BROKEN),
+    (b'[{"src": "a", "tgt": "b"},\n {"src": "a", "tgt": }]', 2, 22, BROKEN),
+    (b'[{"src": "a", "tgt": "b"}', 1, 26, BROKEN),
+    (b'[{"src": "a", "tgt": "b"},', 1, 27, BROKEN),
+    (b'\n [{"src": "a", "tgt": "b"},\n\n  {"src": "a", "src": "b"}]', 4, 3, TWICE),
+    (b'[{"src": "a", "tgt": "b"},\n {"src": "\xff"}]', 2, 11, UTF8),
+]
+
+
+@pytest.mark.parametrize(("content", "line", "column", "reason"), ARRAYS)
+def test_damage_in_an_array(content, line, column, reason, options, tokenizer, tmp_path):
+    error = problems_of(options, write(tmp_path, content), tokenizer)
+    (problem,) = error.problems
+    assert (problem.place.line, problem.place.column, problem.reason) == (line, column, reason)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n \n", b"[]", b"\xef\xbb\xbf"])
+def test_a_file_without_rows(content, options, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="no row of") as caught:
+        load_dataset(options(write(tmp_path, content)), "train", tokenizer)
+    assert "train.json" in str(caught.value)
+
+
+def test_all_rows_dropped_is_an_error_that_shows_them(options, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="no row of") as caught:
+        load_dataset(options(write(tmp_path, ["{"]), bad_rows="drop"), "train", tokenizer)
+    assert "train.json:1:2" in str(caught.value)
+
+
+def test_no_cache_is_left_by_a_failure(options, tokenizer, tmp_path):
+    folder = write(tmp_path, [GOOD, "{"])
+    problems_of(options, folder, tokenizer)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
