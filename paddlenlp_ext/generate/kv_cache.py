@@ -84,18 +84,20 @@ class KVCache:
         v_BSKH: paddle.Tensor,
         window: int | None,
         scale: float,
+        implementation: str | None = None,
     ) -> paddle.Tensor:
         """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
 
         The same as attention over what `update` returns, without copying it: the whole capacity is read in place, and
         the bias that hides padding, future and empty positions is made once a step, not once a layer. Into an empty
-        cache the queries come with all their keys: that is attention as in training, padding a document of its own.
+        cache the queries come with all their keys: that is attention as in training, by `implementation`, with padding
+        as a document of its own.
         """
         layer = self._layer(layer_index)
         start, num_queries = layer.length, q_BSNH.shape[1]
         layer.append(k_BSKH, v_BSKH)
         if start == 0:
-            return attention(q_BSNH, k_BSKH, v_BSKH, self._first_layout(num_queries, window), scale)
+            return attention(q_BSNH, k_BSKH, v_BSKH, self._first_layout(num_queries, window), scale, implementation)
         k_BKTH, v_BKTH = layer.k_BKCH, layer.v_BKCH
         if num_queries > 1:  # attending to the empty end would cost more than the copy
             k_BKTH, v_BKTH = k_BKTH[:, :, : layer.length].contiguous(), v_BKTH[:, :, : layer.length].contiguous()

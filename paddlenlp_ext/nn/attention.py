@@ -32,6 +32,7 @@ class KeyValueCache(Protocol):
         v_BSKH: paddle.Tensor,
         window: int | None,
         scale: float,
+        implementation: str | None,
     ) -> paddle.Tensor:
         """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H]."""
         ...
@@ -99,7 +100,9 @@ class Attention(nn.Layer):
             layout = inputs.layouts[self.window]
             out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation)
         else:
-            out_BSNH = inputs.cache.attend(self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale)
+            out_BSNH = inputs.cache.attend(
+                self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation
+            )
         return self.o_proj(out_BSNH.flatten(2))
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
