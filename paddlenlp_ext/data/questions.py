@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.formats import parse_row
-from paddlenlp_ext.data.rows import BadRow, Conversation, DataError, RowError
+from paddlenlp_ext.data.rows import MAX_LISTED, BadRow, Conversation, RowError
 from paddlenlp_ext.data.sources import place_of, read_rows
 from paddlenlp_ext.data.turns import ChatTemplate
 
@@ -40,8 +40,8 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     """Every row of a file of JSON lines (or of one JSON array, in a .json file) as a question.
 
     Raises:
-        ValueError: no such file, or no rows in it.
-        DataError: rows that are broken, of no known format or without a question; all of them are named.
+        ValueError: no such file, no rows in it, or rows that are broken, of no known format or without a question; the
+            first of them are named, all are counted.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -57,7 +57,8 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
         except RowError as error:
             problems.append(BadRow(place_of(row, error.path), error.reason, str(error)))
     if problems:
-        raise DataError(problems)
+        listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
+        raise ValueError(f"{len(problems)} bad row{'s' if len(problems) > 1 else ''} in the data file:\n{listed}")
     if not questions:
         raise ValueError(f"data file {str(path)!r} has no rows.")
     return questions
