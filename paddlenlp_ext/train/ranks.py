@@ -18,7 +18,10 @@ class Ranks(Protocol):
         """Each value summed over the ranks."""
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Each parameter's gradient summed over the ranks, in place."""
+        """Each parameter's gradient summed over the ranks, in place.
+
+        A rank without a micro-batch in this window has no gradients; it counts as zeros.
+        """
 
 
 class SingleRank:

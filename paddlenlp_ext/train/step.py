@@ -27,6 +27,8 @@ from paddlenlp_ext.train.optim import clip_gradients, global_norm, trainable_par
 from paddlenlp_ext.train.randomness import seed_micro_step
 from paddlenlp_ext.train.ranks import Ranks
 
+_ROWS_NAMED = 8
+
 
 class NonFiniteError(ValueError):
     """A loss or gradient norm is NaN or infinite; neither parameters nor optimizer have been touched."""
@@ -145,3 +147,22 @@ class OptimizerStep:
         self.hooks.after_step(step + 1, self.options.total_steps)
         self.optimizer.clear_grad(set_to_zero=False)
         return grad_norm
+
+
+def broken_step(error: NonFiniteError, window: Window, rows: Any, step: int, learning_rate: float) -> NonFiniteError:
+    """The same error with what a user can act on: which rows the step read, and from where.
+
+    Args:
+        error: what `OptimizerStep.run` raised.
+        window: the step's.
+        rows: the TokenizedDataset; `rows.source(i)` gives (file, line).
+        step: steps made before it.
+        learning_rate: of the step.
+    """
+    places = ["row {} ({}:{})".format(row, *rows.source(row)) for row in window.row_indices[:_ROWS_NAMED]]
+    more = len(window.row_indices) - len(places)
+    named = ", ".join(places) + (f" and {more} more" if more else "")
+    return NonFiniteError(
+        f"step {step + 1}: {error}. The step was not made and nothing was saved from it. Its rows: {named}. Look at "
+        f"them, or lower learning_rate ({learning_rate:.3g} here)"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from paddlenlp_ext.train.evaluation import evaluate_loss
 from paddlenlp_ext.train.generation_evaluation import evaluate_generation
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.interrupt import StopSignals, TrainingStopped
-from paddlenlp_ext.train.logs import LogFiles, save_results, train_results
-from paddlenlp_ext.train.loss_plot import LossPlot
+from paddlenlp_ext.train.logs import save_results, train_results
 from paddlenlp_ext.train.neftune import EmbeddingNoise
 from paddlenlp_ext.train.optim import build_optimizer
 from paddlenlp_ext.train.output_folder import (
@@ -30,18 +29,14 @@ from paddlenlp_ext.train.output_folder import (
     prune_checkpoints,
 )
 from paddlenlp_ext.train.precision import autocast
-from paddlenlp_ext.train.progress import build_progress
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
+from paddlenlp_ext.train.reports import build_reports
 from paddlenlp_ext.train.schedule import build_schedule
 from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions
-from paddlenlp_ext.train.visualdl_log import build_reporters
+from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions, broken_step
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger(__name__)
-
-
-_ROWS_NAMED = 8  # in the message about a broken step
 
 
 class Trainer:
@@ -165,15 +160,7 @@ class Trainer:
             restore_checkpoint(checkpoint, self.model, self.optimizer)
         else:
             step.prepare_adapter(order.windows())
-        self.callbacks = CallbackList(
-            [
-                LogFiles(self.output_dir),
-                build_progress(train.disable_tqdm),
-                LossPlot(self.output_dir),
-                *build_reporters(train.report_to, self.output_dir),
-                *self._extra_callbacks,
-            ]
-        )
+        self.callbacks = CallbackList([*build_reports(train, self.output_dir), *self._extra_callbacks])
         return order, step
 
     def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
@@ -201,7 +188,7 @@ class Trainer:
             try:
                 report = step.run(window, state.step, self.schedule(state.step))
             except NonFiniteError as error:
-                raise NonFiniteError(self._broken_step(error, window)) from error
+                raise broken_step(error, window, self.train_rows, state.step, self.schedule(state.step)) from error
             state.add(report)
             state.move_to(window)
             self.callbacks.on_step_end(state, report)
@@ -246,15 +233,6 @@ class Trainer:
         logger.warning(message)
         raise TrainingStopped(signal_number, message)
 
-    def _broken_step(self, error: NonFiniteError, window: Window) -> str:
-        places = [f"row {row} ({_place(self.train_rows.source(row))})" for row in window.row_indices[:_ROWS_NAMED]]
-        more = len(window.row_indices) - len(places)
-        rows = ", ".join(places) + (f" and {more} more" if more else "")
-        return (
-            f"step {self.state.step + 1}: {error}. The step was not made and nothing was saved from it. Its rows: "
-            f"{rows}. Look at them, or lower learning_rate ({self.schedule(self.state.step):.3g} here)"
-        )
-
     # -- evaluating, logging, saving ---------------------------------------------------------------------------------
     def _measure(self) -> dict[str, float]:
         """All metrics on the dev rows."""
@@ -298,8 +276,3 @@ class Trainer:
         limit = train.save_total_limit or (1 if only_best else None)
         prune_checkpoints(self.output_dir, limit, keep={state.step, state.best_step})
         self.callbacks.on_save(state, folder)
-
-
-def _place(source: Sequence[Any]) -> str:
-    return ":".join(str(part) for part in source)
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,3 @@ class VisualDLLog(Callback):
 
     def on_train_end(self, state: TrainerState) -> None:
         self._writer.close()
-
-
-def build_reporters(report_to: Sequence[str] | str | None, output_dir: Path) -> list[Callback]:
-    """The callbacks that `report_to` names; none by default.
-
-    Raises:
-        ValueError: a name that isn't known here.
-    """
-    names = [report_to] if isinstance(report_to, str) else list(report_to or [])
-    reporters: list[Callback] = []
-    for name in names:
-        if name == "visualdl":
-            reporters.append(VisualDLLog(output_dir))
-        elif name != "none":
-            raise ValueError(f"report_to {name!r} is not available: use 'visualdl' or 'none'")
-    return reporters

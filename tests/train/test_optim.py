@@ -149,3 +149,17 @@ def test_errors():
         parameter.stop_gradient = True
     with pytest.raises(ValueError, match="no parameter of the model trains"):
         build_optimizer(frozen, options())
+
+
+def test_half_precision_keeps_fp32_master_weights_and_moments():
+    # The step itself needs a GPU (Paddle's CPU kernel knows fp32 and fp64); the state can be checked anywhere.
+    model = Toy().to(dtype="bfloat16")
+    model.frozen.stop_gradient = True
+    optimizer = build_optimizer(model, options())
+    saved = {name: value.numpy() * 3 + 1 for name, value in
+             optimizer_state(optimizer, trainable_parameters(model)).items()}  # fmt: skip
+    assert len(saved) == 15 and {value.dtype for value in saved.values()} == {np.dtype("float32")}
+    other = build_optimizer(model, options())
+    restore_optimizer_state(other, trainable_parameters(model), saved)
+    for name, value in optimizer_state(other, trainable_parameters(model)).items():
+        assert np.array_equal(value.numpy(), saved[name]), name

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.optim import global_norm, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
 from paddlenlp_ext.train.output_folder import list_checkpoints
+from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.train.randomness import micro_step_seed
 from paddlenlp_ext.train.step import NonFiniteError
 from paddlenlp_ext.train.trainer import Trainer
@@ -179,8 +183,36 @@ def test_seeds_differ_by_position():
     paddle.seed(max(seeds))
 
 
-def test_fp16_and_foreign_reports_are_refused(tmp_path):
+def test_foreign_reports_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "visualdl", None)
     with pytest.raises(ValueError, match="report_to 'wandb' is not available"):
         make_trainer(tmp_path, report_to=["wandb"]).train()
     with pytest.raises(ValueError, match="needs VisualDL: pip install"):
         make_trainer(tmp_path, report_to=["visualdl"]).train()
+
+
+def test_visualdl_gets_every_number(tmp_path, monkeypatch):
+    scalars = []
+
+    class LogWriter:
+        def __init__(self, logdir):
+            assert logdir == str(tmp_path / "runs")
+
+        def add_scalar(self, name, value, step):
+            scalars.append((name, value, step))
+
+        def close(self):
+            scalars.append("closed")
+
+    monkeypatch.setitem(sys.modules, "visualdl", SimpleNamespace(LogWriter=LogWriter))
+    trainer = make_trainer(tmp_path, dev=DEV, report_to=["visualdl", "none"], evaluation_strategy="epoch")
+    trainer.train()
+    history = trainer.state.log_history
+    assert ("train/loss", history[0]["loss"], 1) in scalars
+    assert ("eval/loss", history[-1]["eval_loss"], 4) in scalars
+    assert scalars[-1] == "closed"
+
+
+def test_fp16_is_refused():
+    with pytest.raises(ValueError, match="fp16: true is not available"):
+        autocast(PrecisionConfig(device="gpu", fp16=True))

@@ -1,0 +1,43 @@
+"""SIGTERM to a whole process, as a scheduler sends it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tiny_training import Rows, Tokenizer, make_config, make_model
+from paddlenlp_ext.train.trainer import Trainer
+
+config = make_config(sys.argv[2], max_steps=100000)
+Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_terminated_process_says_so_and_leaves_a_checkpoint(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if "step 3/" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    seen += process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: finishing this optimizer step" in "".join(seen)
+    assert "To go on: resume_from_checkpoint: true" in seen[-1] and "Traceback" not in "".join(seen)
+    (folder,) = (tmp_path / "run").glob("checkpoint-*")
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert folder.name == f"checkpoint-{state['step']}" and state["step"] >= 3
