@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
 from paddlenlp_ext.checkpoint.model_config import (
@@ -58,9 +59,8 @@ def write_merged_weights(
     stored: AdapterFiles,
     modules: dict[str, dict[str, np.ndarray]],
     dtype: str | None,
-) -> set[str]:
-    """Copy every base tensor, merged where the adapter has a part in it; returns the formats of merged weights."""
-    formats: set[str] = set()
+) -> None:
+    """Copy every base tensor, merged where the adapter has a part in it."""
 
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
@@ -70,10 +70,17 @@ def write_merged_weights(
             read = partial(source.read, name, written)
         else:
             read = partial(_merge, name, written, source, stored, own)
-            formats.add(written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
     save_sharded(folder, tensors)
-    return formats
+
+
+def round_as_stored(model: nn.Layer, source: WeightSource) -> None:
+    """Give each float32 parameter of the model the precision in which its tensor is stored."""
+    stored = set(source.names())
+    for name, parameter in model.named_parameters():
+        dtype = source.dtype(name) if name in stored else "float32"
+        if dtype != "float32":
+            parameter.set_value(cast(cast(parameter.numpy(), "float32", dtype), dtype, "float32"))
 
 
 def _merge(name: str, dtype: str, source: WeightSource, stored: AdapterFiles, own: dict[str, np.ndarray]) -> np.ndarray:

@@ -20,7 +20,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft import merge, merge_files
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.utils.cli import run_command
 
 SCRIPT = Path(__file__).parents[2] / "llm" / "merge_lora_params.py"
@@ -158,15 +158,41 @@ def test_an_adapter_that_changes_nothing_is_refused(
     assert "this adapter changes nothing" in refused(script, capsys, tmp_path / "merged", "--lora_path", adapter)
 
 
-def test_a_wrong_result_is_refused(
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_wrong_files_are_refused(
+    script: ModuleType,
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+):
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    monkeypatch.setattr(merge_files, "merged_weight", lambda layer: layer.base.weight)
+    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
+    assert "the merged files and the model merged in memory differ by" in error
+    assert "Nothing is written" in error
+
+
+def test_a_wrong_formula_is_refused(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
-    right = merge_files.merged_weight
-    monkeypatch.setattr(merge_files, "merged_weight", lambda layer: right(layer) + 0.01)
-    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter)
-    assert "the merged model differs from base and adapter by" in error
-    assert "Nothing is written" in error
+    right = LoRALinear.delta_weight
+    monkeypatch.setattr(LoRALinear, "delta_weight", lambda layer: 1.01 * right(layer))
+    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", "bfloat16")
+    assert "the model merged in memory and base and adapter differ by" in error
+
+
+def test_an_adapter_lost_in_rounding_is_said(
+    script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(merge.logger.parent, "propagate", True)
+    adapter = save_adapter(tmp_path / "adapter", size=1e-4, base=base)
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "fine") == 0
+    assert "lost" not in caplog.text
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "coarse", "--dtype", "bfloat16") == 0
+    assert "much of what was learned is lost; --dtype float32 keeps it" in caplog.text
 
 
 def test_outputs_that_stand_are_refused(script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -216,6 +242,6 @@ def test_shards_are_merged_one_tensor_at_a_time(base: Path, tmp_path: Path, monk
     monkeypatch.setattr(merge_files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
     monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))
     modules = merge_files.tensors_by_module(stored, source)
-    assert merge_files.write_merged_weights(tmp_path, source, stored, modules, None) == {"float32"}
+    merge_files.write_merged_weights(tmp_path, source, stored, modules, None)
     assert prepared.keys() == set(source.names())
     assert len(modules) == 14
