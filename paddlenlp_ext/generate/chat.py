@@ -63,6 +63,7 @@ def chat(
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
+        generate(model, [[0]], max_new_tokens=1)  # what a first pass logs comes before the conversation
         output.write("A line is a message. /reset forgets the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":
