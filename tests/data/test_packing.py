@@ -98,7 +98,7 @@ def test_greedy_leaves_few_slots_empty(name):
     lengths, capacity = lengths_like(name, 8000)
     plan = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=1)
     fewest = -(-int(lengths.sum()) // capacity)
-    assert len(plan.packs(0)) <= 1.001 * fewest + 1
+    assert len(plan.packs(0)) <= 1.002 * fewest + 1
     assert plan.fill(0) >= BatchPlan(lengths, batch_size=1, packing="in_order", capacity=capacity).fill(0)
 
 

@@ -1,0 +1,203 @@
+"""Tokenized data is found again exactly when nothing that it depends on has changed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
+from tokenizers import normalizers
+
+import paddlenlp_ext
+from paddlenlp_ext.data import dataset as dataset_module
+from paddlenlp_ext.data import fingerprint
+from paddlenlp_ext.data.account import DataAccount
+from paddlenlp_ext.data.cache import TokenStore, load_or_build
+from paddlenlp_ext.data.dataset import load_dataset
+
+ROWS = [{"src": "2 + 2?", "tgt": "vier"}, {"src": "Und?", "tgt": "Antwort"}]
+
+
+def write(folder: Path, rows=ROWS) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "dev.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def key_of(options, tmp_path, monkeypatch):
+    """A function that loads a split and gives the name its tokens are kept under."""
+    names = []
+    real = load_or_build
+    monkeypatch.setattr(
+        dataset_module, "load_or_build", lambda folder, build: names.append(folder.name) or real(folder, build)
+    )
+
+    def load(tokenizer=None, split="train", folder=None, **changed):
+        folder = folder or write(tmp_path / "set")
+        load_dataset(options(folder, **changed), split, tokenizer or make_tokenizer(bos="<s>"))
+        return names[-1]
+
+    return load
+
+
+def with_normalizer():
+    tokenizer = make_tokenizer(bos="<s>")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
+
+
+def with_token_added():
+    tokenizer = make_tokenizer(bos="<s>")
+    tokenizer.add_tokens(["vier"])
+    return tokenizer
+
+
+def template_file(tmp_path, text):
+    path = tmp_path / "template.jinja"
+    path.write_text(text)
+    return str(path)
+
+
+CHANGES = {
+    "row": lambda tmp_path: {"folder": write(tmp_path / "set", [*ROWS[:1], {"src": "Und?", "tgt": "antwort"}])},
+    "order of rows": lambda tmp_path: {"folder": write(tmp_path / "set", ROWS[::-1])},
+    "name of the folder": lambda tmp_path: {"folder": write(tmp_path / "other")},
+    "split": lambda _: {"split": "dev"},
+    "src_length": lambda _: {"src_length": 65},
+    "max_length": lambda _: {"max_length": 129},
+    "truncation": lambda _: {"truncation": "left"},
+    "bad_rows": lambda _: {"bad_rows": "drop"},
+    "autoregressive": lambda _: {"autoregressive": True},
+    "template": lambda tmp_path: {"chat_template": template_file(tmp_path, CHATML)},
+    "tokenizer's vocabulary": lambda _: {"tokenizer": make_marking_tokenizer()},
+    "tokenizer's normalizer": lambda _: {"tokenizer": with_normalizer()},
+    "tokenizer's end token": lambda _: {"tokenizer": make_tokenizer(bos="<s>", eos="<|im_end|>")},
+    "tokenizer's post-processor": lambda _: {"tokenizer": make_tokenizer(bos="<s>", adds_bos=True)},
+    "token added": lambda _: {"tokenizer": with_token_added()},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_matters_changes_the_key(name, key_of, tmp_path):
+    before = key_of()
+    assert key_of(**CHANGES[name](tmp_path)) != before
+
+
+def test_template_text_changes_the_key_not_its_file(key_of, tmp_path):
+    first = key_of(chat_template=template_file(tmp_path, CHATML))
+    assert key_of(chat_template=template_file(tmp_path, LLAMA3)) != first
+    other = tmp_path / "renamed.jinja"
+    other.write_text(CHATML)
+    assert key_of(chat_template=str(other)) == first
+
+
+def test_code_changes_the_key(tmp_path, monkeypatch):
+    room = tmp_path / "room"
+    shutil.copytree(fingerprint.ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    parts = {"files": [], "tokenizer": make_tokenizer(), "template_text": "none", "options": {}}
+    before = fingerprint.cache_key(**parts, room=room)
+    assert before == fingerprint.cache_key(**parts), "the same code elsewhere is the same code"
+    with open(room / "truncate.py", "a") as file:
+        file.write("# changed\n")
+    assert fingerprint.cache_key(**parts, room=room) != before
+    monkeypatch.setattr(paddlenlp_ext, "__version__", "99")
+    assert fingerprint.cache_key(**parts) != before
+
+
+UNRELATED = {
+    "nothing": {},
+    "packing": {"zero_padding": True, "greedy_zero_padding": True},
+    "padding": {"pad_to_multiple_of": 8, "pad_to_max_length": True},
+    "lazy": {"lazy": True},
+}
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+def test_what_does_not_matter_leaves_the_key(name, key_of):
+    assert key_of(**UNRELATED[name]) == key_of()
+
+
+def test_use_of_a_tokenizer_leaves_the_key(key_of):
+    tokenizer = make_tokenizer(bos="<s>")
+    before = key_of(tokenizer)
+    tokenizer.pad_token = "<unk>"
+    padded_key = key_of(tokenizer)
+    tokenizer(["a", "longer text"], padding=True, truncation=True, max_length=3)
+    assert key_of(tokenizer) == padded_key
+    tokenizer = make_tokenizer(bos="<s>")
+    tokenizer(["a"], truncation=True, max_length=3)
+    assert key_of(tokenizer) == before
+
+
+def test_other_files_in_the_folder_leave_the_key(key_of, tmp_path):
+    before = key_of()
+    (tmp_path / "set" / "notes.txt").write_text("x")
+    assert key_of(folder=tmp_path / "set") == before
+
+
+def test_second_load_reads_nothing_anew(options, tokenizer, tmp_path, monkeypatch):
+    folder = write(tmp_path / "set")
+    first = load_dataset(options(folder), "train", tokenizer)
+
+    def must_not_run(*_):
+        raise AssertionError("tokenized again")
+
+    monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
+    second = load_dataset(options(folder), "train", tokenizer)
+    assert second.account == first.account
+    for index in range(len(first)):
+        np.testing.assert_array_equal(second[index].tokens, first[index].tokens)
+        np.testing.assert_array_equal(second[index].learned, first[index].learned)
+    assert list(second.prompts()) == list(first.prompts())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "foreign"])
+def test_damaged_cache_is_named(damage, options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set")
+    load_dataset(options(folder), "train", tokenizer)
+    (tokens,) = (tmp_path / "cache").glob("*/tokens.npy")
+    if damage == "truncated":
+        tokens.write_bytes(tokens.read_bytes()[:-4])
+    elif damage == "missing":
+        tokens.unlink()
+    else:
+        np.save(tokens, np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="delete that folder") as caught:
+        load_dataset(options(folder), "train", tokenizer)
+    assert str(tokens.parent) in str(caught.value)
+
+
+def test_a_half_written_cache_is_not_taken(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set")
+    load_dataset(options(folder), "train", tokenizer)
+    (made,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    made.rename(made.with_name(f".{made.name}.incomplete"))
+    assert len(load_dataset(options(folder), "train", tokenizer)) == 2
+    assert made.is_dir()
+
+
+def build_counted(folder: Path, log: Path) -> None:
+    def build():
+        with open(log, "a") as file:
+            file.write("built\n")
+        return TokenStore.from_rows([], []), DataAccount()
+
+    load_or_build(folder, build)
+
+
+def test_of_several_processes_one_builds(tmp_path):
+    context = multiprocessing.get_context("fork")
+    arguments = (tmp_path / "cache" / "train-0", tmp_path / "log")
+    processes = [context.Process(target=build_counted, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert arguments[1].read_text() == "built\n"

@@ -1,0 +1,207 @@
+"""From files to rows: where files are looked for, what comes out, and the account."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.data.account import DataAccount
+from paddlenlp_ext.data.batch import collate
+from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.formats import parse_row
+from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.data.rows import BadRow, Conversation, Place
+
+TURN = ("2 + 2?", "vier")
+SAME_ROW = {
+    "src_tgt": {"src": "2 + 2?", "tgt": "vier", "context": {"system": "You"}, "id": 3},
+    "lists": {"src": ["2 + 2?"], "tgt": ["vier"], "context": {"system": "You"}},
+    "messages": {
+        "messages": [
+            {"role": "system", "content": "You"},
+            {"role": "user", "content": "2 + 2?"},
+            {"role": "assistant", "content": [{"type": "text", "text": "vi"}, {"type": "text", "text": "er"}]},
+        ]
+    },
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "vier"}],
+        "system": "You",
+    },
+    "alpaca": {"instruction": "2 + 2?", "input": "", "output": "vier", "system": "You"},
+}
+
+
+def write(folder, rows, name="train.json"):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", SAME_ROW)
+def test_formats_say_the_same(name):
+    assert parse_row(SAME_ROW[name]) == Conversation("You", (TURN,))
+
+
+def test_no_turn_is_lost():
+    expected = (("a", "b"), ("c", "d"), ("e", "f"))
+    lists = {"src": ["a", "c", "e"], "tgt": ["b", "d", "f"]}
+    history = {"instruction": "e", "output": "f", "history": [["a", "b"], ["c", "d"]]}
+    speakers = [
+        {"from": who, "value": text} for turn in expected for who, text in zip(("human", "gpt"), turn, strict=True)
+    ]
+    for row in (lists, history, {"conversations": speakers}):
+        assert parse_row(row) == Conversation(None, expected)
+    assert parse_row({"instruction": "a", "input": "b", "output": "c"}).turns == (("a\nb", "c"),)
+
+
+def test_formats_may_be_mixed_in_a_file(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", SAME_ROW.values())
+    dataset = load_dataset(options(folder), "train", tokenizer)
+    assert len(dataset) == len(SAME_ROW)
+    assert len({row.tokens.tobytes() for row in (dataset[index] for index in range(len(dataset)))}) == 1
+
+
+LAYOUTS = {
+    "json": ["train.json"],
+    "jsonl": ["train.jsonl"],
+    "folder": ["train/a.json", "train/b.jsonl"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, options, tokenizer, tmp_path):
+    for number, name in enumerate(LAYOUTS[layout]):
+        write(tmp_path / "set", [{"src": str(number), "tgt": "vier"}] * 2, name)
+    dataset = load_dataset(options(tmp_path / "set"), "train", tokenizer)
+    expected = [(str(tmp_path / "set" / name), line) for name in LAYOUTS[layout] for line in (1, 2)]
+    assert [dataset.source(index) for index in range(len(dataset))] == expected
+    assert dataset.account.num_read == len(expected)
+
+
+def test_array_and_byte_order_mark(options, tokenizer, tmp_path):
+    rows = [{"src": "a", "tgt": "vier"}, {"src": "b", "tgt": "vier"}]
+    folder = write(tmp_path / "set", [])
+    (folder / "train.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows, indent=2).encode())
+    dataset = load_dataset(options(folder), "train", tokenizer)
+    assert [dataset.source(index)[1] for index in range(2)] == [2, 6]
+    (folder / "train.json").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(map(json.dumps, rows)).encode())
+    assert len(load_dataset(options(folder), "train", tokenizer)) == 2
+
+
+def test_missing_split_lists_what_was_looked_for(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
+    with pytest.raises(ValueError) as caught:
+        load_dataset(options(folder), "dev", tokenizer)
+    for name in ("dev.json", "dev.jsonl", "dev/*.json", "dev/*.jsonl"):
+        assert str(folder / name) in str(caught.value)
+
+
+def test_split_in_two_places(options, tokenizer, tmp_path):
+    folder = write(write(tmp_path / "set", [{"src": "a", "tgt": "b"}]), [{"src": "a", "tgt": "b"}], "train.jsonl")
+    with pytest.raises(ValueError, match="more than once"):
+        load_dataset(options(folder), "train", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("inflexion", "did you mean 'inflection'"), ("nowhere/at/all", "Built in: inflection"), (None, "is not set")],
+)
+def test_unknown_dataset(name, message, options, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        load_dataset(options("", dataset_name_or_path=name), "train", tokenizer)
+
+
+def test_a_file_is_not_a_folder(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
+    with pytest.raises(ValueError, match="is a file"):
+        load_dataset(options(folder / "train.json"), "train", tokenizer)
+
+
+def test_rows_go_to_batches(options, tokenizer, tmp_path):
+    rows = [{"src": f"{number} + 2?", "tgt": "vier" * (number % 5 + 1)} for number in range(50)]
+    dataset = load_dataset(options(write(tmp_path / "set", rows)), "train", tokenizer)
+    assert dataset.lengths.tolist() == [len(dataset[index].tokens) - 1 for index in range(50)]
+    plan = BatchPlan(dataset.lengths, batch_size=2, packing="greedy", capacity=64, seed=1)
+    batches = [collate([[dataset[row] for row in pack] for pack in packs]) for packs in plan.epoch(0)]
+    assert sum(batch.num_tokens for batch in batches) == dataset.account.num_tokens - 50
+    assert sum(batch.num_learned for batch in batches) == dataset.account.num_learned
+    with pytest.raises(IndexError):
+        dataset[50]
+
+
+def test_prompts_skip_what_was_left_out(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [])
+    long = {"src": "0" * 500, "tgt": "x"}
+    rows = [
+        {"src": "a", "tgt": "b"},
+        {"src": "a"},
+        {"src": ["c", "e"], "tgt": ["d", "f"]},
+        long,
+        {"src": "g", "tgt": "h"},
+    ]
+    write(folder, rows)
+    dataset = load_dataset(options(folder, bad_rows="drop", truncation="drop"), "train", tokenizer)
+    prompts = [(tokenizer.decode(ids), answer, question) for ids, answer, question in dataset.prompts()]
+    assert prompts == [("a", "b", "a"), ("cd</s>e", "f", "e"), ("g", "h", "g")]
+    assert dataset.account.dropped == {"missing key": 1, "too long": 1}
+
+
+def test_prompts_of_cut_rows_ask_the_last_turn_that_is_left(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [{"src": ["a", "3" * 90, "c"], "tgt": ["b", "6" * 40, "d"]}])
+    dataset = load_dataset(options(folder, src_length=100), "train", tokenizer)
+    ((ids, answer, question),) = dataset.prompts()
+    assert (answer, question) == ("6" * 40, "3" * 90) and tokenizer.decode(ids) == "ab</s>" + "3" * 90
+
+
+def test_autoregressive_learns_every_token(options, tokenizer, tmp_path):
+    rows = [{"src": "Die Antwort"}, {"text": "vier"}, {"src": ["2 + ", "2"], "tgt": "ignored"}]
+    folder = write(tmp_path / "set", rows)
+    dataset = load_dataset(options(folder, autoregressive=True, chat_template=None), "train", tokenizer)
+    texts = [tokenizer.decode(dataset[index].tokens) for index in range(3)]
+    assert texts == ["Die Antwort</s>", "vier</s>", "2 + 2</s>"]
+    for index in range(3):
+        assert dataset[index].learned.tolist() == [False] + [True] * int(dataset.lengths[index])
+    with pytest.raises(ValueError, match="no prompts"):
+        next(dataset.prompts())
+    cut = load_dataset(options(folder, autoregressive=True, max_length=3), "train", tokenizer)
+    assert cut.account.num_truncated == 1 and cut.lengths.max() == 2
+    bad = load_dataset(
+        options(write(tmp_path / "other", [*rows, {"tgt": "a"}, {"src": " "}]), autoregressive=True, bad_rows="drop"),
+        "train",
+        tokenizer,
+    )
+    assert bad.account.dropped == {"missing key": 1, "empty target": 1}
+
+
+def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
+    """Nothing stands before it that could predict it."""
+    folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
+    row = load_dataset(options(folder), "train", tokenizer)[0]
+    assert row.learned.tolist() == [False] + [True] * (len(row.tokens) - 1)
+
+
+def test_account_adds_up_or_fails():
+    account = DataAccount(num_read=5, num_kept=2, num_truncated=1)
+    account.drop([BadRow(Place("f", 1), "empty target", "x"), BadRow(Place("f", 2, 3), "empty target", "y")])
+    account.check()
+    assert account.dropped == {"empty target": 2} and account.num_dropped == 2
+    assert DataAccount.from_json(json.loads(json.dumps(account.to_json()))) == account
+    table = account.table("dev")
+    assert table.splitlines()[0] == "dev" and "dropped: empty target" in table
+    account.num_kept += 1
+    with pytest.raises(AssertionError, match="5 rows read, but 6"):
+        account.check()
+
+
+def test_unknown_policy_for_bad_rows(options, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="'ignore'"):
+        load_dataset(options(tmp_path, bad_rows="ignore"), "train", tokenizer)
+
+
+def test_rows_are_mapped_not_copied(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
+    row = load_dataset(options(folder), "train", tokenizer)[0]
+    assert isinstance(row.tokens, np.memmap) and row.tokens.dtype == np.int32 and row.learned.dtype == bool

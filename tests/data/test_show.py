@@ -1,0 +1,47 @@
+"""The coloured view shows exactly what is learned."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+from tiny_tokenizers import CHATML
+
+from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.show import LEARNED_STYLES, colour_row, show_data
+
+
+@pytest.fixture
+def dataset(options, tokenizer, tmp_path):
+    template = tmp_path / "chatml.jinja"
+    template.write_text(CHATML)
+    folder = tmp_path / "set [1]"
+    folder.mkdir()
+    rows = [{"src": ["vier", "[bold]Grüße"], "tgt": ["vier\n", "你好"]}, {"src": "a", "tgt": "b"}]
+    (folder / "train.json").write_text("\n".join(map(json.dumps, rows)))
+    return load_dataset(options(folder, chat_template=str(template)), "train", tokenizer)
+
+
+def test_learned_spans_are_styled(dataset, tokenizer):
+    text = colour_row(dataset[0], tokenizer)
+    learned = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in LEARNED_STYLES)
+    assert learned == "vier⏎\n<|im_end|>你好<|im_end|>"
+    assert text.plain.replace("⏎", "") == tokenizer.decode(dataset[0].tokens)
+
+
+def test_view_without_colours(dataset, tokenizer):
+    output = io.StringIO()
+    show_data(dataset, tokenizer, 5, Console(file=output, width=40))
+    view = output.getvalue()
+    assert "⟦vier⏎\n<|im_end|>⟧" in view and "⟦你好<|im_end|>⟧" in view
+    assert "[bold]Grüße" in view
+    assert "set [1]/train.json:1" in view and "set [1]/train.json:2" in view
+    assert view.count("--- row") == 2 and "legend" in view
+
+
+def test_only_as_many_rows_as_asked_for(dataset, tokenizer):
+    output = io.StringIO()
+    show_data(dataset, tokenizer, 1, Console(file=output))
+    assert output.getvalue().count("--- row") == 1

@@ -1,0 +1,143 @@
+"""What is cut, on which side, and what never is."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_tokenizers import CHATML, make_tokenizer
+
+from paddlenlp_ext.data.rows import Conversation, RowError
+from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.truncate import Limits, fit, fit_text
+from paddlenlp_ext.data.turns import join_turns
+
+# Every digit is a token of its own.
+QUESTION, ANSWER = "0123456789", "9876543210"
+ONE = Conversation(None, ((QUESTION, ANSWER),))
+THREE = Conversation(None, (("11111", "22222"), ("33333", "44444"), ("55555", "66666")))
+
+
+def cut(conversation, template, src_length, max_length, truncation):
+    texts = template.render(conversation)
+    (turns,) = template.encode_turns([texts])
+    fitted = fit(conversation, texts, turns, template, Limits(src_length, max_length, truncation))
+    tokens, learned = join_turns(fitted.turns)
+    assert len(tokens) <= max_length
+    assert fitted.num_cut == sum(turn.length for turn in turns) - len(tokens)
+    decode = template.encoder.tokenizer.decode
+    said = decode([token for token, flag in zip(tokens, learned, strict=True) if flag])
+    return decode(tokens), said, fitted
+
+
+@pytest.fixture
+def plain():
+    return load_template("none", make_tokenizer(bos="<s>", adds_bos=True))
+
+
+@pytest.fixture
+def chat(tokenizer, tmp_path):
+    path = tmp_path / "chatml.jinja"
+    path.write_text(CHATML)
+    return load_template(str(path), tokenizer)
+
+
+def test_what_fits_is_left_alone(plain):
+    for truncation in ("right", "left", "drop", "error"):
+        text, said, fitted = cut(ONE, plain, 11, 22, truncation)
+        assert text == f"<s>{QUESTION}{ANSWER}</s>" and said == f"{ANSWER}</s>" and fitted.num_cut == 0
+
+
+@pytest.mark.parametrize(
+    ("truncation", "src_length", "max_length", "expected"),
+    [
+        ("right", 5, 99, "<s>0123" + ANSWER + "</s>"),
+        ("left", 5, 99, "<s>6789" + ANSWER + "</s>"),
+        ("right", 11, 21, "<s>" + QUESTION + ANSWER),
+        ("right", 11, 15, "<s>" + QUESTION + "9876"),
+        ("right", 5, 9, "<s>01239876"),
+        ("left", 11, 15, "<s>789" + ANSWER + "</s>"),
+        ("left", 5, 14, "<s>89" + ANSWER + "</s>"),
+    ],
+)
+def test_sides(truncation, src_length, max_length, expected, plain):
+    text, _, fitted = cut(ONE, plain, src_length, max_length, truncation)
+    assert text == expected
+    assert fitted.num_cut == 22 - len(plain.encoder.encode([expected], [False])[0])
+
+
+@pytest.mark.parametrize("max_length", range(13, 22))
+def test_a_cut_answer_never_teaches_an_end(max_length, plain):
+    _, said, _ = cut(ONE, plain, 11, max_length, "right")
+    assert "</s>" not in said and ANSWER.startswith(said) and len(said) == max_length - 11
+
+
+def test_markers_and_system_prompt_are_never_cut(chat):
+    conversation = Conversation("0000", ONE.turns)
+    whole = chat.render(conversation)[0].prompt
+    length = len(chat.encoder.encode([whole], [False])[0])
+    for truncation, kept in (("right", "0123"), ("left", "6789")):
+        text, said, _ = cut(conversation, chat, length - 6, 999, truncation)
+        assert text == whole.replace(QUESTION, kept) + f"{ANSWER}<|im_end|>" and said == f"{ANSWER}<|im_end|>"
+        with pytest.raises(RowError, match="system prompt and markers") as caught:
+            cut(conversation, chat, length - 10, 999, truncation)
+        assert caught.value.reason == "no room"
+
+
+def test_right_loses_the_newest_turns(plain):
+    # Turns of 6 + 6 tokens (the first prompt has the beginning token, answers the end token), 5 + 6 after that.
+    text, said, fitted = cut(THREE, plain, 99, 25, "right")
+    assert text == "<s>1111122222</s>3333344444</s>" and said == "22222</s>44444</s>" and fitted.last_turn == 1
+    text, said, fitted = cut(THREE, plain, 99, 20, "right")
+    assert text == "<s>1111122222</s>33333444" and fitted.last_turn == 1
+
+
+def test_left_loses_the_oldest_turns_whole(plain, chat):
+    text, said, fitted = cut(THREE, plain, 99, 25, "left")
+    assert text == "<s>3333344444</s>5555566666</s>" and said == "44444</s>66666</s>" and fitted.last_turn == 2
+    text, _, _ = cut(THREE, plain, 99, 10, "left")
+    assert text == "<s>55566666</s>"
+    conversation = Conversation("0000", THREE.turns)
+    whole = join_turns(chat.encode_turns([chat.render(conversation)])[0])[0]
+    text, said, _ = cut(conversation, chat, 99, len(whole) - 1, "left")
+    assert text.startswith("<|im_start|>system\n0000<|im_end|>\n<|im_start|>user\n33333"), "the system prompt stays"
+    assert said == "44444<|im_end|>66666<|im_end|>"
+
+
+def test_an_answer_that_cannot_stay_whole_is_no_row_for_left(plain):
+    with pytest.raises(RowError) as caught:
+        cut(ONE, plain, 99, 12, "left")
+    assert caught.value.reason == "no room"
+
+
+def test_drop_and_error_say_what_is_too_long(plain):
+    for truncation, by_policy in (("drop", True), ("error", False)):
+        with pytest.raises(RowError, match="a prompt of 11 tokens, src_length is 10") as caught:
+            cut(ONE, plain, 10, 99, truncation)
+        assert caught.value.by_policy is by_policy
+        with pytest.raises(RowError, match="22 tokens, max_length is 21"):
+            cut(ONE, plain, 11, 21, truncation)
+
+
+def test_a_prompt_that_fills_the_row_leaves_nothing_to_learn(plain):
+    with pytest.raises(RowError) as caught:
+        cut(ONE, plain, 99, 11, "right")
+    assert caught.value.reason == "nothing left to learn"
+
+
+def test_words_that_the_template_changed_are_not_cut(tokenizer, tmp_path):
+    path = tmp_path / "shouting.jinja"
+    path.write_text(CHATML.replace("message['content']", "(message['content'] | replace('a', 'b'))"))
+    with pytest.raises(RowError, match="rewrites"):
+        cut(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
+
+
+def test_plain_text():
+    assert fit_text([1, 2, 3, 4], Limits(9, 3, "right")) == ([1, 2, 3], 1)
+    assert fit_text([1, 2, 3, 4], Limits(9, 3, "left")) == ([2, 3, 4], 1)
+    assert fit_text([1, 2, 3], Limits(1, 3, "error")) == ([1, 2, 3], 0)
+    with pytest.raises(RowError, match="4 tokens"):
+        fit_text([1, 2, 3, 4], Limits(9, 3, "drop"))
+
+
+def test_unknown_policy():
+    with pytest.raises(ValueError, match="'middle'"):
+        Limits(1, 2, "middle")
