@@ -25,15 +25,30 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
     """One line for a log entry of either kind."""
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
     if "eval_loss" in entry:
-        shown = {
-            key.removeprefix("eval_"): value
-            for key, value in entry.items()
-            if key.startswith("eval_") and not key.endswith(("_second", "runtime")) and "num_" not in key
-        }
-        return f"{head}: evaluation: " + ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        return f"{head}: evaluation: {describe_metrics(entry)}"
     return (
         f"{head}: loss {entry['loss']:.4f}, lr {entry['learning_rate']:.3g}, grad norm {entry['grad_norm']:.3f}, "
         f"{entry['tokens_per_second']:,.0f} tokens/s ({entry['learned_tokens_per_second']:,.0f} learned)"
+    )
+
+
+def describe_metrics(metrics: dict[str, Any]) -> str:
+    """An evaluation's metrics in one line; times and counts are left to the files."""
+    shown = {
+        key.removeprefix("eval_"): value
+        for key, value in metrics.items()
+        if key.startswith("eval_") and not key.endswith(("_second", "runtime")) and "num_" not in key
+    }
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+
+
+def describe_results(results: dict[str, float]) -> str:
+    """What a training came to, in one line."""
+    return (
+        f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_clock(results['train_runtime'])} in steps, "
+        f"{results['train_tokens_per_second']:,.0f} tokens/s "
+        f"({results['train_learned_tokens_per_second']:,.0f} learned), "
+        f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB"
     )
 
 

@@ -29,6 +29,7 @@ from paddlenlp_ext.train.output_folder import (
     prune_checkpoints,
 )
 from paddlenlp_ext.train.precision import autocast
+from paddlenlp_ext.train.progress import describe_metrics, describe_results
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
 from paddlenlp_ext.train.reports import build_reports
 from paddlenlp_ext.train.schedule import build_schedule
@@ -112,6 +113,7 @@ class Trainer:
             logger.info("best model: step %d, %s %.4f", self.state.best_step, self.best.name, self.state.best_metric)
         results = train_results(self.state)
         save_results(self.output_dir, "train", results)
+        logger.info("trained: %s", describe_results(results))
         return results
 
     def evaluate(self) -> dict[str, float]:
@@ -119,6 +121,7 @@ class Trainer:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         metrics = self._measure()
         save_results(self.output_dir, "eval", metrics)
+        logger.info("evaluated: %s", describe_metrics(metrics))
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
@@ -170,6 +173,10 @@ class Trainer:
         else:
             check_same_data_order(self.state.data_order, facts)
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
+        best, wants_best = self.state.best_step, self.config.train.load_best_model_at_end
+        if best is not None and wants_best and not checkpoint_folder(self.output_dir, best).is_dir():
+            logger.warning("the best checkpoint so far, of step %d, is not there: only later ones count", best)
+            self.state.best_step = self.state.best_metric = None
         if self.state.total_steps != total_steps:
             logger.warning(
                 "the run was planned for %d steps and is now for %d: the learning rate follows the new plan",

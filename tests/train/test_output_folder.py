@@ -113,6 +113,38 @@ def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best, 
     assert_same_bits(weights(trainer.model), trainer.seen[best])
 
 
+def test_a_best_checkpoint_that_is_gone_no_longer_counts(tmp_path):
+    keys = {
+        "evaluation_strategy": "steps",
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_steps": 4,
+    }
+
+    def scripted(folder, losses, **more):
+        config = make_config(folder, **keys, **more)
+        trainer = Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+        return trainer.script(losses, [0.0] * len(losses))
+
+    scripted(tmp_path / "a", [1.0, 2.0, 3.0, 4.0]).train()
+    resumed = scripted(tmp_path / "b", [5.0, 6.0], resume_from_checkpoint=str(tmp_path / "c"))
+    (tmp_path / "a" / "checkpoint-2").rename(tmp_path / "c")
+    resumed.train()
+    assert (resumed.state.best_step, resumed.state.best_metric) == (3, 5.0)
+    assert_same_bits(weights(resumed.model), resumed.seen[3])
+
+
+def test_leftovers_of_a_kill_are_cleared(tmp_path):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
+    for name in (".checkpoint-9.incomplete", ".checkpoint-1.removed"):
+        (tmp_path / name).mkdir()
+    make_trainer(tmp_path, resume_from_checkpoint=True).train()
+    assert not list(tmp_path.glob(".checkpoint*"))
+    assert list(list_checkpoints(tmp_path)) == [2, 4]
+
+
 def test_best_model_needs_evaluations(tmp_path):
     with pytest.raises(ValueError, match="evaluation_strategy"):
         make_trainer(tmp_path, DEV, load_best_model_at_end=True)
