@@ -27,6 +27,8 @@ class PeftConfig:
         mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
+        refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
+            key prefix the variant shares (config/tree.py reads it).
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
     """
 

@@ -1,0 +1,66 @@
+"""LoRA's keys of a configuration file arrive in LoRAConfig."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_ext.config import ConfigError, load_run_config
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.registry import peft_methods
+
+
+def load(folder: Path, *arguments: str, **keys: object) -> LoRAConfig | None:
+    file = folder / "run.json"
+    run = {"model_name_or_path": "m", "dataset_name_or_path": "d", "output_dir": str(folder / "out"), "do_train": True}
+    file.write_text(json.dumps({**run, **keys}))
+    return load_run_config([str(file), *arguments], peft_methods()).peft
+
+
+def test_every_key_arrives(tmp_path: Path):
+    keys = {
+        "lora_rank": 4,
+        "lora_alpha": 9,
+        "lora_dropout": 0.1,
+        "lora_target_modules": [".*q_proj.*", "v_proj"],
+        "lora_path": "start",
+        "rslora": True,
+        "lora_plus_scale": 2.5,
+    }
+    wanted = LoRAConfig(
+        rank=4,
+        alpha=9,
+        dropout=0.1,
+        target_modules=(".*q_proj.*", "v_proj"),
+        path="start",
+        rslora=True,
+        plus_scale=2.5,
+    )
+    assert load(tmp_path, lora=True, **keys) == wanted
+
+
+def test_defaults_follow_the_rank(tmp_path: Path):
+    assert load(tmp_path) is None
+    assert load(tmp_path, lora=True).alpha == 16
+    assert load(tmp_path, lora=True, lora_rank=32).alpha == 64
+    assert load(tmp_path, lora=True, lora_rank=32, rslora=True).alpha == 4
+    assert load(tmp_path, "--lora", "--lora_target_modules", "q_proj").target_modules == ("q_proj",)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lora_rank": 0}, "lora_rank: 0 is out of range"),
+        ({"lora_rank": 2.5}, "lora_rank: expected a whole number"),
+        ({"lora_dropout": 1}, "lora_dropout: 1"),
+        ({"lora_plus_scale": -1}, "lora_plus_scale: -1"),
+        ({"lora_target_modules": 3}, "lora_target_modules: expected"),
+        ({"lora_rnk": 3}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),
+    ],
+)
+def test_wrong_values_are_named(keys: dict, message: str, tmp_path: Path):
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, lora=True, **keys)
+    assert message in str(raised.value)
