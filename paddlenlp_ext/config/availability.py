@@ -99,7 +99,6 @@ ADAPTERS = (
 )
 
 SECTION_KEYS = (
-    Row("continue_training", (True,), "training from random weights is not built"),
     Row("flash_mask", OFF, "attention over packed rows never makes a dense mask", outcome="no effect"),
     Row("task_name", (None,), "built-in datasets are not divided into tasks"),
     Row("lazy", OFF, "rows are tokenized once and read from a memory-mapped file either way", outcome="no effect"),

@@ -1,0 +1,111 @@
+"""What a run would do, worked out from its configuration, its rows and the model's shape. No weight is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import paddle
+from rich.console import Console
+from rich.table import Table
+
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.train.build import RunData, adapt_model
+from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
+from paddlenlp_ext.train.memory import estimate_memory
+
+_GB = 1e9
+
+
+def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
+    """Print the plan: rows and tokens, packs and steps, what trains, memory part by part.
+
+    Args:
+        config: the run's configuration.
+        data: what `load_data` gave for it.
+        console: where to; standard output if absent.
+    """
+    console = console or Console()
+    model = build_skeleton(config)
+    order = None if data.train_rows is None else build_data_order(config, data.train_rows)
+    console.print(_plan_table(config, data, model, order))
+    if order is not None:
+        console.print(_memory_table(config, data, model, order))
+
+
+def build_skeleton(config: RunConfig) -> Any:
+    """The model as it would train, with shapes and no values."""
+    path = resolve_model(config.model.model_name_or_path)
+    decoder_config = DecoderConfig.from_dict(read_model_config(path), name_or_path=config.model.model_name_or_path)
+    with paddle.LazyGuard():
+        return adapt_model(CausalLM(decoder_config), config)
+
+
+def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder | None) -> Table:
+    table = _two_columns("What would run")
+    parameters = [(math.prod(p.shape), p.stop_gradient) for p in model.parameters()]
+    trained = sum(size for size, is_frozen in parameters if not is_frozen)
+    total = sum(size for size, _ in parameters)
+    table.add_row("model", f"{config.model.model_name_or_path} ({total:,} parameters)")
+    table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({trained / total:.3%})")
+    if data.train_rows is not None and order is not None:
+        rows, account = data.train_rows, data.train_rows.account
+        table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
+        table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_learned:,}")
+        first_epoch = _windows_of_epoch(order)
+        packs = sum(len(micro_batch) for window in first_epoch for micro_batch in window.micro_batches)
+        table.add_row("packs an epoch", _packs(config, int(rows.lengths.sum()), packs))
+        table.add_row("steps an epoch", f"{len(first_epoch):,}")
+        epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
+        table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
+    if data.dev_rows is not None:
+        table.add_row("dev rows", f"{len(data.dev_rows):,}")
+    table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
+    table.add_row("output_dir", str(config.train.output_dir))
+    return table
+
+
+def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
+    if packing_kind(config.data) == "none":
+        return f"{packs:,} (one row each, no padding between them)"
+    return f"{packs:,}, {num_slots_filled / (packs * config.data.max_length):.2%} of their slots filled"
+
+
+def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder) -> Table:
+    rows = data.train_rows
+    assert rows is not None
+    micro_batches = [
+        [row for pack in micro_batch for row in pack]
+        for window in _windows_of_epoch(order)
+        for micro_batch in window.micro_batches
+    ]
+    largest = max(micro_batches, key=lambda indices: int(rows.lengths[indices].sum()))
+    estimate = estimate_memory(
+        model,
+        micro_batch_tokens=int(rows.lengths[largest].sum()),
+        learned_tokens=sum(int(rows[index].learned.sum()) for index in largest),
+        recompute=config.train.recompute,
+        bytes_per_weight=4 if config.precision.compute_dtype == "float32" else 2,
+    )
+    table = _two_columns("Memory at the fullest moment (estimated)")
+    for part in fields(estimate):
+        table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
+    table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
+    return table
+
+
+def _windows_of_epoch(order: DataOrder) -> list[Any]:
+    windows = order.windows()
+    return [next(windows) for _ in range(order.num_windows(0))]
+
+
+def _two_columns(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, min_width=len(title))
+    table.add_column()
+    table.add_column()
+    return table

@@ -1,0 +1,86 @@
+"""How much memory a training step takes, part by part, from shapes alone. Measured against in benchmarks/memory.py.
+
+D hidden size, I feed-forward size, N and K query and key-value heads, H head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+_PROCESS_BYTES = 450e6
+"""Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
+_HEAP_OVERHEAD = 1.35
+"""Heap over live bytes: freed buffers that fit no later request (runtime.py keeps them for speed)."""
+_LOSS_CHUNK = 256
+"""Learned positions whose logits stand at one time (ops/linear_cross_entropy.py)."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of each part at the fullest moment of a step.
+
+    Attributes:
+        process: the program itself.
+        weights: frozen and trained parameters.
+        gradients: of the trained ones.
+        optimizer: AdamW's two moments.
+        activations: what the forward pass keeps for the backward pass, of one micro-batch.
+        loss: logits of one chunk of learned positions, and their exponentials.
+        heap: buffers between the live ones.
+    """
+
+    process: float
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    loss: float
+    heap: float
+
+    @property
+    def total(self) -> float:
+        """All parts, bytes."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def estimate_memory(
+    model: Any, *, micro_batch_tokens: int, learned_tokens: int, recompute: bool, bytes_per_weight: int = 4
+) -> MemoryEstimate:
+    """Predict the peak of a training step.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without weights.
+        micro_batch_tokens: the most tokens in a micro-batch.
+        learned_tokens: the most learned tokens in a micro-batch.
+        recompute: whether layers are computed again in the backward pass.
+        bytes_per_weight: 4 for fp32.
+    """
+    parameters = list(model.parameters())
+    trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
+    adapter_rows = sum(min(p.shape) for p in parameters if not p.stop_gradient and len(p.shape) == 2)
+    config = model.config
+    layers, kept = config.num_hidden_layers, _kept_per_layer(config)
+    is_adapted = trained < sum(math.prod(p.shape) for p in parameters)
+    one_layer = kept + (adapter_rows / layers if is_adapted else 0)
+    floats = layers * config.hidden_size + one_layer if recompute else layers * one_layer
+    activations = 4.0 * micro_batch_tokens * floats
+    loss = 4.0 * 2 * min(_LOSS_CHUNK, learned_tokens) * config.vocab_size
+    return MemoryEstimate(
+        process=_PROCESS_BYTES,
+        weights=float(bytes_per_weight * sum(math.prod(p.shape) for p in parameters)),
+        gradients=4.0 * trained,
+        optimizer=8.0 * trained,
+        activations=activations,
+        loss=loss,
+        heap=(_HEAP_OVERHEAD - 1) * (activations + loss),
+    )
+
+
+def _kept_per_layer(config: Any) -> int:
+    """Numbers a token that one layer keeps: the inputs of its norms, projections, attention and gate."""
+    queries = config.num_attention_heads * config.head_dim
+    keys_and_values = 2 * config.num_key_value_heads * config.head_dim
+    norms_and_their_outputs = 4 * config.hidden_size
+    return norms_and_their_outputs + 2 * queries + keys_and_values + 3 * config.intermediate_size
