@@ -59,7 +59,7 @@ def merge_adapter(
 ) -> MergeReport:
     """Write the base model with the adapter folded in, as a Hugging Face folder.
 
-    Writing holds one tensor beside the adapter; the check before and after holds the model in float32.
+    Writing holds one tensor beside the adapter; the checks hold one model in float32.
 
     Args:
         adapter: an adapter folder.
@@ -92,8 +92,10 @@ def merge_adapter(
         write_merged_weights(draft, source, stored, modules, dtype)
         write_companions(draft, base_path, stored.folder, dtype)
         round_as_stored(merged, open_weights(draft))
+        expected = _logits(merged, input_ids)
+        del model, adapted, merged  # so that one model at a time is in memory
         written = _logits(load_model(draft), input_ids)
-        _require_same(written, _logits(merged, input_ids), "the merged files", "the model merged in memory")
+        _require_same(written, expected, "the merged files", "the model merged in memory")
     difference = _largest(written - wanted)
     if difference > effect / 2:
         logger.warning(
