@@ -96,7 +96,11 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold the lock beside `folder`; the system lets go of it even when the process is killed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115 (closed below, behind the message)
+    except OSError as error:
+        raise ValueError(f"no tokenized data can be kept in {folder.parent} ({error}); set data_cache_dir") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -32,6 +32,7 @@ class DataOptions(Protocol):
     """The parts of `config.data` that are read here."""
 
     dataset_name_or_path: str | None
+    task_name: str | None
     src_length: int
     max_length: int
     truncation: str
@@ -113,6 +114,8 @@ def load_dataset(
     if config.dataset_name_or_path is None:
         known = ", ".join(BUILTIN_NAMES)
         raise ValueError(f"dataset_name_or_path is not set; give a folder or a built-in dataset ({known})")
+    if config.task_name:
+        raise ValueError(f"task_name is {config.task_name!r}, but no built-in dataset has tasks; remove it")
     if config.bad_rows not in ("error", "drop"):
         raise ValueError(f"bad_rows is {config.bad_rows!r}; it can be error, drop")
     files, names, read = _open(config.dataset_name_or_path, split)

@@ -116,6 +116,9 @@ def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
             message = "a comma or the closing bracket of the array is expected; the rest of the file is not read"
             yield BadRow(_advance(origin, text[:position]), BROKEN, message)
             return
+    behind = _skip_space(text, position + 1)
+    if behind < len(text):
+        yield BadRow(_advance(origin, text[:behind]), BROKEN, "text behind the array; it is not read")
 
 
 def _not_utf8(file: str, line: int, raw: bytes, offset: int) -> BadRow:

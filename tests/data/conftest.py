@@ -21,6 +21,7 @@ def options(tmp_path: Path):
     def make(folder: Path | str, **changed):
         values = {
             "dataset_name_or_path": str(folder),
+            "task_name": None,
             "src_length": 64,
             "max_length": 128,
             "truncation": "right",

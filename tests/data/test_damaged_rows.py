@@ -229,6 +229,7 @@ ARRAYS = [
     (b'[{"src": "a", "tgt": "b"},', 1, 27, BROKEN),
     (b'\n [{"src": "a", "tgt": "b"},\n\n  {"src": "a", "src": "b"}]', 4, 3, TWICE),
     (b'[{"src": "a", "tgt": "b"},\n {"src": "\xff"}]', 2, 11, UTF8),
+    (b'[{"src": "a", "tgt": "b"}]\n {"src": "a", "tgt": "b"}\n', 2, 2, BROKEN),
 ]
 
 

@@ -173,6 +173,12 @@ def test_damaged_cache_is_named(damage, options, tokenizer, tmp_path):
     assert str(tokens.parent) in str(caught.value)
 
 
+def test_a_cache_that_cannot_be_kept(options, tokenizer, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="set data_cache_dir"):
+        load_dataset(options(write(tmp_path / "set"), data_cache_dir=str(tmp_path / "file")), "train", tokenizer)
+
+
 def test_a_half_written_cache_is_not_taken(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set")
     load_dataset(options(folder), "train", tokenizer)

@@ -201,6 +201,11 @@ def test_unknown_policy_for_bad_rows(options, tokenizer, tmp_path):
         load_dataset(options(tmp_path, bad_rows="ignore"), "train", tokenizer)
 
 
+def test_a_task_that_would_have_no_effect_is_refused(options, tokenizer):
+    with pytest.raises(ValueError, match="task_name"):
+        load_dataset(options("inflection", task_name="verbs"), "train", tokenizer)
+
+
 def test_rows_are_mapped_not_copied(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
@@ -54,6 +55,25 @@ def test_learned_spans_are_answers_and_ends(name, conversation, tokenizer, tmp_p
         expected[-1] = "[t]\n\n[/t]\n\n" + expected[-1]
     assert decoded == expected
     assert template.stop_token_ids[0] == tokenizer.convert_tokens_to_ids(end)
+
+
+FRAGMENTS = ("vier", " ", "\n", "user", "assistant\n", "[/INST]", "Q:", "A:", "Grüße", "你", "2 + 2", "[t]", ".", "  x")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_random_conversations(name, tokenizer, tmp_path):
+    """Answers made of what stands around them; only outer blanks, which some templates strip, are left out."""
+    text, end = TEMPLATES[name]
+    template = load_template(write_template(tmp_path, text), tokenizer)
+    draw = random.Random(name)
+    for _ in range(60):
+        texts = ["".join(draw.choices(FRAGMENTS, k=draw.randint(1, 6))).strip() or "x" for _ in range(6)]
+        turns = tuple(zip(texts[::2], texts[1::2], strict=True))[: draw.randint(1, 3)]
+        tokens, learned = template.encode(Conversation(None, turns))
+        decoded = [tokenizer.decode(span).removeprefix(" ") for span in learned_spans(tokens, learned)]
+        if name == "thinking":
+            decoded[-1] = decoded[-1].removeprefix("[t]\n\n[/t]\n\n")
+        assert decoded == [answer + end for _, answer in turns]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

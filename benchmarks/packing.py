@@ -1,0 +1,145 @@
+"""How full packs get, and how long planning them takes.
+
+    python benchmarks/packing.py                                    made-up lengths of five shapes, and a million rows
+    python benchmarks/packing.py --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
+
+Columns, as shares of the slots that hold a token:
+    padded       random batches of 8 rows, padded to the longest of each
+    in_order     next-fit, `zero_padding`
+    worst_fit    a row goes to the emptiest open pack, groups of 500 rows (what PaddleNLP's greedy packing does)
+    decreasing   best-fit decreasing over all rows at once
+    greedy       `greedy_zero_padding` of this project
+    bound        as many slots as there are tokens, rounded up to whole packs: no packing can do better
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import paddlenlp_ext  # noqa: F401 (sets the process up)
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.packing import BatchPlan
+
+SHAPES = {
+    # name: mean and deviation of the logarithm, shortest, capacity
+    "worked answers, 2048": (5.15, 0.35, 60, 2048),
+    "instructions, 2048": (4.6, 0.7, 20, 2048),
+    "chats, 4096": (6.2, 1.0, 20, 4096),
+    "chats, 8192": (6.2, 1.1, 20, 8192),
+    "reasoning, 8192": (8.0, 0.7, 200, 8192),
+    "reasoning, 16384": (8.3, 0.8, 200, 16384),
+}
+BUFFER_ROWS = 500
+PADDED_ROWS = 8
+
+
+def main() -> None:
+    """Print one line of the table for every kind of data."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="dataset folder or built-in name; made-up lengths without it")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer counts")
+    parser.add_argument("--max_length", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of made-up lengths")
+    options = parser.parse_args()
+    print(f"{'':24}" + "".join(f"{name:>12}" for name in ("padded", *METHODS, "greedy", "bound", "greedy s")))
+    if options.data:
+        for capacity in options.max_length:
+            print_line(f"{capacity}", dataset_lengths(options.data, options.model, capacity), capacity)
+        return
+    for name, (mean, deviation, shortest, capacity) in SHAPES.items():
+        print_line(name, draw_lengths(mean, deviation, shortest, capacity, options.rows), capacity)
+    lengths = draw_lengths(4.6, 0.7, 20, 2048, 1_000_000)
+    plan, begin = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=2048), time.perf_counter()
+    packs = plan.packs(0)
+    print(f"a million rows: {time.perf_counter() - begin:.2f} s, {lengths.sum() / len(packs) / 2048:.4%} full")
+
+
+def print_line(name: str, lengths: np.ndarray, capacity: int) -> None:
+    """Measure every way of packing on the same stream of rows."""
+    order = np.random.default_rng(0).permutation(len(lengths))
+    stream = lengths[order]
+    total = int(lengths.sum())
+    shares = [total / padded_slots(stream)]
+    shares += [total / (count_packs(stream, capacity) * capacity) for count_packs in METHODS.values()]
+    plan, begin = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=capacity), time.perf_counter()
+    num_packs = len(plan.packs(0))
+    seconds = time.perf_counter() - begin
+    shares += [total / (num_packs * capacity), total / (-(-total // capacity) * capacity)]
+    print(f"{name:24}" + "".join(f"{share:>12.2%}" for share in shares) + f"{seconds:>12.3f}")
+
+
+def draw_lengths(mean: float, deviation: float, shortest: int, capacity: int, count: int) -> np.ndarray:
+    """Log-normal lengths, cut to what a pack can hold."""
+    drawn = np.random.default_rng(0).lognormal(mean, deviation, count)
+    return np.clip(drawn, shortest, capacity).astype(np.int64)
+
+
+def dataset_lengths(data: str, model: str, max_length: int) -> np.ndarray:
+    """Slots of every training row of a dataset."""
+    from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+    from paddlenlp_ext.data.dataset import load_dataset
+
+    with tempfile.TemporaryDirectory() as cache:
+        config = DataConfig(
+            dataset_name_or_path=data, src_length=max_length // 2, max_length=max_length, data_cache_dir=cache
+        )
+        return load_dataset(config, "train", load_tokenizer(model)).lengths
+
+
+def padded_slots(lengths: np.ndarray) -> int:
+    """Slots of batches in the stream's order, each as wide as its longest row."""
+    batches = [lengths[start : start + PADDED_ROWS] for start in range(0, len(lengths), PADDED_ROWS)]
+    return sum(int(batch.max()) * len(batch) for batch in batches)
+
+
+def next_fit(lengths: np.ndarray, capacity: int) -> int:
+    """Packs of `zero_padding`."""
+    return len(BatchPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, shuffle=False).packs(0))
+
+
+def worst_fit(lengths: np.ndarray, capacity: int) -> int:
+    """Packs when a row goes to the emptiest open pack of its group, and a new one is opened if it does not fit."""
+    count = 0
+    for start in range(0, len(lengths), BUFFER_ROWS):
+        rooms: list[int] = []
+        for length in lengths[start : start + BUFFER_ROWS].tolist():
+            emptiest = max(range(len(rooms)), key=rooms.__getitem__, default=-1)
+            if emptiest < 0 or rooms[emptiest] < length:
+                rooms.append(capacity - length)
+            else:
+                rooms[emptiest] -= length
+        count += len(rooms)
+    return count
+
+
+def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
+    """Packs when the longest row left goes to the fullest pack that has room for it."""
+    rooms = [0] * (capacity + 1)  # how many open packs have each room
+    occupied, count = 0, 0  # bit r of `occupied`: some pack has room r
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = occupied >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            rooms[room] -= 1
+            occupied &= ~(0 if rooms[room] else 1 << room)
+        else:
+            room = capacity
+            count += 1
+        rooms[room - length] += 1
+        occupied |= 1 << (room - length)
+    return count
+
+
+METHODS: dict[str, Callable[[np.ndarray, int], int]] = {
+    "in_order": next_fit,
+    "worst_fit": worst_fit,
+    "decreasing": best_fit_decreasing,
+}
+
+if __name__ == "__main__":
+    main()
