@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import load_file
+
+from paddlenlp_ext import AutoModelForCausalLM
+from tests.models.tiny import TINY, make_model
+
+
+def values(model) -> dict[str, np.ndarray]:
+    return {name: parameter.numpy() for name, parameter in model.named_parameters()}
+
+
+def test_a_seed_fixes_the_weights():
+    first, again, other = make_model(seed=3), make_model(seed=3), make_model(seed=4)
+    for name, array in values(first).items():
+        np.testing.assert_array_equal(array, values(again)[name])
+        assert array.ndim == 1 or not np.array_equal(array, values(other)[name])
+    matrix = values(first)["model.layers.0.mlp.up_proj.weight"]
+    assert matrix.std() == pytest.approx(0.2, rel=0.1) and abs(matrix.mean()) < 0.02
+    assert not np.array_equal(matrix, values(first)["model.layers.1.mlp.up_proj.weight"])
+    assert (values(first)["model.norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_what_is_saved_loads_to_the_bit(tmp_path: Path, tied: bool, model_type: str):
+    changes = {"tie_word_embeddings": tied, "model_type": model_type, "head_dim": 8, "own_key": [1, 2]}
+    model = make_model(**changes)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not loaded.training and loaded.config.name_or_path == str(tmp_path)
+    assert values(loaded).keys() == values(model).keys()
+    for name, array in values(model).items():
+        np.testing.assert_array_equal(values(loaded)[name], array)
+
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == values(model).keys() and ("lm_head.weight" in stored) != tied
+    config = json.loads((tmp_path / "config.json").read_text())
+    architecture = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]
+    assert config == {**TINY, **changes, "architectures": [architecture], "torch_dtype": "float32"}
+
+
+def test_shards_load_like_one_file(tmp_path: Path):
+    model = make_model()
+    model.save_pretrained(tmp_path, max_shard_bytes=20_000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, array in values(model).items():
+        np.testing.assert_array_equal(values(loaded)[name], array)
+
+
+def test_weights_can_be_taken_back(tmp_path: Path):
+    model, other = make_model(seed=1), make_model(seed=2)
+    model.save_pretrained(tmp_path)
+    other.load_weights(tmp_path)
+    np.testing.assert_array_equal(values(other)["lm_head.weight"], values(model)["lm_head.weight"])
+    with pytest.raises(ValueError, match="misshapen"):
+        make_model(vocab_size=95).load_weights(tmp_path)
+
+
+def test_parameters_take_the_format_asked_for(tmp_path: Path):
+    make_model().save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
+    assert {parameter.dtype for parameter in model.parameters()} == {paddle.bfloat16}
+    assert paddle.get_default_dtype() == "float32"
+    model.save_pretrained(tmp_path / "half")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    with pytest.raises(ValueError, match=r"dtype 'int8'.*float32, bfloat16, float16"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype="int8")
+
+
+def test_flash_attention_can_be_declined(tmp_path: Path):
+    make_model().save_pretrained(tmp_path)
+    declined = AutoModelForCausalLM.from_pretrained(tmp_path, use_flash_attention=False)
+    assert {layer.self_attn.implementation for layer in declined.model.layers} == {"blocks"}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).model.layers[0].self_attn.implementation is None

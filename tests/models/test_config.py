@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.linear import Linear
+from tests.models.tiny import TINY, make_model
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "lama"},
+            r"unknown model_type 'lama'; did you mean 'llama'\? Known: llama, mistral, qwen2, qwen3",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
+        ({"vocab_size": None}, "vocab_size in config.json must be a positive whole number, got None"),
+        ({"hidden_size": 32.0}, "hidden_size .* got 32.0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers .* got 0"),
+        ({"num_key_value_heads": 3}, "4 attention heads do not divide among 3"),
+        ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
+        ({"rope_scaling": {"type": "su"}}, "unknown rope type 'su'"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DecoderConfig.from_dict({**TINY, **changes})
+
+
+def test_a_missing_model_type_lists_the_known():
+    with pytest.raises(ValueError, match=r"no 'model_type'\. Known: llama"):
+        DecoderConfig.from_dict({"vocab_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, (None, None)),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (8, None),
+        ),
+    ],
+)
+def test_windows_of_the_families(config, windows):
+    assert DecoderConfig.from_dict({**TINY, **config}).windows == windows
+
+
+def test_layer_types_must_fit():
+    sliding = {**TINY, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    for types in (["full_attention"], ["full_attention", "chunked_attention"]):
+        with pytest.raises(ValueError, match=r"layer_types in config\.json"):
+            DecoderConfig.from_dict({**sliding, "layer_types": types})
+
+
+def test_head_dim_stands_apart_from_hidden_size():
+    config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
+    assert config.head_dim == 6 and config.rope.head_dim == 6
+    assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
+
+
+@pytest.mark.parametrize("model_type", FAMILIES.names())
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tensor_plan_names_every_matrix_and_nothing_else(model_type, tied):
+    model = make_model(model_type=model_type, head_dim=8, tie_word_embeddings=tied)
+    layers = dict(model.named_sublayers())
+    plan = dict(model.config.tensor_plan)
+    if tied:
+        plan.pop("lm_head")
+    for name, layer in layers.items():
+        if isinstance(layer, (Linear, Embedding)):
+            assert sum(fnmatchcase(name, pattern) for pattern in plan) == 1, name
+    for pattern in plan:
+        assert any(fnmatchcase(name, pattern) for name in layers), pattern

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from tests.models.tiny import TINY, make_model
+
+LENGTHS = [17, 5, 30, 26, 1, 40]
+WINDOWED = {"model_type": "mistral", "sliding_window": 9}
+
+
+def random_ids(*shape: int, seed: int = 0) -> paddle.Tensor:
+    return paddle.to_tensor(np.random.default_rng(seed).integers(0, TINY["vocab_size"], shape))
+
+
+def gradients(model: CausalLM) -> dict[str, np.ndarray]:
+    found = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    model.clear_gradients()
+    return found
+
+
+def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documents=None) -> paddle.Tensor:
+    hidden = model.hidden_states(ids, document_lengths=documents).flatten(0, 1)
+    return linear_cross_entropy(hidden, model.head_weight(), labels.flatten(), chunk=16)[0]
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
+def test_a_pack_has_the_loss_and_gradients_of_its_documents(changes):
+    model = make_model(**changes)
+    ids, labels = random_ids(1, sum(LENGTHS)), random_ids(1, sum(LENGTHS), seed=1)
+    packed = loss_sum(model, ids, labels, [LENGTHS])
+    packed.backward()
+    packed_gradients = gradients(model)
+
+    alone, start = 0.0, 0
+    for length in LENGTHS:
+        part = slice(start, start + length)
+        loss = loss_sum(model, ids[:, part], labels[:, part])
+        loss.backward()
+        alone, start = alone + float(loss), start + length
+    assert float(packed) == pytest.approx(alone, rel=1e-6)
+    for name, gradient in gradients(model).items():
+        assert np.abs(packed_gradients[name] - gradient).max() <= 1e-6 * np.abs(gradient).max() + 1e-9, name
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
+def test_changing_a_document_leaves_its_neighbours_to_the_bit(changes):
+    model = make_model(**changes)
+    ids = random_ids(1, sum(LENGTHS))
+    other = ids.clone()
+    other[:, 22:52] = random_ids(1, 30, seed=2)
+    before, after = (model(run, document_lengths=[LENGTHS]).numpy() for run in (ids, other))
+    np.testing.assert_array_equal(before[:, :22], after[:, :22])
+    np.testing.assert_array_equal(before[:, 52:], after[:, 52:])
+    assert np.abs(before[:, 22:52] - after[:, 22:52]).max() > 0.1
+
+
+def test_rows_of_a_batch_are_documents_by_default():
+    model, ids = make_model(), random_ids(3, 12)
+    together = model(ids).numpy()
+    np.testing.assert_array_equal(together, model(ids, document_lengths=[[12]] * 3).numpy())
+    for row in range(3):
+        np.testing.assert_allclose(together[row], model(ids[row : row + 1])[0].numpy(), rtol=0, atol=1e-5)
+
+
+def test_positions_restart_in_each_document_unless_given():
+    model, ids = make_model(), random_ids(1, 9)
+    positions = paddle.to_tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    expected = model(ids, document_lengths=[[4, 5]]).numpy()
+    np.testing.assert_array_equal(model(ids, positions, [[4, 5]]).numpy(), expected)
+    assert np.abs(model(ids, positions * 2, [[4, 5]]).numpy() - expected).max() > 1e-3
+
+
+def test_documents_must_fill_the_rows():
+    model, ids = make_model(), random_ids(1, 9)
+    for documents in ([[4, 4]], [[9], [9]]):
+        with pytest.raises(ValueError, match=r"do not fill input_ids of shape \[1, 9\]"):
+            model(ids, document_lengths=documents)
+    with pytest.raises(ValueError, match="exclude each other"):
+        model(ids, document_lengths=[[9]], cache=KVCache([0]))
+
+
+@pytest.mark.parametrize("freeze_embedding", [False, True])
+def test_recompute_changes_no_gradient(freeze_embedding):
+    model, ids, labels = make_model(), random_ids(1, 50), random_ids(1, 50, seed=1)
+    model.train()
+    model.model.embed_tokens.weight.stop_gradient = freeze_embedding
+
+    def run() -> dict[str, np.ndarray]:
+        loss_sum(model, ids, labels, [[20, 30]]).backward()
+        found = {name: p.grad.numpy() for name, p in model.named_parameters() if not p.stop_gradient}
+        model.clear_gradients()
+        return found
+
+    plain = run()
+    model.enable_recompute()
+    again = run()
+    assert len(plain) == 20 + (not freeze_embedding)
+    for name, gradient in plain.items():
+        np.testing.assert_array_equal(again[name], gradient, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, WINDOWED, {"model_type": "qwen3", "head_dim": 12}], ids=["llama", "window", "qwen3"]
+)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
+    """Rows of 20 and 13 tokens, the second padded on the left; prefill of 15, then 2 positions, then one at a time."""
+    model, ids = make_model(**changes), random_ids(2, 20)
+    padding = 7
+    whole = model(ids[:1]).numpy()[0], model(ids[1:, padding:]).numpy()[0]
+    cache = KVCache([0, padding])
+    with paddle.no_grad():
+        steps = [ids[:, :15], ids[:, 15:17], *(ids[:, end - 1 : end] for end in range(18, 21))]
+        logits = paddle.concat([model(step, cache=cache) for step in steps], axis=1).numpy()
+    np.testing.assert_allclose(logits[0], whole[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits[1, padding:], whole[1], rtol=0, atol=1e-5)
+
+
+def test_a_tied_head_is_the_embedding():
+    model = make_model(tie_word_embeddings=True)
+    assert model.head_weight() is model.model.embed_tokens.weight
+    assert "lm_head.weight" not in dict(model.named_parameters())
+    loss_sum(model, random_ids(1, 8), random_ids(1, 8, seed=1)).backward()
+    used = set(random_ids(1, 8).numpy().ravel().tolist())
+    unused = [row for row in range(TINY["vocab_size"]) if row not in used]
+    assert np.abs(model.head_weight().grad.numpy()[unused]).max() > 0, "the head's part of the gradient"
+
+
+def test_an_explicit_attention_is_obeyed():
+    model, ids = make_model(), random_ids(1, 30)
+    expected = model(ids, document_lengths=[[10, 20]]).numpy()
+    model.use_attention("reference")
+    np.testing.assert_allclose(model(ids, document_lengths=[[10, 20]]).numpy(), expected, rtol=0, atol=1e-5)
+    model.use_attention("flashmask")
+    with pytest.raises(ValueError, match="'flashmask' was asked for"):
+        model(ids)
+
+
+def test_generation_is_delegated():
+    model = make_model()
+    prompt = random_ids(6).tolist()
+    (tokens,) = model.generate([prompt], max_new_tokens=3)
+    expected = list(prompt)
+    for _ in range(3):
+        expected.append(int(model(paddle.to_tensor([expected]))[0, -1].argmax()))
+    assert tokens == expected[6:]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.nn.linear import Linear
+from tests.ops.elementwise import normal
+
+
+def make(bias: bool) -> Linear:
+    layer = Linear(5, 3, bias)
+    for seed, parameter in enumerate(layer.parameters()):
+        parameter.set_value(normal(seed, *parameter.shape))
+    return layer
+
+
+def test_it_multiplies_by_the_transposed_weight():
+    layer, x = make(bias=True), normal(7, 2, 4, 5)
+    assert layer.weight.shape == [3, 5] and layer.bias.shape == [3]
+    expected = x @ layer.weight.numpy().T + layer.bias.numpy()
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_frozen_weight_has_no_part_in_the_backward_pass():
+    """The matmul's node has no edge to it, so that only the input's gradient is computed."""
+    layer = make(bias=False)
+    x = paddle.to_tensor(normal(7, 4, 5), stop_gradient=False)
+    for frozen in (True, False):
+        layer.weight.stop_gradient = frozen
+        y = layer(x)
+        _, weight_edge = y.grad_fn.next_functions
+        assert (weight_edge is None) == frozen
+        y.sum().backward()
+        assert (layer.weight.grad is None) == frozen
+    np.testing.assert_allclose(x.grad.numpy(), 2 * np.tile(layer.weight.numpy().sum(0), (4, 1)), atol=1e-5)

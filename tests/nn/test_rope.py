@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.nn.rope import RopeSettings, RotaryEmbedding
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def tables(config: dict, positions: list[int], head_dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    rotary = RotaryEmbedding(RopeSettings.from_config(config, head_dim))
+    cos, sin = rotary(paddle.to_tensor([positions]))
+    return cos.numpy()[0], sin.numpy()[0]
+
+
+def test_plain_angles():
+    cos, sin = tables({"rope_theta": 100.0}, [0, 1, 50])
+    angles = np.outer([0, 1, 50], 100.0 ** (-np.arange(0, 8, 2) / 8))
+    np.testing.assert_allclose(cos, np.tile(np.cos(angles), 2), atol=1e-5)
+    np.testing.assert_allclose(sin, np.tile(np.sin(angles), 2), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", **LLAMA3},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_both_spellings_mean_the_same(scaling):
+    old_key = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
+    configs = (
+        {"rope_theta": 5e5, "rope_scaling": scaling},
+        {"rope_theta": 5e5, "rope_scaling": old_key},
+        {"rope_parameters": {**scaling, "rope_theta": 5e5}},
+    )
+    first, *others = (tables(config, [3, 3000], head_dim=64) for config in configs)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    assert np.abs(first[0] - tables({"rope_theta": 5e5}, [3, 3000], head_dim=64)[0]).max() > 0.1
+
+
+def test_llama3_keeps_fast_frequencies_and_stretches_slow_ones():
+    cos, _ = tables({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, [1000], head_dim=64)
+    plain = 5e5 ** (-np.arange(0, 64, 2) / 64)
+    wavelengths = 2 * np.pi / plain
+    assert (wavelengths < 8192 / 4).sum() > 5 and (wavelengths > 8192).sum() > 5
+    for index in np.flatnonzero(wavelengths < 8192 / 4):
+        assert cos[0, index] == pytest.approx(np.cos(1000 * plain[index]), abs=1e-3)
+    for index in np.flatnonzero(wavelengths > 8192):
+        assert cos[0, index] == pytest.approx(np.cos(1000 * plain[index] / 8), abs=1e-3)
+
+
+def test_dynamic_scaling_waits_for_the_trained_length():
+    config = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    np.testing.assert_array_equal(tables(config, [7, 99]), tables({}, [7, 99]))
+    assert np.abs(tables(config, [7, 200])[0][0] - tables({}, [7, 200])[0][0]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("config", "head_dim", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "longrope"}}, 8, "unknown rope type 'longrope'.*Known: default, linear"),
+        ({"rope_scaling": {"rope_type": "linear"}}, 8, "'linear' needs 'factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, 8, "by layer type"),
+        ({}, 7, "head_dim 7"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(config, head_dim, message):
+    with pytest.raises(ValueError, match=message):
+        RotaryEmbedding(RopeSettings.from_config(config, head_dim))

@@ -1,0 +1,29 @@
+"""Runs an op forward and backward, for tests that compare two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import paddle
+
+
+def run_both_ways(
+    op: Callable[..., paddle.Tensor], inputs: Sequence[np.ndarray], out_gradient: np.ndarray, frozen: Sequence[int] = ()
+) -> list[np.ndarray | None]:
+    """The output and each input's gradient (None for those of `frozen`)."""
+    tensors = [paddle.to_tensor(array, stop_gradient=index in frozen) for index, array in enumerate(inputs)]
+    out = op(*tensors)
+    out.backward(paddle.to_tensor(out_gradient))
+    return [out.numpy(), *(None if tensor.grad is None else tensor.grad.numpy() for tensor in tensors)]
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_all_close(actual: Sequence[np.ndarray | None], expected: Sequence[np.ndarray | None], atol: float) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=0, atol=atol)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops import attention_tiles
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, cached_attention
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+
+LAYOUTS = {
+    "one document": ([[50]], None),
+    "single tokens": ([[1, 1, 1]], None),
+    "unlike lengths": ([[3, 41, 1, 17, 40, 2]], None),
+    "rows of a batch": ([[9, 9, 2], [20]], None),
+    "window": ([[50, 12]], 7),
+    "window of one": ([[9, 4]], 1),
+    "window longer than the documents": ([[9, 4]], 100),
+}
+HEADS = {"grouped": (6, 2), "one key head": (3, 1), "as many key heads": (2, 2)}
+
+
+def softmax_attention(q, k, v, layout: AttentionLayout, scale: float) -> np.ndarray:
+    """The definition, written with loops over rows, heads and positions."""
+    out = np.zeros_like(q)
+    group = q.shape[2] // k.shape[2]
+    for row, lengths in enumerate(layout.document_lengths):
+        for start, length in zip(np.cumsum((0, *lengths)), lengths, strict=False):
+            for position in range(start, start + length):
+                first = start if layout.window is None else max(start, position - layout.window + 1)
+                seen = slice(first, position + 1)
+                for head in range(q.shape[2]):
+                    scores = k[row, seen, head // group].astype(np.float64) @ q[row, position, head] * scale
+                    weights = np.exp(scores - scores.max())
+                    out[row, position, head] = weights / weights.sum() @ v[row, seen, head // group]
+    return out
+
+
+def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int, head_dim: int = 5) -> list[np.ndarray]:
+    shape = (len(layout.document_lengths), layout.row_length)
+    return [normal(seed, *shape, n, head_dim) for seed, n in enumerate((num_heads, num_kv_heads, num_kv_heads))]
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_the_reference_is_the_definition(documents, window, heads):
+    layout = AttentionLayout.from_documents(documents, window)
+    inputs = make(layout, *heads)
+    actual = attention_reference(*map(paddle.to_tensor, inputs), layout, 0.3)
+    np.testing.assert_allclose(actual.numpy(), softmax_attention(*inputs, layout, 0.3), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("query_block", [4, 128])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
+    monkeypatch.setattr(attention_tiles, "QUERY_BLOCK", query_block)
+    layout = AttentionLayout.from_documents(documents, window)
+    inputs = make(layout, *heads)
+    runs = [
+        run_both_ways(
+            lambda q, k, v, twin=twin: attention(q, k, v, layout, 0.3, twin), inputs, normal(9, *inputs[0].shape)
+        )
+        for twin in ("blocks", "reference")
+    ]
+    assert_all_close(*runs, atol=5e-6)
+
+
+def test_a_document_cannot_touch_its_neighbours():
+    """Not a bit of them, even if it is not a number."""
+    layout = AttentionLayout.from_documents([[30, 25, 28]])
+    inputs = make(layout, 4, 2)
+    changed = [array.copy() for array in inputs]
+    for array in changed:
+        array[:, 30:55] = np.nan
+    gradient = normal(9, *inputs[0].shape)
+    before, after = (
+        run_both_ways(lambda q, k, v: attention(q, k, v, layout, 0.3), run, gradient) for run in (inputs, changed)
+    )
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one[:, :30], other[:, :30])
+        np.testing.assert_array_equal(one[:, 55:], other[:, 55:])
+        assert np.isnan(other[:, 30:55]).any()
+
+
+def test_decoding_attention_is_the_end_of_the_whole():
+    layout = AttentionLayout.from_documents([[3, 9], [12]], window=6)
+    inputs = make(layout, 4, 2)
+    whole = softmax_attention(*inputs, layout, 0.3)
+    q, k, v = map(paddle.to_tensor, inputs)
+    actual = cached_attention(q[:, 7:], k, v, paddle.to_tensor([3, 0]), 6, 0.3)
+    np.testing.assert_allclose(actual.numpy(), whole[:, 7:], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("documents", "window", "message"),
+    [
+        ([[3, 0]], None, "at least one token"),
+        ([[3], [4]], None, "pad them"),
+        ([[3]], 0, "sliding window 0"),
+        ([], None, "at least"),
+    ],
+)
+def test_impossible_layouts_are_refused(documents, window, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionLayout.from_documents(documents, window)
+
+
+def test_flash_attention_cannot_be_forced_on_a_cpu():
+    layout = AttentionLayout.from_documents([[3]])
+    with pytest.raises(ValueError, match="'flashmask' was asked for, but it needs a GPU"):
+        attention(*map(paddle.to_tensor, make(layout, 2, 2)), layout, 0.3, "flashmask")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from tests.ops.elementwise import normal
+
+
+def dense(hidden, weight, labels):
+    """Loss sum, hits and both gradients in double precision."""
+    hidden, weight = hidden.astype(np.float64), weight.astype(np.float64)
+    learned = labels != -100
+    logits = hidden @ weight.T
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(1, keepdims=True)
+    rows, targets = np.arange(len(labels)), np.where(learned, labels, 0)
+    losses = -np.log(probabilities[rows, targets])
+    probabilities[rows, targets] -= 1
+    logits_gradient = probabilities * learned[:, None]
+    hits = (logits.argmax(1) == labels) & learned
+    return losses[learned].sum(), hits.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
+
+
+def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float):
+    generator = np.random.default_rng(num_rows)
+    labels = generator.integers(0, vocab_size, num_rows)
+    labels[generator.random(num_rows) > learned_share] = -100
+    return normal(1, num_rows, hidden_size), normal(2, vocab_size, hidden_size), labels
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 256])
+@pytest.mark.parametrize("sizes", [(1, 3, 2, 1.0), (37, 8, 97, 0.6), (16, 5, 64, 1.0)])
+@pytest.mark.parametrize("weight_trains", [True, False])
+def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains):
+    hidden, weight, labels = make(*sizes)
+    hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
+    weight_t = paddle.to_tensor(weight, stop_gradient=not weight_trains)
+    loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk=chunk)
+    (loss * 0.25).backward()
+
+    expected_loss, expected_hits, hidden_gradient, weight_gradient = dense(hidden, weight, labels)
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
+    assert num_correct == expected_hits
+    np.testing.assert_allclose(hidden_t.grad.numpy(), 0.25 * hidden_gradient, rtol=0, atol=1e-5)
+    assert (weight_t.grad is not None) == weight_trains
+    if weight_trains:
+        np.testing.assert_allclose(weight_t.grad.numpy(), 0.25 * weight_gradient, rtol=0, atol=1e-5)
+
+
+def test_the_reference_agrees():
+    hidden, weight, labels = make(37, 8, 97, 0.6)
+    loss, num_correct = linear_cross_entropy_reference(*map(paddle.to_tensor, (hidden, weight, labels)))
+    expected_loss, expected_hits, _, _ = dense(hidden, weight, labels)
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
+    assert num_correct == expected_hits
+
+
+def test_without_learned_rows_the_loss_and_all_gradients_are_zero():
+    hidden, weight, _ = make(4, 3, 5, 1.0)
+    tensors = [paddle.to_tensor(array, stop_gradient=False) for array in (hidden, weight)]
+    loss, num_correct = linear_cross_entropy(*tensors, paddle.full([4], -100, "int64"))
+    loss.backward()
+    assert float(loss) == 0.0 and num_correct == 0
+    for tensor in tensors:
+        np.testing.assert_array_equal(tensor.grad.numpy(), np.zeros(tensor.shape, np.float32))
+
+
+def test_without_gradients_it_only_counts():
+    hidden, weight, labels = make(37, 8, 97, 0.6)
+    with paddle.no_grad():
+        loss, num_correct = linear_cross_entropy(*map(paddle.to_tensor, (hidden, weight, labels)), chunk=8)
+    assert loss.stop_gradient
+    assert float(loss) == pytest.approx(dense(hidden, weight, labels)[0], rel=1e-6)
+    assert num_correct == dense(hidden, weight, labels)[1]
+
+
+@pytest.mark.parametrize("vocab_size", [49152, 50257, 32003])
+def test_a_large_vocabulary_costs_no_precision(vocab_size):
+    """Paddle's own sum would be off by 2e-4 here."""
+    hidden, weight, labels = make(3, 4, vocab_size, 1.0)
+    loss, _ = linear_cross_entropy(*map(paddle.to_tensor, (hidden, 0.1 * weight, labels)))
+    assert float(loss) == pytest.approx(dense(hidden, 0.1 * weight, labels)[0], rel=2e-6)

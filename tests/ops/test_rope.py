@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.ops.rope import apply_rope, rope_cpu, rope_reference
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+
+
+@pytest.mark.parametrize("implementation", [apply_rope, rope_cpu, rope_reference])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 6), (9, 64)])
+def test_pairs_turn_by_their_angles_and_gradients_turn_back(implementation, heads, head_dim):
+    angles = normal(1, 2, 5, head_dim // 2)
+    x, gradient = normal(2, 2, 5, heads, head_dim), normal(3, 2, 5, heads, head_dim)
+    cos, sin = (np.tile(table(angles), 2) for table in (np.cos, np.sin))
+    actual = run_both_ways(lambda x, c, s: implementation(x, c, s), [x, cos, sin], gradient, frozen=[1, 2])
+
+    def turn(vectors: np.ndarray, direction: int) -> np.ndarray:
+        pairs = vectors[..., : head_dim // 2] + 1j * vectors[..., head_dim // 2 :]
+        turned = pairs * np.exp(1j * direction * angles)[:, :, None]
+        return np.concatenate([turned.real, turned.imag], axis=-1)
+
+    assert_all_close(actual, [turn(x, 1), turn(gradient, -1), None, None], atol=2e-6)
+
+
+def test_the_twin_is_the_reference_to_the_bit():
+    x, gradient, cos, sin = normal(1, 1, 7, 3, 8), normal(2, 1, 7, 3, 8), normal(3, 1, 7, 8), normal(4, 1, 7, 8)
+    sin[..., 4:] = sin[..., :4]
+    runs = [run_both_ways(twin, [x, cos, sin], gradient, frozen=[1, 2]) for twin in (rope_cpu, rope_reference)]
+    assert_all_close(*runs, atol=0.0)
