@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> None:
     template = load_template(arguments.chat_template, tokenizer)
     prompts = None if questions is None else encode_all(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
-    options = generation_options(arguments, base, tokenizer, template)
+    model.end_at({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
+    options = arguments.decoding_options()
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
@@ -136,19 +137,6 @@ def check_context(arguments: PredictorArguments, config: dict[str, Any]) -> None
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, more "
             f"than the model's context of {longest} (max_position_embeddings): lower one of them."
         )
-
-
-def generation_options(
-    arguments: PredictorArguments, base: str, tokenizer: Any, template: ChatTemplate
-) -> dict[str, Any]:
-    """Arguments of `generate`; an answer ends at any token that model, tokenizer or template say ends it."""
-    from paddlenlp_ext.checkpoint.model_config import read_generation_config
-    from paddlenlp_ext.checkpoint.resolve import resolve_model
-
-    ends = {*read_generation_config(resolve_model(base))["eos_token_id"], *template.stop_token_ids}
-    if tokenizer.eos_token_id is not None:
-        ends.add(int(tokenizer.eos_token_id))
-    return {**arguments.decoding_options(), "eos_token_id": sorted(ends)}
 
 
 def answer_file(

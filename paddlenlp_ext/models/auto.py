@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.config import DecoderConfig
@@ -42,6 +42,7 @@ class AutoModelForCausalLM:
         with _parameters_in(dtype):
             model = CausalLM(config)
         load_weights(model, open_weights(path))
+        model.generation_config = read_generation_config(path)
         if not use_flash_attention:
             model.use_attention("blocks")
         model.eval()

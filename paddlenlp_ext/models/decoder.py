@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.safetensors_writer import DEFAULT_SHARD_BYTES, save_sharded
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.generate.generate import generate
@@ -115,6 +115,7 @@ class CausalLM(nn.Layer):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
         self,
@@ -159,14 +160,27 @@ class CausalLM(nn.Layer):
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 
+    @property
+    def end_token_ids(self) -> list[int]:
+        """The tokens at which generation ends."""
+        return self.generation_config["eos_token_id"]
+
+    def end_at(self, token_ids: Iterable[int]) -> None:
+        """Let generation end at these tokens too, here and wherever the saved model is loaded."""
+        self.generation_config["eos_token_id"] = sorted({*self.end_token_ids, *token_ids})
+
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """Continue prompts; see `generate.generate.generate` for the options."""
-        return generate(self, prompts, **options)
+        """Continue prompts; see `generate.generate.generate` for the options. Ends at `end_token_ids` by default."""
+        return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
     def save_pretrained(self, folder: str | os.PathLike[str], max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
-        """Write config.json and safetensors as transformers lays them out; a tied head is left out, as there."""
+        """Write config.json, generation_config.json and safetensors as transformers lays them out.
+
+        A tied head is left out, as there.
+        """
         dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
         write_model_config(folder, {**self.config.source, "torch_dtype": dtype})
+        write_generation_config(folder, self.generation_config)
         save_sharded(folder, self.named_parameters(), max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
@@ -180,3 +194,7 @@ class CausalLM(nn.Layer):
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Every parameter of a plain model learns at the run's learning rate."""
         return 1.0
+
+
+def _as_list(token_ids: int | list[int] | None) -> list[int]:
+    return token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,9 +95,18 @@ class PeftModel(nn.Layer):
         """The output head [V, D]."""
         return self.base_model.head_weight()
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """New tokens with the adapter on; arguments as `generate.generate`'s, without the model."""
-        return generate(self, *args, **kwargs)
+    @property
+    def end_token_ids(self) -> list[int]:
+        """The tokens at which generation ends."""
+        return self.base_model.end_token_ids
+
+    def end_at(self, token_ids: Iterable[int]) -> None:
+        """Let generation end at these tokens too."""
+        self.base_model.end_at(token_ids)
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """New tokens with the adapter on; options as `generate.generate`'s."""
+        return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
     def enable_recompute(self) -> None:
         """As the model's."""

@@ -73,4 +73,5 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     """Everything, ready to train or evaluate, on the device that the configuration names."""
     paddle.set_device(config.precision.device)
     model = build_model(config)
+    model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks)

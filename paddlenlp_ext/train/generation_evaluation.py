@@ -17,9 +17,9 @@ def evaluate_generation(
     """ROUGE, BLEU-4 and exact match of generated answers.
 
     Args:
-        model: whatever has `generate`.
+        model: whatever has `generate`; an answer ends at the model's `end_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
-        tokenizer: decodes the answers; its end token ends them.
+        tokenizer: decodes the answers.
         config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).
         output_file: where {"src", "tgt", "output"} lines go, or None.
     """
@@ -35,7 +35,6 @@ def evaluate_generation(
         top_k=options.top_k,
         top_p=options.top_p,
         temperature=options.temperature,
-        eos_token_id=tokenizer.eos_token_id,
         seed=train.seed,
         batch_size=train.per_device_eval_batch_size,
     )
