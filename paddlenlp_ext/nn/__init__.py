@@ -1,0 +1,1 @@
+"""Layers over the ops: linear, norm, rotation, attention, feed-forward, embedding."""

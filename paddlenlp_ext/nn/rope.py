@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+_NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
 
 @dataclass(frozen=True)
 class RopeSettings:
@@ -49,8 +51,11 @@ class RopeSettings:
             raise ValueError(f"unknown rope type {rope_type!r} in the model's config. Known: {', '.join(ROPE_TYPES)}.")
         if head_dim % 2:
             raise ValueError(f"head_dim {head_dim}: rotary position embedding turns pairs, it must be even.")
+        rotated_share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if rotated_share not in (None, 1, 1.0):
+            raise ValueError(f"partial_rotary_factor {rotated_share}: only heads that turn whole (1.0) are supported.")
         theta = given.get("rope_theta", config.get("rope_theta"))
-        scaling = {key: value for key, value in given.items() if key not in ("rope_type", "type", "rope_theta")}
+        scaling = {key: value for key, value in given.items() if key not in _NOT_SCALING}
         longest = int(config.get("max_position_embeddings", 2048))
         return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 

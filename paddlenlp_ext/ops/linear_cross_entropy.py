@@ -46,7 +46,8 @@ def linear_cross_entropy(
         # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
         return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
     counter = _Counter()
-    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, paddle.is_grad_enabled(), counter)
+    with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
+        loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, paddle.is_grad_enabled(), counter)
     return loss, counter.correct
 
 
@@ -63,9 +64,11 @@ class _LinearCrossEntropy(PyLayer):
         learns_weight = learns and not weight_VD.stop_gradient
         loss = paddle.zeros([], "float32")
         hidden_gradients, weight_gradient = [], None
+        own_dtype, weight_VD = weight_VD.dtype, _in_dtype(weight_VD, hidden_RD.dtype)
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
-            logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True).astype("float32")
+            logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True)
+            logits_RV = _in_dtype(logits_RV, paddle.float32)
             best_R1 = logits_RV.argmax(axis=1, keepdim=True)
             counter.correct += int((best_R1.squeeze(1) == targets_R).sum())
             largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
@@ -77,11 +80,11 @@ class _LinearCrossEntropy(PyLayer):
             if not (learns_hidden or learns_weight):
                 continue
             gradient_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
-            gradient_RV = _subtract_one_at(gradient_RV, targets_R).astype(weight_VD.dtype)
+            gradient_RV = _in_dtype(_subtract_one_at(gradient_RV, targets_R), hidden_RD.dtype)
             if learns_hidden:
                 hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
             if learns_weight:
-                part_VD = paddle.matmul(gradient_RV, rows_RD, transpose_x=True)
+                part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), own_dtype)
                 weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
         return loss
@@ -90,6 +93,11 @@ class _LinearCrossEntropy(PyLayer):
     def backward(ctx, loss_gradient):
         scaled = [None if part is None else part * loss_gradient.astype(part.dtype) for part in ctx.gradients]
         return (*scaled, None)
+
+
+def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    """`x` itself where it has the type already: a cast would copy it."""
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:

@@ -69,6 +69,7 @@ def test_dynamic_scaling_waits_for_the_trained_length():
         ({"rope_scaling": {"rope_type": "linear"}}, 8, "'linear' needs 'factor'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, 8, "by layer type"),
         ({}, 7, "head_dim 7"),
+        ({"partial_rotary_factor": 0.5}, 8, "partial_rotary_factor 0.5"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(config, head_dim, message):
