@@ -148,3 +148,20 @@ def test_generation_is_delegated():
     for _ in range(3):
         expected.append(int(model(paddle.to_tensor([expected]))[0, -1].argmax()))
     assert tokens == expected[6:]
+
+
+def test_each_weight_can_train_alone():
+    """As beside frozen projections under a frozen embedding: same gradient, and none for the others."""
+    ids, labels = random_ids(1, 20), random_ids(1, 20, seed=1)
+    model = make_model()
+    loss_sum(model, ids, labels, [[8, 12]]).backward()
+    expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    for name in (name for name in expected if ".layers.0." in name):
+        model = make_model()
+        for other, parameter in model.named_parameters():
+            parameter.stop_gradient = other != name
+        loss_sum(model, ids, labels, [[8, 12]]).backward()
+        for other, parameter in model.named_parameters():
+            assert (parameter.grad is not None) == (other == name), (name, other)
+        gradient = dict(model.named_parameters())[name].grad.numpy()
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=1e-6 * np.abs(expected[name]).max())
