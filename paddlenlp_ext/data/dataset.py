@@ -124,7 +124,7 @@ def load_dataset(
     elif template is None:
         template = load_template(config.chat_template, tokenizer)
     limits = Limits(config.src_length, config.max_length, config.truncation)
-    options = {**vars(limits), "split": split, "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
+    options = {**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
     key = cache_key(files=files, tokenizer=tokenizer, template_text=template.text, options=options)
     folder = Path(config.data_cache_dir or DEFAULT_CACHE).expanduser() / f"{split}-{key[:32]}"
 

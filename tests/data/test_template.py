@@ -157,6 +157,16 @@ def test_template_that_rewrites_history_is_refused(tokenizer, tmp_path):
         template.encode(HARD_TURNS)
 
 
+def test_end_token_right_behind_a_mark_belongs_to_the_answer(tokenizer, tmp_path):
+    marked, end = TEMPLATES["marked"]
+    outside = marked.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{ '<|im_end|>' }}")
+    assert outside != marked
+    template = load_template(write_template(tmp_path, outside), tokenizer)
+    tokens, learned = template.encode(HARD_TURNS)
+    decoded = [tokenizer.decode(span) for span in learned_spans(tokens, learned)]
+    assert decoded == [answer + end for _, answer in HARD_TURNS.turns]
+
+
 def test_word_marks_stay_where_the_whole_text_has_them(tmp_path):
     """Llama 2's tokenizer marks the beginning of a text; an answer encoded apart must not get a mark of its own."""
     tokenizer = make_marking_tokenizer()

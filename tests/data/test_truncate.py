@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_tokenizers import CHATML, make_tokenizer
+from tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 from paddlenlp_ext.data.rows import Conversation, RowError
 from paddlenlp_ext.data.template import load_template
@@ -121,6 +121,16 @@ def test_a_prompt_that_fills_the_row_leaves_nothing_to_learn(plain):
     with pytest.raises(RowError) as caught:
         cut(ONE, plain, 99, 11, "right")
     assert caught.value.reason == "nothing left to learn"
+
+
+def test_words_that_the_template_strips_can_be_cut(tokenizer, tmp_path):
+    path = tmp_path / "llama3.jinja"
+    path.write_text(LLAMA3)
+    template = load_template(str(path), tokenizer)
+    (whole,) = template.encode_turns([template.render(ONE)])
+    spaced = Conversation(None, ((f"  {QUESTION}\n", ANSWER),))
+    text, _, _ = cut(spaced, template, len(whole[0].prompt) - 6, 999, "right")
+    assert "\n\n0123<|eot_id|>" in text and text.endswith(f"{ANSWER}<|eot_id|>")
 
 
 def test_words_that_the_template_changed_are_not_cut(tokenizer, tmp_path):
