@@ -15,6 +15,8 @@ from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_CPUINFO = Path("/proc/cpuinfo")
+_AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # what MKL's path was written for (Skylake-X)
 
 
 def configure() -> None:
@@ -27,8 +29,9 @@ def configure() -> None:
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
         # Not OMP_NUM_THREADS: Paddle answers that one with a warning that does not apply here.
         os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
-    if _is_amd():
-        os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+    code_path = _mkl_code_path(_CPUINFO.read_text()) if _CPUINFO.exists() else None
+    if code_path is not None:
+        os.environ.setdefault("MKL_DEBUG_CPU_TYPE", code_path)
     _keep_freed_memory()
 
 
@@ -57,9 +60,15 @@ def _siblings(cpu: int) -> str:
     return path.read_text().strip() if path.exists() else str(cpu)
 
 
-def _is_amd() -> bool:
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()[:4096]
+def _mkl_code_path(cpuinfo: str) -> str | None:
+    """What MKL must be told on an AMD processor, where it would take its slowest path by itself; None: nothing.
+
+    "7" is its AVX-512 path, twice as fast (fp32 matmul on a Zen 5 core: 270 GFLOP/s against 135) as "5", that of AVX2.
+    """
+    features = next((line.split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
+    if "AuthenticAMD" not in cpuinfo or not {"avx2", "fma"} <= set(features):
+        return None
+    return "7" if set(features) >= _AVX512 else "5"
 
 
 def _keep_freed_memory() -> None:

@@ -54,3 +54,25 @@ def test_without_paddle_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
         runtime.require_paddle()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "features", "code_path"),
+    [
+        ("AuthenticAMD", "fpu avx avx2 fma avx512f avx512cd avx512dq avx512bw avx512vl", "7"),
+        ("AuthenticAMD", "fpu avx avx2 fma avx512f", "5"),
+        ("AuthenticAMD", "fpu avx avx2 fma", "5"),
+        ("AuthenticAMD", "fpu avx", None),
+        ("GenuineIntel", "fpu avx avx2 fma avx512f avx512cd avx512dq avx512bw avx512vl", None),
+    ],
+)
+def test_mkl_is_told_the_widest_instructions_of_an_amd_processor(vendor: str, features: str, code_path: str | None):
+    from paddlenlp_ext import runtime
+
+    cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {features}\n\n"
+    assert runtime._mkl_code_path(cpuinfo) == code_path
+
+
+def test_the_users_choice_for_mkl_stands():
+    code = "import os, paddlenlp_ext; print(os.environ['MKL_DEBUG_CPU_TYPE'])"
+    assert run_python(code, MKL_DEBUG_CPU_TYPE="4") == "4"
