@@ -68,8 +68,8 @@ def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
     """Euclidean norm of all gradients as one vector, summed in fp32; 0 without gradients."""
     squares = []
     for gradient in gradients:
-        flat = gradient.flatten().astype("float32")
-        squares.append(paddle.dot(flat, flat))
+        # Not paddle.dot: on the CPU it adds one product after another, 4 % off for an embedding's 28 million.
+        squares.append(gradient.astype("float32").square().sum())
     return float(paddle.stack(squares).sum().sqrt()) if squares else 0.0
 
 

@@ -28,7 +28,8 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
         gradients = {f"gradient:{name}": parameter.grad.numpy() for name, parameter in model.named_parameters()}
-        np.savez_compressed(FOLDER / f"{case}.npz", logits=logits.detach().numpy(), loss=loss.detach().numpy(), **gradients)
+        arrays = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy(), **gradients}
+        np.savez_compressed(FOLDER / f"{case}.npz", **arrays)
         print(f"{case}: loss {loss:.6f}, {len(gradients)} gradients")
 
 

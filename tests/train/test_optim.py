@@ -163,3 +163,9 @@ def test_half_precision_keeps_fp32_master_weights_and_moments():
     restore_optimizer_state(other, trainable_parameters(model), saved)
     for name, value in optimizer_state(other, trainable_parameters(model)).items():
         assert np.array_equal(value.numpy(), saved[name]), name
+
+
+def test_the_norm_of_an_embeddings_gradient_is_accurate():
+    gradient = np.random.default_rng(0).normal(size=(6000, 576)).astype(np.float32)
+    exact = np.sqrt(np.square(gradient.astype(np.float64)).sum())
+    assert global_norm([paddle.to_tensor(gradient)]) == pytest.approx(exact, rel=1e-6)
