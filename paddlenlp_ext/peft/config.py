@@ -25,6 +25,7 @@ class PeftConfig:
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
         mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
+        random_start: whether the start differs from seed to seed.
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
         refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
@@ -34,6 +35,7 @@ class PeftConfig:
 
     peft_type: ClassVar[str]
     mergeable: ClassVar[bool] = True
+    random_start: ClassVar[bool] = True
     model_class: ClassVar[type[nn.Layer] | None] = None
     paddlenlp_config: ClassVar[str | None] = None
 
@@ -78,8 +80,8 @@ class PeftConfig:
         raise NotImplementedError
 
     @classmethod
-    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
-        """PaddleNLP's tensor under this package's name and in its layout."""
+    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
+        """PaddleNLP's tensor under this package's name and in its layout; None for one that is not needed."""
         raise NotImplementedError
 
 

@@ -105,8 +105,9 @@ def _read_paddlenlp(folder: Path, method: type[PeftConfig]) -> AdapterFiles:
         raise ValueError(_without_weights(folder, index.name))
     tensors = {}
     for name, value in _read_all(source).items():
-        renamed, array = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
-        tensors[renamed] = np.ascontiguousarray(array)
+        renamed = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
+        if renamed is not None:
+            tensors[renamed[0]] = np.ascontiguousarray(renamed[1])
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
 
 

@@ -21,6 +21,9 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
     for name, layer in layers:
         require_mergeable(config, name, layer)
     for name, layer in layers:
+        bias = merged_bias(layer)
+        if bias is not None:
+            layer.base.bias.set_value(bias.astype(layer.base.bias.dtype))
         layer.base.weight.set_value(merged_weight(layer).astype(layer.base.weight.dtype))
         replace_layer(model, name, layer.base)
     for parameter in model.parameters():
@@ -46,3 +49,10 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
 def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
     """Base and adapter as one weight, float32 [out, in]."""
     return layer.base.weight.astype("float32") + layer.delta_weight()
+
+
+@paddle.no_grad()
+def merged_bias(layer: LinearAdapter) -> paddle.Tensor | None:
+    """Base and adapter as one bias, float32 [out]; None where the adapter leaves it alone."""
+    delta = layer.delta_bias()
+    return None if delta is None else layer.base.bias.astype("float32") + delta

@@ -63,6 +63,17 @@ class LinearAdapter(AdapterLayer):
         """What the adapter adds to the base's weight, float32 [out, in]. Pure: merging uses this formula alone."""
         raise NotImplementedError
 
+    def delta_bias(self) -> paddle.Tensor | None:
+        """What the adapter adds to the base's bias, float32 [out]; None where it leaves the bias alone. Pure, and of
+        the base's bias alone.
+        """
+        return None
+
+    def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
+        """A parameter of the adapter that starts as `value`, in the base's format."""
+        start = nn.initializer.Assign(value)
+        return self.create_parameter(list(value.shape), dtype=self.dtype, default_initializer=start)
+
     def placements(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
 

@@ -13,7 +13,6 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,8 +25,16 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.targets import ALL_LINEAR, linear_names, select_targets, shortest_targets
+from paddlenlp_ext.peft.targets import (
+    as_targets,
+    by_pattern,
+    linear_names,
+    select_targets,
+    shortest_targets,
+    targets_from_peft,
+)
 from paddlenlp_ext.plan import Style
 
 
@@ -59,19 +66,12 @@ class LoRAConfig(PeftConfig):
     """Other alphas for some layers."""
 
     def __post_init__(self) -> None:
-        if self.target_modules is not None:
-            targets = self.target_modules
-            self.target_modules = (targets,) if isinstance(targets, str) else tuple(targets)
-        for rank in (self.rank, *self.rank_pattern.values()):
-            if type(rank) is not int or rank < 1:
-                raise ValueError(f"lora_rank={rank!r} is out of range; allowed: a whole number, at least 1.")
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("lora_rank", self.rank, *self.rank_pattern.values())
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
-        for alpha in (self.alpha, *self.alpha_pattern.values()):
-            if not alpha > 0:
-                raise ValueError(f"lora_alpha={alpha!r} is out of range; allowed: above 0.")
-        if not self.plus_scale > 0:
-            raise ValueError(f"lora_plus_scale={self.plus_scale!r} is out of range; allowed: above 0.")
+        require_positive("lora_alpha", self.alpha, *self.alpha_pattern.values())
+        require_positive("lora_plus_scale", self.plus_scale)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora_dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
 
@@ -79,8 +79,8 @@ class LoRAConfig(PeftConfig):
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinear:
-        rank = int(_by_pattern(self.rank_pattern, name, self.rank))
-        alpha = _by_pattern(self.alpha_pattern, name, self.alpha)
+        rank = int(by_pattern(self.rank_pattern, name, self.rank))
+        alpha = by_pattern(self.alpha_pattern, name, self.alpha)
         scaling = alpha / rank**0.5 if self.rslora else alpha / rank
         return LoRALinear(base, rank, scaling, self.dropout, seed, name)
 
@@ -120,7 +120,7 @@ class LoRAConfig(PeftConfig):
             alpha=fields.get("lora_alpha", 8),
             dropout=fields.get("lora_dropout", 0.0),
             rslora=fields.get("use_rslora", False),
-            target_modules=_targets_from_peft(fields),
+            target_modules=targets_from_peft(fields),
             rank_pattern=fields.get("rank_pattern") or {},
             alpha_pattern=fields.get("alpha_pattern") or {},
         )
@@ -184,29 +184,3 @@ class LoRALinear(LinearAdapter):
         assert style in cuts, f"a linear is not cut {style}"
         a_axis, b_axis = cuts[style]
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
-
-
-def _by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """The first entry whose key is the layer's name, the end of it, or a regular expression for either."""
-    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
-
-
-def _targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """PEFT's `target_modules`, with `layers_to_transform` worked into it.
-
-    Raises:
-        ValueError: there are no targets to read.
-    """
-    targets = fields.get("target_modules")
-    if not targets:
-        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter.")
-    if targets == ALL_LINEAR:
-        return None
-    indices = fields.get("layers_to_transform")
-    if indices is None or isinstance(targets, str):
-        return (targets,) if isinstance(targets, str) else tuple(targets)
-    numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
-    containers = fields.get("layers_pattern") or r"[^.]*"
-    container = containers if isinstance(containers, str) else "|".join(containers)
-    before = rf"(?:.*?\.)?(?:{container})\.(?:{numbers})\.(?:.*\.)?"
-    return tuple(before + re.escape(target) for target in targets)

@@ -22,7 +22,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.files import AdapterFiles
-from paddlenlp_ext.peft.fold import merged_weight, require_mergeable
+from paddlenlp_ext.peft.fold import merged_bias, merged_weight, require_mergeable
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
@@ -65,11 +65,11 @@ def write_merged_weights(
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
-        own = modules.get(name.removesuffix(".weight"))
-        if own is None:
-            read = partial(source.read, name, written)
+        module, _, leaf = name.rpartition(".")
+        if module in modules:
+            read = partial(_merge, module, leaf, written, source, stored, modules[module])
         else:
-            read = partial(_merge, name, written, source, stored, own)
+            read = partial(source.read, name, written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
     save_sharded(folder, tensors)
 
@@ -83,19 +83,21 @@ def round_as_stored(model: nn.Layer, source: WeightSource) -> None:
             parameter.set_value(cast(cast(parameter.numpy(), "float32", dtype), dtype, "float32"))
 
 
-def _merge(name: str, dtype: str, source: WeightSource, stored: AdapterFiles, own: dict[str, np.ndarray]) -> np.ndarray:
-    """One merged weight, by the method's own `delta_weight` over a linear that holds the base weight."""
-    out_features, in_features = source.shape(name)
-    linear = Linear(in_features, out_features)
-    linear.weight.set_value(source.read(name, "float32"))
-    module = name.removesuffix(".weight")
+def _merge(
+    module: str, leaf: str, dtype: str, source: WeightSource, stored: AdapterFiles, own: dict[str, np.ndarray]
+) -> np.ndarray:
+    """One merged weight or bias (`leaf`), by the method's own formula over a linear that holds the base's."""
+    out_features, in_features = source.shape(f"{module}.weight")
+    linear = Linear(in_features, out_features, bias=leaf == "bias")
+    getattr(linear, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
     layer = stored.config.wrap(module, linear, seed=0)
     require_mergeable(stored.config, module, layer)
     state = layer.own_state()
     assert state.keys() == own.keys(), f"{module}: {sorted(state)} against {sorted(own)}"
     for key, tensor in state.items():
         tensor.set_value(own[key])
-    return cast(merged_weight(layer).numpy(), "float32", dtype)
+    merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
+    return source.read(f"{module}.{leaf}", dtype) if merged is None else cast(merged.numpy(), "float32", dtype)
 
 
 def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paddle import nn
 
@@ -21,6 +22,13 @@ def linear_names(model: nn.Layer) -> list[str]:
     head = model.head_weight()
     linears = ((name, layer) for name, layer in model.named_sublayers() if _is_linear(layer))
     return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
+
+
+def as_targets(wanted: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """One target or several as a tuple; None (all) stays."""
+    if wanted is None:
+        return None
+    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
 
 
 def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key: str) -> list[str]:
@@ -62,6 +70,32 @@ def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
     leaves = Counter(name.rpartition(".")[2] for name in chosen)
     everywhere = Counter(name.rpartition(".")[2] for name, _ in model.named_sublayers())
     return list(leaves) if all(everywhere[leaf] == leaves[leaf] for leaf in leaves) else list(chosen)
+
+
+def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """The first entry whose key is the layer's name, the end of it, or a regular expression for either."""
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
+
+
+def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The choice in an adapter_config.json: `target_modules`, with `layers_to_transform` worked into it.
+
+    Raises:
+        ValueError: there are no targets to read.
+    """
+    targets = fields.get("target_modules")
+    if not targets:
+        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter.")
+    if targets == ALL_LINEAR:
+        return None
+    indices = fields.get("layers_to_transform")
+    if indices is None or isinstance(targets, str):
+        return as_targets(targets)
+    numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
+    containers = fields.get("layers_pattern") or r"[^.]*"
+    container = containers if isinstance(containers, str) else "|".join(containers)
+    before = rf"(?:.*?\.)?(?:{container})\.(?:{numbers})\.(?:.*\.)?"
+    return tuple(before + re.escape(target) for target in targets)
 
 
 def _is_linear(layer: nn.Layer) -> bool:

@@ -148,7 +148,8 @@ def test_the_start_depends_on_the_seed_alone(switch: str, family: str):
     one = arrays(adapted(switch, family).adapter_state())
     paddle.seed(2)
     assert same_bits(one, arrays(adapted(switch, family).adapter_state()))
-    assert not same_bits(one, arrays(adapted(switch, family, seed=7).adapter_state()))
+    other = arrays(adapted(switch, family, seed=7).adapter_state())
+    assert same_bits(one, other) != PEFT_METHODS.get(switch).random_start
 
 
 def test_an_unknown_target_is_an_error_with_a_hint(switch: str, family: str):
