@@ -68,7 +68,8 @@ class PeftModel(nn.Layer):
     """A model and its adapter; used wherever the model itself is.
 
     A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
-    overrides `hidden_states` (all paths lead through it), `before_training`, `auxiliary_loss` or `after_step`.
+    overrides `hidden_states` (all paths lead through it), `before_training`, `auxiliary_loss`, `after_step`,
+    `training_state` with `restore_training_state`, or `save_finished`.
     """
 
     def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
@@ -124,8 +125,18 @@ class PeftModel(nn.Layer):
         """A scalar to add to each optimizer step's loss, or None."""
         return None
 
-    def after_step(self, step: int, total_steps: int) -> None:
-        """Called after each optimizer step, before gradients are cleared; steps count from 1."""
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """Called after each optimizer step, before gradients are cleared; steps count from 1.
+
+        `learning_rate` is the step's, before `learning_rate_scale`.
+        """
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """What a resumed run needs beside the adapter's tensors and the optimizer's; saved in checkpoints alone."""
+        return {}
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take back what `training_state` gave, after the adapter's own tensors were loaded."""
 
     def trainable_report(self) -> str:
         """How much trains, in one line."""
@@ -164,14 +175,28 @@ class PeftModel(nn.Layer):
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out."""
-        fields = {
-            "peft_type": self.peft_config.peft_type,
+        fields = self.peft_config.to_adapter_config(self.base_model)
+        self.write_files(folder, self.peft_config.peft_type, fields, self.adapter_state())
+
+    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+        """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""
+        self.save_pretrained(folder)
+
+    def write_files(
+        self,
+        folder: str | os.PathLike[str],
+        peft_type: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, paddle.Tensor],
+    ) -> None:
+        """Write an adapter of this model, `fields` beside those that every method has."""
+        shared = {
+            "peft_type": peft_type,
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
-            **self.peft_config.to_adapter_config(self.base_model),
         }
-        write_adapter(folder, fields, self.adapter_state())
+        write_adapter(folder, {**shared, **fields}, tensors)
 
     @classmethod
     def from_pretrained(cls, model: nn.Layer, folder: str | os.PathLike[str]) -> PeftModel:

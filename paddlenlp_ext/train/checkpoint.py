@@ -10,11 +10,15 @@ import paddle
 
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.utils.atomic import atomic_folder, write_text
+
+_HOOKS = "hooks/"  # before the names of what the model's hooks keep
 
 
 def save_checkpoint(
@@ -29,6 +33,8 @@ def save_checkpoint(
     with atomic_folder(folder) as draft:
         save_weights(draft, model, tokenizer)
         tensors = optimizer_state(optimizer, trainable_parameters(model))
+        kept = training_hooks(model).training_state()
+        tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
         save_training_state(draft, tensors, {"step": state.step})
         write_json(draft / "run_config.json", config.to_flat_dict())
         write_json(draft / STATE_FILE, state.to_dict())
@@ -41,13 +47,23 @@ def save_weights(folder: Path, model: Any, tokenizer: Any) -> None:
         tokenizer.save_pretrained(str(folder))
 
 
+def save_finished(folder: Path, model: Any, tokenizer: Any) -> None:
+    """The same for a run that is over: an adapter in the form in which it is used."""
+    if isinstance(model, PeftModel):
+        model.save_finished(str(folder))
+    else:
+        model.save_pretrained(str(folder))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
 def read_state(folder: Path) -> TrainerState:
     """Where the checkpoint's run stood."""
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
 def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer) -> None:
-    """Put weights and optimizer back, bit for bit.
+    """Put weights, optimizer and what the model's hooks keep back, bit for bit.
 
     Raises:
         ValueError: the checkpoint's weights or optimizer are not this model's.
@@ -55,7 +71,9 @@ def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Opt
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)
     saved = {name: tensors.read(name) for name in tensors.names()}
+    kept = {name.removeprefix(_HOOKS): saved.pop(name) for name in list(saved) if name.startswith(_HOOKS)}
     restore_optimizer_state(optimizer, trainable_parameters(model), saved)
+    training_hooks(model).restore_training_state(kept)
 
 
 def write_json(path: Path, content: Any) -> None:

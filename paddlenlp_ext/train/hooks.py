@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.peft.base import PeftModel
@@ -19,8 +20,14 @@ class TrainingHooks(Protocol):
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """A scalar to add to each optimizer step's loss, or None."""
 
-    def after_step(self, step: int, total_steps: int) -> None:
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """After optimizer step number `step`, counted from 1, while its gradients stand."""
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """What a resumed run needs beside the weights and the optimizer."""
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """The reverse; the weights are back already."""
 
 
 class NoHooks:
@@ -32,8 +39,15 @@ class NoHooks:
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """Nothing to add."""
 
-    def after_step(self, step: int, total_steps: int) -> None:
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """Nothing to do."""
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Nothing to take back."""
 
 
 def training_hooks(model: Any) -> TrainingHooks:

@@ -144,7 +144,7 @@ class OptimizerStep:
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
-        self.hooks.after_step(step + 1, self.options.total_steps)
+        self.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
         self.optimizer.clear_grad(set_to_zero=False)
         return grad_norm
 

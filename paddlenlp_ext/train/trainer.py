@@ -10,7 +10,7 @@ from typing import Any
 
 from paddlenlp_ext.train.best import BestMetric
 from paddlenlp_ext.train.callbacks import Callback, CallbackList
-from paddlenlp_ext.train.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_weights, write_json
+from paddlenlp_ext.train.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
 from paddlenlp_ext.train.collation import build_collate
 from paddlenlp_ext.train.data_order import Window, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.train.evaluation import evaluate_loss
@@ -125,8 +125,8 @@ class Trainer:
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
-        """Write the model or adapter and the tokenizer into `folder`, by default `output_dir`."""
-        save_weights(Path(folder or self.output_dir), self.model, self.tokenizer)
+        """Write the finished model or adapter and the tokenizer into `folder`, by default `output_dir`."""
+        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer)
 
     # -- before the first step ---------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[Any, OptimizerStep]:

@@ -37,7 +37,7 @@ class ShiftModel(PeftModel):
     def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
         super().__init__(model, peft_config)
         self.gain = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.0))
-        self.steps_seen: list[tuple[int, int]] = []
+        self.steps_seen: list[tuple[int, int, float]] = []
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         hidden = super().hidden_states(*args, **kwargs)
@@ -50,8 +50,8 @@ class ShiftModel(PeftModel):
     def auxiliary_loss(self) -> paddle.Tensor:
         return sum((t**2).sum() for t in self.adapter_state().values())
 
-    def after_step(self, step: int, total_steps: int) -> None:
-        self.steps_seen.append((step, total_steps))
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        self.steps_seen.append((step, total_steps, learning_rate))
 
 
 @dataclass(kw_only=True)
@@ -108,15 +108,16 @@ def test_what_a_trainer_calls_reaches_the_method():
     assert all(gradient.any() for gradient in model.first_gradients.values())
     assert state_of(model).keys() == before.keys()
     assert float(model.auxiliary_loss()) == pytest.approx(1.0)
-    model.after_step(3, 10)
-    assert model.steps_seen == [(3, 10)]
+    model.after_step(3, 10, 0.5)
+    assert model.steps_seen == [(3, 10, 0.5)]
 
 
 def test_a_plain_method_asks_nothing_of_the_trainer():
     model = get_peft_model(tiny_model(), PEFT_METHODS.get("lora")())
     assert model.auxiliary_loss() is None
     model.before_training(lambda: pytest.fail("LoRA needs no gradients to start"))
-    model.after_step(1, 1)
+    model.after_step(1, 1, 0.1)
+    assert model.training_state() == {}
     assert model.learning_rate_scale("base_model.model.norm.weight") == 1.0
 
 

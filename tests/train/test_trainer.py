@@ -149,8 +149,8 @@ def test_adapters_hooks_are_called(tmp_path):
             run_batch()
             calls.append(("before", global_norm([p.grad for p in model.parameters() if p.grad is not None])))
 
-    def after_step(step, total_steps):
-        calls.append((step, total_steps, target.grad is not None))
+    def after_step(step, total_steps, learning_rate):
+        calls.append((step, total_steps, learning_rate, target.grad is not None))
 
     model.before_training, model.after_step = before_training, after_step
     model.auxiliary_loss = lambda: 3.0 + 0.0 * target.sum()
@@ -159,7 +159,7 @@ def test_adapters_hooks_are_called(tmp_path):
     hooked = make_trainer(tmp_path / "hooked", model, max_steps=2)
     hooked.train()
     assert [call[0] for call in calls[:2]] == ["before", "before"] and 0 < calls[0][1] < calls[1][1]
-    assert calls[2:] == [(1, 2, True), (2, 2, True)]
+    assert calls[2:] == [(1, 2, 0.01, True), (2, 2, 0.005, True)]
     first, expected = hooked.state.log_history[0], plain.state.log_history[0]
     assert first["loss"] == pytest.approx(expected["loss"] + 3.0, rel=1e-6)
     assert first["grad_norm"] == expected["grad_norm"]
