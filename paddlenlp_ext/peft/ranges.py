@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 
@@ -25,3 +26,24 @@ def require_positive(key: str, *values: Any) -> None:
     for value in values:
         if not value > 0:
             raise ValueError(f"{key}={value!r} is out of range; allowed: above 0.")
+
+
+def require_share(key: str, *values: Any) -> None:
+    """Check dropouts.
+
+    Raises:
+        ValueError: a value is below 0, or not below 1.
+    """
+    for value in values:
+        if not 0 <= value < 1:
+            raise ValueError(f"{key}={value!r} is out of range; allowed: at least 0, below 1.")
+
+
+def require_choice(key: str, value: Any, choices: Collection[str]) -> None:
+    """Check a word.
+
+    Raises:
+        ValueError: it is none of those that there are.
+    """
+    if value not in choices:
+        raise ValueError(f"{key}={value!r} is not known; allowed: {', '.join(choices)}.")
