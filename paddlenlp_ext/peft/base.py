@@ -52,6 +52,12 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
     """
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
+        if type(stored.config) is not type(config):
+            theirs, ours = (f"{each.peft_type} ({type(each).__name__})" for each in (stored.config, config))
+            raise ValueError(
+                f"{stored.folder} holds an adapter of type {theirs}, and the run's is of type {ours}: start from an "
+                "adapter of the run's method, or change the method."
+            )
         asked, config = config, config.warm_start(stored.config)
         for field in dataclasses.fields(config):
             taken, wanted = getattr(config, field.name), getattr(asked, field.name)
@@ -176,7 +182,8 @@ class PeftModel(nn.Layer):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out."""
         fields = self.peft_config.to_adapter_config(self.base_model)
-        self.write_files(folder, self.peft_config.peft_type, fields, self.adapter_state())
+        tensors = self.peft_config.to_stored(self.adapter_state())
+        self.write_files(folder, self.peft_config.peft_type, fields, tensors)
 
     def save_finished(self, folder: str | os.PathLike[str]) -> None:
         """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""

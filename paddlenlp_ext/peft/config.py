@@ -29,7 +29,8 @@ class PeftConfig:
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
         refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
-            key prefix the variant shares (config/tree.py reads it).
+            key prefix the variant shares (config/tree.py reads it). Its files may have that method's `peft_type`;
+            `claims` tells them apart.
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
     """
 
@@ -37,6 +38,7 @@ class PeftConfig:
     mergeable: ClassVar[bool] = True
     random_start: ClassVar[bool] = True
     model_class: ClassVar[type[nn.Layer] | None] = None
+    refines: ClassVar[str | None] = None
     paddlenlp_config: ClassVar[str | None] = None
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
@@ -64,6 +66,19 @@ class PeftConfig:
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         """The method's fields of adapter_config.json. `model` carries the adapter."""
         raise NotImplementedError
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        """Whether a config file of the refined method's type is this variant's; only for one with `refines`."""
+        return False
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors as they are written, made from the adapter's own; for a method whose files differ."""
+        return dict(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The reverse of `to_stored`, to the bit."""
+        return dict(tensors)
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PeftConfig:

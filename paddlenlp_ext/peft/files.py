@@ -30,8 +30,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 class AdapterFiles:
     """An adapter as it was stored.
 
-    `tensors` have this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"); floating ones are float32,
-    which holds every stored format exactly.
+    `tensors` are the adapter's own, by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"); floating
+    ones are float32, which holds every stored format exactly.
     """
 
     folder: Path
@@ -49,9 +49,9 @@ def read_adapter(folder: str | os.PathLike[str]) -> AdapterFiles:
     folder = Path(folder)
     if (folder / CONFIG_FILE).is_file():
         return _read_huggingface(folder)
-    for _, method in PEFT_METHODS.items():
-        if method.paddlenlp_config and (folder / method.paddlenlp_config).is_file():
-            return _read_paddlenlp(folder, method)
+    for file in {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}:
+        if (folder / file).is_file():
+            return _read_paddlenlp(folder, file)
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
     raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
 
@@ -67,14 +67,15 @@ def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], ten
 
 def _read_huggingface(folder: Path) -> AdapterFiles:
     fields = read_json_object(folder / CONFIG_FILE)
-    methods = {method.peft_type: method for _, method in PEFT_METHODS.items()}
     peft_type = fields.get("peft_type")
-    if peft_type not in methods:
+    methods = [method for _, method in PEFT_METHODS.items() if method.peft_type == peft_type]
+    if not methods:
+        known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
         raise ValueError(
-            f"{folder / CONFIG_FILE}: peft_type {peft_type!r} is not available. Known: {', '.join(sorted(methods))}."
+            f"{folder / CONFIG_FILE}: peft_type {peft_type!r} is not available. Known: {', '.join(known)}."
         )
     try:
-        config = methods[peft_type].from_adapter_config(fields)
+        config = _reader(methods, fields).from_adapter_config(fields)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     if not (folder / WEIGHTS_FILE).is_file():
@@ -83,18 +84,24 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     strangers = [name for name in stored if not name.startswith(_KEY_PREFIX)]
     if strangers:
         raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
-    tensors = {name.removeprefix(_KEY_PREFIX): value for name, value in stored.items()}
+    tensors = config.from_stored({name.removeprefix(_KEY_PREFIX): value for name, value in stored.items()})
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
 
 
-def _read_paddlenlp(folder: Path, method: type[PeftConfig]) -> AdapterFiles:
+def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:
+    """Of the methods that share a kind of file, the variant that claims this one, else the method they refine."""
+    plain = next((method for method in methods if not method.refines), methods[0])
+    return next((method for method in methods if method.refines and method.claims(fields)), plain)
+
+
+def _read_paddlenlp(folder: Path, file: str) -> AdapterFiles:
     """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
-    assert method.paddlenlp_config is not None
-    fields = read_json_object(folder / method.paddlenlp_config)
+    fields = read_json_object(folder / file)
+    method = _reader([method for _, method in PEFT_METHODS.items() if method.paddlenlp_config == file], fields)
     try:
         config = method.from_paddlenlp(fields)
     except ValueError as error:
-        raise ValueError(f"{folder / method.paddlenlp_config}: {error}") from error
+        raise ValueError(f"{folder / file}: {error}") from error
     index = folder / "peft_model.safetensors.index.json"
     single = sorted(folder.glob("*.safetensors"))
     if index.is_file():

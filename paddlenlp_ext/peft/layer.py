@@ -6,7 +6,7 @@ Shapes: in/out: features of the base, r: rank.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,10 @@ class LinearAdapter(AdapterLayer):
         """
         return None
 
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """(A [k, in], B [out, k]) in float32 with `delta_weight` = B A; None where there are none, or none of use."""
+        return None
+
     def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
         """A parameter of the adapter that starts as `value`, in the base's format."""
         start = nn.initializer.Assign(value)
@@ -95,6 +99,20 @@ class Factor(nn.Layer):
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
     """(name, layer) of every adapter in the model, in order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
+
+
+def take_off(model: nn.Layer) -> dict[str, AdapterLayer]:
+    """Put the base layers back; returns the adapter's layers by name, for `put_on`."""
+    layers = dict(adapter_layers(model))
+    for name, layer in layers.items():
+        replace_layer(model, name, layer.base)
+    return layers
+
+
+def put_on(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None:
+    """The reverse of `take_off`: nothing is copied."""
+    for name, layer in layers.items():
+        replace_layer(model, name, layer)
 
 
 def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:

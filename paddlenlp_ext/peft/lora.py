@@ -78,11 +78,14 @@ class LoRAConfig(PeftConfig):
     def targets(self, model: nn.Layer) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinear:
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        return LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    def rank_and_scaling(self, name: str) -> tuple[int, float]:
+        """r and s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
         alpha = by_pattern(self.alpha_pattern, name, self.alpha)
-        scaling = alpha / rank**0.5 if self.rslora else alpha / rank
-        return LoRALinear(base, rank, scaling, self.dropout, seed, name)
+        return rank, alpha / rank**0.5 if self.rslora else alpha / rank
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         return self.plus_scale if ".lora_B." in parameter_name else 1.0
@@ -164,15 +167,23 @@ class LoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]. Through the rank first: r (in + out) multiplications a token, not in * out."""
+        """[..., in] to [..., out]."""
+        return self.base(x) + self.update(x)
+
+    def update(self, x: paddle.Tensor) -> paddle.Tensor:
+        """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
         inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
-        return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+        return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
     def delta_weight(self) -> paddle.Tensor:
         """s B A, float32 [out, in]."""
         b, a = self.lora_B.weight.astype("float32"), self.lora_A.weight.astype("float32")
         return paddle.matmul(b, a) * self.scaling
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """A and s B."""
+        return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: B along the outputs, A along the inputs."""
