@@ -1,7 +1,10 @@
 """Keys and values of the positions already seen, kept layer by layer and written in place.
 
 Rows of unequal length are padded on the left, so that the newest token of every row lies at one position.
-Shapes: B batch, S new positions, T stored positions, C capacity, N query heads, K key-value heads, H head dimension.
+A prefix stands before all rows: no row's padding hides it, and neither `length` nor `key_starts` count it.
+
+Shapes: B batch, S new positions, T stored positions, C capacity, P positions of the prefix, N query heads, K key-value
+heads, H head dimension.
 """
 
 from __future__ import annotations
@@ -11,26 +14,33 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention import AttentionLayout, attention
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.decode_attention import decode_attention
 
 BLOCK = 128  # capacity comes in blocks: a step's attention runs over the whole capacity, the empty end masked
 
 
 class _LayerStore:
-    """One layer's keys and values, [B, K, C, H]; positions from `length` on are zeros."""
+    """One layer's keys and values, [B, K, C, H]: the prefix, `length` positions, and then zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
+        self.prefix = prefix
+        self.num_before = 0 if prefix is None else prefix[0].shape[0]
         self.length = 0
         self.k_BKCH: paddle.Tensor | None = None
         self.v_BKCH: paddle.Tensor | None = None
 
+    @property
+    def end(self) -> int:
+        """Where the zeros begin."""
+        return self.num_before + self.length
+
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
-        start, end = self.length, self.length + k_BSKH.shape[1]
+        start, end = self.end, self.end + k_BSKH.shape[1]
         self._reserve(end, k_BSKH)
         self.k_BKCH[:, :, start:end] = k_BSKH.transpose([0, 2, 1, 3])
         self.v_BKCH[:, :, start:end] = v_BSKH.transpose([0, 2, 1, 3])
-        self.length = end
+        self.length += k_BSKH.shape[1]
 
     def _reserve(self, end: int, like_BSKH: paddle.Tensor) -> None:
         capacity = 0 if self.k_BKCH is None else self.k_BKCH.shape[2]
@@ -41,6 +51,10 @@ class _LayerStore:
         empty = paddle.zeros([batch, kv_heads, missing, head_dim], dtype=like_BSKH.dtype)
         if capacity == 0:
             self.k_BKCH, self.v_BKCH = empty, empty.clone()
+            if self.prefix is not None:
+                for store_BKCH, own_PKH in zip((self.k_BKCH, self.v_BKCH), self.prefix, strict=True):
+                    own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(empty.dtype)
+                    store_BKCH[:, :, : self.num_before] = own_1KPH.expand([batch, *own_1KPH.shape[1:]])
         else:
             self.k_BKCH = paddle.concat([self.k_BKCH, empty], axis=2)
             self.v_BKCH = paddle.concat([self.v_BKCH, empty], axis=2)
@@ -61,6 +75,26 @@ class KVCache:
         self._bias: dict[tuple[int, int, int, int | None], paddle.Tensor] = {}
 
     @property
+    def is_new(self) -> bool:
+        """Whether it holds nothing yet, not even a prefix."""
+        return not self._layers
+
+    @paddle.no_grad()
+    def begin_with(self, prefixes: Sequence[KeyValuePrefix]) -> None:
+        """Give every row these keys and values, one pair a layer, before anything is appended."""
+        assert self.is_new, "a prefix comes first"
+        self._layers = [_LayerStore((k_PKH.detach(), v_PKH.detach())) for k_PKH, v_PKH in prefixes]
+
+    @paddle.no_grad()
+    def as_prefix(self) -> list[KeyValuePrefix]:
+        """All that a cache of one row without padding holds, for another cache to begin with."""
+        assert self._starts_B.tolist() == [0], "a prefix is one row"
+        stored = [(layer, layer.k_BKCH[0], layer.v_BKCH[0]) for layer in self._layers]
+        return [
+            tuple(x_KCH[:, : layer.end].transpose([1, 0, 2]).contiguous() for x_KCH in pair) for layer, *pair in stored
+        ]
+
+    @property
     def length(self) -> int:
         """Positions held by every layer (padding included): where the next forward pass begins."""
         return self._layers[-1].length if self._layers else 0
@@ -72,7 +106,8 @@ class KVCache:
         """Append a layer's new keys and values; return views of all it holds, each [B, T, K, H]."""
         layer = self._layer(layer_index)
         layer.append(k_BSKH, v_BSKH)
-        k_BKTH, v_BKTH = layer.k_BKCH[:, :, : layer.length], layer.v_BKCH[:, :, : layer.length]
+        own = slice(layer.num_before, layer.end)
+        k_BKTH, v_BKTH = layer.k_BKCH[:, :, own], layer.v_BKCH[:, :, own]
         return k_BKTH.transpose([0, 2, 1, 3]), v_BKTH.transpose([0, 2, 1, 3])
 
     @paddle.no_grad()
@@ -97,11 +132,14 @@ class KVCache:
         start, num_queries = layer.length, q_BSNH.shape[1]
         layer.append(k_BSKH, v_BSKH)
         if start == 0:
-            return attention(q_BSNH, k_BSKH, v_BSKH, self._first_layout(num_queries, window), scale, implementation)
+            layout, prefix = self._first_layout(num_queries, window), layer.prefix
+            if prefix is not None:
+                prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
+            return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix)
         k_BKTH, v_BKTH = layer.k_BKCH, layer.v_BKCH
         if num_queries > 1:  # attending to the empty end would cost more than the copy
-            k_BKTH, v_BKTH = k_BKTH[:, :, : layer.length].contiguous(), v_BKTH[:, :, : layer.length].contiguous()
-        bias_BST = self._attention_bias(start, layer.length, k_BKTH.shape[2], window)
+            k_BKTH, v_BKTH = k_BKTH[:, :, : layer.end].contiguous(), v_BKTH[:, :, : layer.end].contiguous()
+        bias_BST = self._attention_bias(start, layer, k_BKTH.shape[2], window)
         return decode_attention(q_BSNH, k_BKTH, v_BKTH, bias_BST, scale)
 
     @paddle.no_grad()
@@ -128,18 +166,22 @@ class KVCache:
             self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
         return self._layouts[length, window]
 
-    def _attention_bias(self, start: int, end: int, total: int, window: int | None) -> paddle.Tensor:
-        """0 where a query at start..end-1 may look among `total` keys, -inf elsewhere; fp32 [B, S, total].
+    def _attention_bias(self, start: int, layer: _LayerStore, total: int, window: int | None) -> paddle.Tensor:
+        """0 where a query from `start` on may look among `total` keys, -inf elsewhere; fp32 [B, S, total].
 
-        A query inside the padding looks at itself alone, so that its unused row stays finite.
+        A query inside the padding looks at itself, so that its unused row stays finite.
         """
-        wanted = (start, end, total, window)
+        wanted = (start, layer.length, total, window)
         if wanted not in self._bias:
             if any(key[:3] != wanted[:3] for key in self._bias):
                 self._bias.clear()
-            query_S1, key_1T = np.arange(start, end)[:, None], np.arange(total)[None, :]
-            near_ST = (key_1T <= query_S1) & (key_1T > query_S1 - (window or end))
-            real_B1T = key_1T >= self._starts_B[:, None, None]
-            visible_BST = (near_ST & real_B1T) | (key_1T == query_S1)
+            starts_B11 = self._starts_B[:, None, None]
+            query_S1, key_1T = np.arange(start, layer.length)[:, None], np.arange(total)[None, :] - layer.num_before
+            place_B1T = key_1T + np.where(key_1T < 0, starts_B11, 0)  # a prefix ends where its row's tokens begin
+            near_BST = place_B1T <= query_S1
+            if window is not None:
+                near_BST &= place_B1T > query_S1 - window
+            real_B1T = (key_1T < 0) | (key_1T >= starts_B11)
+            visible_BST = (near_BST & real_B1T) | (key_1T == query_S1)
             self._bias[wanted] = paddle.to_tensor(np.where(visible_BST, np.float32(0), np.float32(-np.inf)))
         return self._bias[wanted]

@@ -67,7 +67,10 @@ class Decoder(nn.Layer):
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
         inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
-        x_BSD = self.embed_tokens(input_ids_BS)
+        return self.run_layers(self.embed_tokens(input_ids_BS), inputs)
+
+    def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """From input vectors [B, S, D], of whatever origin, to the hidden states after the final norm."""
         recomputes = self.recomputes and self.training and paddle.is_grad_enabled()
         if recomputes:
             # Recompute gives a block whose inputs want no gradient none for its weights either: under a frozen

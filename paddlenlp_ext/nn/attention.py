@@ -1,6 +1,6 @@
 """Self-attention with grouped heads: projections, optional q/k norms, rotation, and the attention op.
 
-Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension, D hidden.
+Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, D hidden.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.attention import AttentionLayout, attention
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.rope import apply_rope
 
 
@@ -46,12 +46,17 @@ class AttentionInputs:
         cos, sin: rotation tables of the positions, fp32 [B, S, H].
         layouts: the documents, as each layer's window (None for none) sees them; empty when decoding with a cache.
         cache: keys and values of earlier steps, None outside generation.
+        prefix: learned keys and values of one layer that every document sees before its own; a cache holds its own.
+        num_shared: so many positions at the start of the (only) row are seen by every document of the layouts, which
+            are about the positions behind them.
     """
 
     cos: paddle.Tensor
     sin: paddle.Tensor
     layouts: Mapping[int | None, AttentionLayout]
     cache: KeyValueCache | None = None
+    prefix: KeyValuePrefix | None = None
+    num_shared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +102,29 @@ class Attention(nn.Layer):
         q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
         k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
         if inputs.cache is None:
-            layout = inputs.layouts[self.window]
-            out_BSNH = attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation)
+            out_BSNH = self._attend(q_BSNH, k_BSKH, v_BSKH, inputs)
         else:
             out_BSNH = inputs.cache.attend(
                 self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation
             )
         return self.o_proj(out_BSNH.flatten(2))
+
+    def _attend(
+        self, q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, inputs: AttentionInputs
+    ) -> paddle.Tensor:
+        layout, prefix, shared = inputs.layouts[self.window], inputs.prefix, inputs.num_shared
+        if prefix is not None:
+            prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
+        if not shared:
+            return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix)
+        assert prefix is None, "shared positions and a learned prefix exclude each other"
+        first = [x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH)]
+        rest = [x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH)]
+        alone = AttentionLayout.from_documents([[shared]], self.window)
+        before_1PNH = attention(*first, alone, self.scale, self.implementation)
+        prefix = (first[1][0], first[2][0])
+        behind_1SNH = attention(*rest, layout, self.scale, self.implementation, prefix)
+        return paddle.concat([before_1PNH, behind_1SNH], axis=1)
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
         # The number of heads is read off the projection: tensor parallelism leaves fewer of them on a device.

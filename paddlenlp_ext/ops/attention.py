@@ -1,6 +1,7 @@
 """Causal attention among the documents of a pack: the reference, the fast twins, and the choice between them.
 
-Shapes: B batch, S query positions, T key positions, N query heads, K key-value heads, G = N / K, H head dimension.
+Shapes: B batch, S query positions, T key positions, P positions of a prefix, N query heads, K key-value heads,
+G = N / K, H head dimension.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention_blocks import blockwise_attention
 from paddlenlp_ext.ops.attention_flashmask import flashmask_attention
-from paddlenlp_ext.ops.attention_layout import AttentionLayout
+from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
 
-__all__ = ["AttentionLayout", "attention", "attention_reference", "cached_attention"]
+__all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference", "cached_attention"]
 
 
 def masked_attention(
@@ -33,10 +34,20 @@ def masked_attention(
 
 
 def attention_reference(
-    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKH: paddle.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
     """Dense-masked softmax attention: the definition that the twins are tested against."""
-    return masked_attention(q_BSNH, k_BSKH, v_BSKH, paddle.to_tensor(layout.dense_mask()), scale)
+    if prefix is None:
+        return masked_attention(q_BSNH, k_BSKH, v_BSKH, paddle.to_tensor(layout.dense_mask()), scale)
+    before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]
+    k_BTKH, v_BTKH = paddle.concat([before[0], k_BSKH], axis=1), paddle.concat([before[1], v_BSKH], axis=1)
+    mask_BST = paddle.to_tensor(layout.dense_mask(prefix[0].shape[0]))
+    return masked_attention(q_BSNH, k_BTKH, v_BTKH, mask_BST, scale)
 
 
 attention_op = Op(
@@ -54,6 +65,7 @@ def attention(
     layout: AttentionLayout,
     scale: float,
     implementation: str | None = None,
+    prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
     """Causal attention inside each document of `layout`, within its window.
 
@@ -64,6 +76,7 @@ def attention(
         layout: the documents of the batch.
         scale: multiplies the scores, 1 / sqrt(H) as a rule.
         implementation: "flashmask", "blocks" or "reference"; None takes the best that can run.
+        prefix: keys and values that stand before every document.
 
     Returns:
         [B, S, N, H].
@@ -71,7 +84,7 @@ def attention(
     Raises:
         ValueError: the implementation asked for is unknown or cannot run here.
     """
-    return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale)
+    return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale, prefix)
 
 
 def cached_attention(

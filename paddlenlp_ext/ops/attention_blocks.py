@@ -15,16 +15,26 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.attention_layout import AttentionLayout
+from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention_tiles import BlockPlan, Tile, plan_blocks
 
 
 def blockwise_attention(
-    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKH: paddle.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
     """Causal attention inside each document, as `attention_reference`, in memory linear in the pack's length."""
-    num_heads, num_kv_heads = q_BSNH.shape[2], k_BSKH.shape[2]
-    plan = layout.cached(("blocks", num_heads, num_kv_heads), lambda: plan_blocks(layout, num_heads, num_kv_heads))
+    sizes = (q_BSNH.shape[2], k_BSKH.shape[2], 0 if prefix is None else prefix[0].shape[0])
+    plan = layout.cached(("blocks", *sizes), lambda: plan_blocks(layout, *sizes))
+    if prefix is not None:
+        k_BSKH, v_BSKH = (
+            paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
+            for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
+        )
     return _BlockwiseAttention.apply(q_BSNH, k_BSKH, v_BSKH, plan, scale)
 
 

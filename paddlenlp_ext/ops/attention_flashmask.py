@@ -13,13 +13,23 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.ops.attention_layout import AttentionLayout
+from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention_prefix import prefixed_documents
 
 
 def flashmask_attention(
-    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, layout: AttentionLayout, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKH: paddle.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
     """Causal attention inside each document, as `attention_reference`."""
+    if prefix is not None:
+        spread = prefixed_documents(layout, prefix[0].shape[0])
+        q, k, v = spread.spread(q_BSNH, None), spread.spread(k_BSKH, prefix[0]), spread.spread(v_BSKH, prefix[1])
+        return spread.gather(flashmask_attention(q, k, v, spread.layout, scale), q_BSNH.shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
     kernels_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel takes no other: the queries carry the rest
     if not math.isclose(scale, kernels_scale):

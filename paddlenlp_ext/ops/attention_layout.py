@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import paddle
+
+KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
+"""Keys and values [P, K, H] that stand before every document: its positions -P to -1, one copy for all of them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,10 @@ class AttentionLayout:
         return np.cumsum(lengths) - lengths, lengths
 
     def may_look(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Whether queries may look at keys (broadcast), both as positions inside one document."""
+        """Whether queries may look at keys (broadcast), both as positions inside one document.
+
+        Those of a prefix are negative.
+        """
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
 
@@ -67,9 +74,11 @@ class AttentionLayout:
         """int64 [B, S], counting from 0 in each document."""
         return np.stack([np.concatenate([np.arange(length) for length in row]) for row in self.document_lengths])
 
-    def dense_mask(self) -> np.ndarray:
-        """Boolean [B, S, S], True where a query (middle axis) may look at a key. For tests and short inputs."""
+    def dense_mask(self, prefix_length: int = 0) -> np.ndarray:
+        """Boolean [B, S, P + S], True where a query (middle axis) may look at a key. For tests and short inputs."""
         documents_BS = np.stack([np.repeat(np.arange(len(row)), row) for row in self.document_lengths])
         positions_S = np.arange(self.row_length)
         near_SS = self.may_look(positions_S[:, None], positions_S)
-        return (documents_BS[:, :, None] == documents_BS[:, None, :]) & near_SS
+        own_BSS = (documents_BS[:, :, None] == documents_BS[:, None, :]) & near_SS
+        prefix_BSP = self.may_look(self.positions()[:, :, None], np.arange(-prefix_length, 0))
+        return np.concatenate([prefix_BSP, own_BSS], axis=-1)

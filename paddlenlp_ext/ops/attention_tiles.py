@@ -32,7 +32,7 @@ class Tile:
 
     Attributes:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points behind the last row.
-        key_rows: int64 [M*K * T], rows of k and v, likewise.
+        key_rows: int64 [M*K * T], rows of k and v (behind those of a prefix), likewise.
         shape: (M*K, G*Q, T).
         mask: fp32 [Q, T], 0 where a query may look, -inf where it may not. Padding needs none: it follows its document,
             so no real query looks at it, and it looks at its own document to no effect, its gradient being zero.
@@ -59,13 +59,16 @@ class BlockPlan:
     is_padded: bool
 
 
-def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> BlockPlan:
-    """Cut a layout into tiles for q of `num_heads` heads and k, v of `num_kv_heads`."""
+def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
+    """Cut a layout into tiles for q of `num_heads` heads and k, v of `num_kv_heads`.
+
+    With a prefix, its rows come first in k and v, and every tile begins with them: P more keys for each document.
+    """
     all_starts, all_lengths = layout.documents()
     num_rows = int(all_lengths.sum()) * num_heads
     tiles = [
-        _make_tile(layout, all_starts[batch], all_lengths[batch], block, (num_heads, num_kv_heads))
-        for batch in _batch_documents(all_lengths, num_heads)
+        _make_tile(layout, all_starts[batch], all_lengths[batch], block, (num_heads, num_kv_heads), prefix_length)
+        for batch in _batch_documents(all_lengths, num_heads, prefix_length)
         for block in _query_blocks(int(all_lengths[batch].max()))
     ]
     query_rows = np.concatenate([tile.query_rows.numpy() for tile in tiles])
@@ -74,12 +77,13 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> B
     return BlockPlan(tuple(tiles), paddle.to_tensor(row_positions[:-1]), bool(query_rows.max() == num_rows))
 
 
-def _batch_documents(lengths: np.ndarray, num_heads: int) -> list[np.ndarray]:
+def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) -> list[np.ndarray]:
     """Indices of the documents that share tiles, longest first."""
     batches: list[list[int]] = []
     for document in np.argsort(-lengths, kind="stable"):
         longest = int(lengths[batches[-1][0]]) if batches else 0
-        scores = (len(batches[-1]) + 1) * num_heads * min(longest, QUERY_BLOCK) * longest if batches else 0
+        num_keys = longest + prefix_length
+        scores = (len(batches[-1]) + 1) * num_heads * min(longest, QUERY_BLOCK) * num_keys if batches else 0
         is_like = longest <= SHORT or lengths[document] >= LIKE_LENGTH * longest
         if batches and is_like and scores <= TILE_SCORES:
             batches[-1].append(int(document))
@@ -100,22 +104,27 @@ def _make_tile(
     lengths_M: np.ndarray,
     block: tuple[int, int],
     heads: tuple[int, int],
+    prefix_length: int,
 ) -> Tile:
     """The tile of one block of queries of documents that are batched together."""
     (first, end), (num_heads, num_kv_heads) = block, heads
     queries_Q = np.arange(first, end)
-    keys_T = np.arange(0 if layout.window is None else max(0, first - layout.window + 1), end)
+    oldest = -prefix_length
+    keys_T = np.arange(oldest if layout.window is None else max(oldest, first - layout.window + 1), end)
 
-    def rows(positions: np.ndarray, heads_per_kv: int) -> np.ndarray:
-        """[M, K, heads_per_kv, positions]: where each position of each head lies among the batch's rows."""
+    def rows(positions: np.ndarray, heads_per_kv: int, num_before: int) -> np.ndarray:
+        """[M, K, heads_per_kv, positions]: where each position of each head lies among the batch's rows, of which
+        those of `num_before` positions that all documents share come first.
+        """
         total_heads = num_kv_heads * heads_per_kv
         heads_KG1 = np.arange(total_heads).reshape(num_kv_heads, heads_per_kv, 1)
-        rows_MKGP = (starts_M[:, None, None, None] + positions) * total_heads + heads_KG1
+        starts_M111 = np.where(positions < 0, 0, starts_M[:, None, None, None])
+        rows_MKGP = (starts_M111 + positions + num_before) * total_heads + heads_KG1
         is_padding = positions >= lengths_M[:, None, None, None]
-        num_rows = layout.num_positions * total_heads
+        num_rows = (layout.num_positions + num_before) * total_heads
         return np.where(is_padding, num_rows, rows_MKGP)
 
-    query_rows, key_rows = rows(queries_Q, num_heads // num_kv_heads), rows(keys_T, 1)
+    query_rows, key_rows = rows(queries_Q, num_heads // num_kv_heads, 0), rows(keys_T, 1, prefix_length)
     num_matmuls = len(starts_M) * num_kv_heads
     mask_QT = np.where(layout.may_look(queries_Q[:, None], keys_T), np.float32(0), np.float32(-np.inf))
     return Tile(
