@@ -34,8 +34,10 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
     targets = config.targets(model)
     for parameter in model.parameters():
         parameter.stop_gradient = True
-    for name in targets:
-        replace_layer(model, name, config.wrap(name, layer_at(model, name), seed))
+    bases = {name: layer_at(model, name) for name in targets}
+    wrap = config.wrapper(bases, seed)
+    for name, base in bases.items():
+        replace_layer(model, name, wrap(name, base))
 
 
 def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftModel:
@@ -61,7 +63,7 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
         asked, config = config, config.warm_start(stored.config)
         for field in dataclasses.fields(config):
             taken, wanted = getattr(config, field.name), getattr(asked, field.name)
-            if taken != wanted:
+            if field.compare and taken != wanted:
                 logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
     inject(model, config, seed)
     peft_model = (config.model_class or PeftModel)(model, config)
@@ -177,6 +179,8 @@ class PeftModel(nn.Layer):
         for layer_name, layer in adapter_layers(self.base_model):
             for name, tensor in layer.own_state().items():
                 state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
+        for _, layer in adapter_layers(self.base_model):
+            state.update(layer.shared_state())
         return state
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -203,7 +207,7 @@ class PeftModel(nn.Layer):
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
         }
-        write_adapter(folder, {**shared, **fields}, tensors)
+        write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
 
     @classmethod
     def from_pretrained(cls, model: nn.Layer, folder: str | os.PathLike[str]) -> PeftModel:

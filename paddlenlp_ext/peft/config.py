@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,20 +26,26 @@ class PeftConfig:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
         mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
         random_start: whether the start differs from seed to seed.
+        reads_prompts: whether prompts and answers are treated differently: `hidden_states` then takes `prompt_lengths`,
+            for each row of the batch how many positions of each document are its prompt.
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
         refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
             key prefix the variant shares (config/tree.py reads it). Its files may have that method's `peft_type`;
             `claims` tells them apart.
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
+        own_keys: name of a tensor that belongs to no layer of the model -> its whole key in the file, where Hugging
+            Face PEFT has such tensors.
     """
 
     peft_type: ClassVar[str]
     mergeable: ClassVar[bool] = True
     random_start: ClassVar[bool] = True
+    reads_prompts: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = None
     refines: ClassVar[str | None] = None
     paddlenlp_config: ClassVar[str | None] = None
+    own_keys: ClassVar[Mapping[str, str]] = {}
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
 
@@ -54,6 +60,16 @@ class PeftConfig:
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
         """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""
         raise NotImplementedError
+
+    def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], AdapterLayer]:
+        """What makes the adapter of each layer, called with its name and base; `wrap`, unless layers share something.
+
+        Args:
+            bases: name -> layer of all that will be wrapped, or whatever has the layer's `in_features` and
+                `out_features`.
+            seed: as `wrap`'s.
+        """
+        return lambda name, base: self.wrap(name, base, seed)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
         """The config of a run that starts from `path`: what shapes the adapter as `stored` says, the rest as here."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,25 @@ def read_adapter(folder: str | os.PathLike[str]) -> AdapterFiles:
     for file in {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}:
         if (folder / file).is_file():
             return _read_paddlenlp(folder, file)
+    if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
+        raise ValueError(_without_weights(folder, CONFIG_FILE))
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
     raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
 
 
-def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Write the two files of Hugging Face PEFT's layout; each appears whole. The config comes last."""
+def write_adapter(
+    folder: str | os.PathLike[str],
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    own_keys: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write the two files of Hugging Face PEFT's layout; each appears whole. The config comes last.
+
+    `own_keys` is the method's.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    named = {f"{_KEY_PREFIX}{name}": tensor for name, tensor in tensors.items()}
+    named = {own_keys.get(name, f"{_KEY_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
     write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
     write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
@@ -81,10 +92,12 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(_without_weights(folder, WEIGHTS_FILE))
     stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
-    strangers = [name for name in stored if not name.startswith(_KEY_PREFIX)]
+    own_names = {key: name for name, key in config.own_keys.items()}
+    strangers = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
     if strangers:
         raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
-    tensors = config.from_stored({name.removeprefix(_KEY_PREFIX): value for name, value in stored.items()})
+    named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
+    tensors = config.from_stored(named)
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
 
 

@@ -40,6 +40,10 @@ class AdapterLayer(nn.Layer):
         """The adapter's own tensors by name; the base's, and those of adapters inside it, are left out."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
 
+    def shared_state(self) -> dict[str, paddle.Tensor]:
+        """Tensors that all layers of the adapter share, by name; no parameters of any layer, and stored once."""
+        return {}
+
 
 class LinearAdapter(AdapterLayer):
     """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`."""
@@ -96,6 +100,11 @@ class Factor(nn.Layer):
         self.weight = self.create_parameter(list(value.shape), dtype=dtype, default_initializer=start)
 
 
+def has_values(base: nn.Layer) -> bool:
+    """Whether a layer has its weight: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
+    return base.weight._is_initialized()
+
+
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
     """(name, layer) of every adapter in the model, in order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
@@ -104,7 +113,7 @@ def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
 def take_off(model: nn.Layer) -> dict[str, AdapterLayer]:
     """Put the base layers back; returns the adapter's layers by name, for `put_on`."""
     layers = dict(adapter_layers(model))
-    for name, layer in layers.items():
+    for name, layer in reversed(layers.items()):  # an adapter inside another one first
         replace_layer(model, name, layer.base)
     return layers
 
@@ -133,11 +142,15 @@ def layer_at(model: nn.Layer, name: str) -> nn.Layer:
 
 
 def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:
-    """Kaiming-uniform with a = sqrt(5) for [out, in]: U(-1/sqrt(in), 1/sqrt(in)) (He et al. 2015, arXiv 1502.01852).
+    """Kaiming-uniform with a = sqrt(5) for [out, in]: U(-1/sqrt(in), 1/sqrt(in)) (He et al. 2015, arXiv 1502.01852)."""
+    bound = shape[1] ** -0.5
+    return generator_for(seed, name).uniform(-bound, bound, shape).astype(np.float32)
 
-    The values depend on `seed` and the parameter's `name` alone: not on the order of layers, nor on how many devices
-    share them.
+
+def generator_for(seed: int, name: str) -> np.random.Generator:
+    """Random values that depend on `seed` and the parameter's `name` alone.
+
+    Not on the order of layers, nor on how many devices share them.
     """
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    bound = shape[1] ** -0.5
-    return np.random.default_rng([seed, key]).uniform(-bound, bound, shape).astype(np.float32)
+    return np.random.default_rng([seed, key])

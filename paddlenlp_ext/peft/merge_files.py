@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.files import AdapterFiles
 from paddlenlp_ext.peft.fold import merged_bias, merged_weight, require_mergeable
+from paddlenlp_ext.peft.layer import LinearAdapter
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
@@ -38,6 +41,8 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
     modules: dict[str, dict[str, np.ndarray]] = {}
     strangers = []
     for key, value in stored.tensors.items():
+        if key in stored.config.own_keys:
+            continue
         parts = key.split(".")
         ends = [end for end in range(len(parts) - 1, 0, -1) if ".".join([*parts[:end], "weight"]) in names]
         if ends:
@@ -61,13 +66,13 @@ def write_merged_weights(
     dtype: str | None,
 ) -> None:
     """Copy every base tensor, merged where the adapter has a part in it."""
-
+    adapter_over = _adapter_layers(source, stored, modules)
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
         module, _, leaf = name.rpartition(".")
         if module in modules:
-            read = partial(_merge, module, leaf, written, source, stored, modules[module])
+            read = partial(_merge, module, leaf, written, source, adapter_over)
         else:
             read = partial(source.read, name, written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
@@ -83,19 +88,36 @@ def round_as_stored(model: nn.Layer, source: WeightSource) -> None:
             parameter.set_value(cast(cast(parameter.numpy(), "float32", dtype), dtype, "float32"))
 
 
+def _adapter_layers(
+    source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
+) -> Callable[[str, Linear], LinearAdapter]:
+    """What puts the stored adapter of a layer, given by name, over a linear."""
+    shapes = {module: source.shape(f"{module}.weight") for module in modules}
+    bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[1]) for module, shape in shapes.items()}
+    wrap = stored.config.wrapper(bases, seed=0)
+
+    def over(module: str, linear: Linear) -> LinearAdapter:
+        layer, own = wrap(module, linear), modules[module]
+        require_mergeable(stored.config, module, layer)
+        state = layer.own_state()
+        assert state.keys() == own.keys(), f"{module}: {sorted(state)} against {sorted(own)}"
+        for key, tensor in state.items():
+            tensor.set_value(own[key])
+        for key, tensor in layer.shared_state().items():
+            tensor.set_value(stored.tensors[key])
+        return layer
+
+    return over
+
+
 def _merge(
-    module: str, leaf: str, dtype: str, source: WeightSource, stored: AdapterFiles, own: dict[str, np.ndarray]
+    module: str, leaf: str, dtype: str, source: WeightSource, adapter_over: Callable[[str, Linear], LinearAdapter]
 ) -> np.ndarray:
     """One merged weight or bias (`leaf`), by the method's own formula over a linear that holds the base's."""
     out_features, in_features = source.shape(f"{module}.weight")
     linear = Linear(in_features, out_features, bias=leaf == "bias")
     getattr(linear, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
-    layer = stored.config.wrap(module, linear, seed=0)
-    require_mergeable(stored.config, module, layer)
-    state = layer.own_state()
-    assert state.keys() == own.keys(), f"{module}: {sorted(state)} against {sorted(own)}"
-    for key, tensor in state.items():
-        tensor.set_value(own[key])
+    layer = adapter_over(module, linear)
     merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
     return source.read(f"{module}.{leaf}", dtype) if merged is None else cast(merged.numpy(), "float32", dtype)
 
