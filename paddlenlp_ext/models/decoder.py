@@ -86,8 +86,11 @@ class Decoder(nn.Layer):
         position_ids_BS: paddle.Tensor | None,
         document_lengths: DocumentLengths | None,
         cache: KeyValueCache | None,
+        first_position: int = 0,
     ) -> AttentionInputs:
         """What all layers share: rotation tables, and either the documents' layouts or the cache.
+
+        `first_position` is added to every position id, given or not.
 
         Raises:
             ValueError: document lengths together with a cache, or lengths that do not fill the rows.
@@ -99,7 +102,7 @@ class Decoder(nn.Layer):
             if position_ids_BS is None:
                 ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
                 position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
-            return AttentionInputs(*self.rotary(position_ids_BS), {}, cache)
+            return AttentionInputs(*self.rotary(position_ids_BS + first_position), {}, cache)
         rows = [[length]] * batch if document_lengths is None else document_lengths
         layouts = {window: AttentionLayout.from_documents(rows, window) for window in set(self.windows)}
         layout = next(iter(layouts.values()))
@@ -107,7 +110,7 @@ class Decoder(nn.Layer):
             raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
         if position_ids_BS is None:
             position_ids_BS = paddle.to_tensor(layout.positions())
-        return AttentionInputs(*self.rotary(position_ids_BS), layouts)
+        return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
 class CausalLM(nn.Layer):

@@ -26,6 +26,7 @@ class PeftConfig:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
         mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
         random_start: whether the start differs from seed to seed.
+        starts_as_base: whether a fresh adapter leaves the model's logits as they are.
         reads_prompts: whether prompts and answers are treated differently: `hidden_states` then takes `prompt_lengths`,
             for each row of the batch how many positions of each document are its prompt.
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
@@ -34,6 +35,8 @@ class PeftConfig:
             key prefix the variant shares (config/tree.py reads it). Its files may have that method's `peft_type`;
             `claims` tells them apart.
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
+        paddlenlp_array: the name of a NumPy file beside it that holds the whole adapter; where it is there, it is read,
+            by `from_paddlenlp_array`.
         own_keys: name of a tensor that belongs to no layer of the model -> its whole key in the file, where Hugging
             Face PEFT has such tensors.
     """
@@ -41,10 +44,12 @@ class PeftConfig:
     peft_type: ClassVar[str]
     mergeable: ClassVar[bool] = True
     random_start: ClassVar[bool] = True
+    starts_as_base: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = None
     refines: ClassVar[str | None] = None
     paddlenlp_config: ClassVar[str | None] = None
+    paddlenlp_array: ClassVar[str | None] = None
     own_keys: ClassVar[Mapping[str, str]] = {}
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
@@ -108,6 +113,11 @@ class PeftConfig:
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PeftConfig:
         """The config that PaddleNLP's file describes; only for a method with `paddlenlp_config`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
+        """The adapter's tensors in the NumPy file; only for a method with `paddlenlp_array`."""
         raise NotImplementedError
 
     @classmethod

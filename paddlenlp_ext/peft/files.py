@@ -115,6 +115,10 @@ def _read_paddlenlp(folder: Path, file: str) -> AdapterFiles:
         config = method.from_paddlenlp(fields)
     except ValueError as error:
         raise ValueError(f"{folder / file}: {error}") from error
+    if method.paddlenlp_array and (folder / method.paddlenlp_array).is_file():
+        array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
+        tensors = method.from_paddlenlp_array(array.astype(np.float32))
+        return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
     index = folder / "peft_model.safetensors.index.json"
     single = sorted(folder.glob("*.safetensors"))
     if index.is_file():

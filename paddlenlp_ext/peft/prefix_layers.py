@@ -1,0 +1,175 @@
+"""What prefix tuning does to a model: attention that sees a prefix, and the model that begins behind it.
+
+Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, E = K * H, F width of the
+projection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.ops.attention import KeyValuePrefix
+from paddlenlp_ext.ops.rope import apply_rope
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, generator_for, kaiming_uniform
+from paddlenlp_ext.plan import Style
+
+_START = 0.02  # standard deviation of keys and values at the start: small against a model's own
+
+
+class PrefixEncoder(nn.Layer):
+    """The part of the projection that layers share: E, W_1 and b_1.
+
+    The start of E is N(0, 1), that of W_1 Kaiming-uniform, that of b_1 zero.
+    """
+
+    def __init__(self, num_tokens: int, width: int, hidden_size: int, seed: int, dtype: paddle.dtype) -> None:
+        super().__init__()
+        embedding = generator_for(seed, "prefix_encoder.embedding").standard_normal((num_tokens, width), np.float32)
+        weight = kaiming_uniform((hidden_size, width), seed, "prefix_encoder.weight")
+        self.embedding = _parameter(self, embedding, dtype)
+        self.weight = _parameter(self, weight, dtype)
+        self.bias = _parameter(self, np.zeros(hidden_size, np.float32), dtype)
+
+    def forward(self) -> paddle.Tensor:
+        """[P, F]."""
+        return project(self.embedding, self.weight, self.bias).tanh()
+
+
+class PrefixAttention(AdapterLayer):
+    """Attention with a learned prefix of its own.
+
+    Args:
+        base: the attention of one layer.
+        num_tokens: P.
+        hidden_size: F of the projection; None without one.
+        dropout: probability, on keys and values while training.
+        seed, name: fix the start.
+    """
+
+    def __init__(
+        self, base: nn.Layer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
+    ) -> None:
+        super().__init__(base)
+        self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
+        self.dtype, self.width = base.k_proj.weight.dtype, base.k_proj.out_features
+        shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
+        self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
+        if hidden_size is None:
+            start = _START * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
+            self.prefix = _parameter(self, start, self.dtype)
+        else:
+            weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
+            self.prefix_weight = _parameter(self, weight, self.dtype)
+            self.prefix_bias = _parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
+
+    def keys_and_values(self) -> KeyValuePrefix:
+        """Two of [P, K, H]."""
+        if self.hidden_size is None:
+            prefix_P2KH = self.prefix
+        else:
+            flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
+            prefix_P2KH = flat.reshape([self.num_tokens, 2, -1, self.base.head_dim])
+        if self.dropout:
+            prefix_P2KH = F.dropout(prefix_P2KH, self.dropout, training=self.training)
+        return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
+
+    def adapted(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """[B, S, D] to the same. A cache holds the prefix already."""
+        if inputs.cache is None:
+            inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
+        return self.base(x_BSD, inputs)
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut by heads where keys and values are; what a projection makes would be cut afterwards."""
+        return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
+
+
+class PrefixModel(PeftModel):
+    """A model whose documents begin behind the prefix."""
+
+    UNSHIFTED: ClassVar[str] = "prefix_unshifted"
+    """Name of a prefix [P, 2, K, H] that was learned where a document's own positions begin at 0."""
+
+    def __init__(self, model: nn.Layer, peft_config: Any) -> None:
+        super().__init__(model, peft_config)
+        first = next(layer for _, layer in adapter_layers(model))
+        if first.hidden_size is not None:
+            self.prefix_encoder = PrefixEncoder(
+                first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
+            )
+            for _, layer in adapter_layers(model):
+                layer.encoder = (self.prefix_encoder,)
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: Any = None,
+        cache: Any = None,
+    ) -> paddle.Tensor:
+        """[B, S, D]; arguments as the model's, positions counted without the prefix."""
+        if not self.adapter_enabled:
+            return super().hidden_states(input_ids, position_ids, document_lengths, cache)
+        if cache is not None and cache.is_new:
+            cache.begin_with([layer.keys_and_values() for _, layer in adapter_layers(self.base_model)])
+        decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
+        inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
+        return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """As `PeftModel.load_tensors`; also all layers' keys and values in one tensor, and unshifted ones.
+
+        Raises:
+            ValueError: as there.
+        """
+        own = dict(tensors)
+        layers = dict(adapter_layers(self.base_model))
+        if "prompt_embeddings" in own:
+            stored = own.pop("prompt_embeddings")
+            width = sum(2 * layer.width for layer in layers.values())
+            if stored.ndim != 2 or stored.shape[1] != width:
+                raise ValueError(
+                    f"{where}: the stored prefix has shape {list(stored.shape)}, and this model's {len(layers)} layers "
+                    f"need [tokens, {width}]: the prefix belongs to another model."
+                )
+            for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
+                own[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
+        for name in [name for name in own if name.endswith(self.UNSHIFTED)]:
+            own[name.replace(self.UNSHIFTED, "prefix")] = self._shifted(own.pop(name))
+        super().load_tensors(own, where)
+
+    def _shifted(self, prefix_P2KH: np.ndarray) -> np.ndarray:
+        """The prefix that has the same scores when the document's positions begin at P: its keys turned by P."""
+        keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
+        num_tokens = keys_1PKH.shape[1]
+        cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
+        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
+        turned = (apply_rope(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
+        return np.stack([turned, prefix_P2KH[:, 1]], axis=1)
+
+    @staticmethod
+    def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
+        """Keys and values that a projection makes, [P, 2 * E] for each layer, from the adapter's own tensors."""
+        encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
+        hidden_PF = project(*encoder).tanh()
+        names = [name.removesuffix("_weight") for name in tensors if name.endswith(".prefix_weight")]
+        return [project(hidden_PF, tensors[f"{name}_weight"], tensors[f"{name}_bias"]) for name in names]
+
+
+def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    """x W^T + b."""
+    return paddle.matmul(x, weight, transpose_y=True) + bias
+
+
+def _parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype) -> paddle.Tensor:
+    start = nn.initializer.Assign(value)
+    return layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=start)
