@@ -1,0 +1,76 @@
+"""What is compared: the shipped configurations of one model, LoRA at several ranks, every other registered method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.config.schema import options_of
+from paddlenlp_ext.config.tree import SECTIONS, switches_of
+
+SHIPPED = Path(__file__).resolve().parents[2] / "llm" / "config" / "smollm2"
+LORA_RANKS = (2, 8, 16, 32)
+_LORA_RATE = 2e-3
+_USUAL_RATE = 1e-3  # of a method that ships no configuration
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table.
+
+    Attributes:
+        name: in the table, and of the folder of its runs.
+        learning_rate: the middle of the sweep.
+        keys: what its configuration has beyond what all runs share.
+    """
+
+    name: str
+    learning_rate: float
+    keys: dict[str, Any] = field(default_factory=dict)
+
+
+def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[Entry]:
+    """Full fine-tuning first, then LoRA and what belongs to it, then the other methods by name.
+
+    Args:
+        methods: switch -> config class of every registered method.
+        shipped: folder of `<name>_argument.json` files; each one's method keys and learning rate are taken.
+    """
+    entries = {entry.name: entry for entry in _variants_of_lora()}
+    for file in sorted(shipped.glob("*_argument.json")):
+        entry = _from_file(file)
+        if _switches_on(entry, methods) != {"lora"}:  # plain LoRA has its own lines
+            entries[entry.name] = entry
+    covered = {switch for entry in entries.values() for switch in _switches_on(entry, methods)}
+    for switch in sorted(methods.keys() - covered):
+        keys = dict.fromkeys(switches_of(switch, methods[switch]), True)
+        entries[switch] = Entry(switch, _USUAL_RATE, keys)
+    full = [entry for entry in entries.values() if not entry.keys]
+    return full + [entry for entry in entries.values() if entry.keys]
+
+
+def _variants_of_lora() -> list[Entry]:
+    plain = [Entry(f"lora_r{rank}", _LORA_RATE, {"lora": True, "lora_rank": rank}) for rank in LORA_RANKS]
+    of_rank_16 = {"lora": True, "lora_rank": 16}
+    return [
+        *plain,
+        Entry("rslora_r32", _LORA_RATE, {"lora": True, "lora_rank": 32, "rslora": True}),
+        Entry("lora_plus_r16", _LORA_RATE / 4, {**of_rank_16, "lora_plus_scale": 16.0}),
+        Entry("lora_neftune_r16", _LORA_RATE, {**of_rank_16, "neftune": True}),
+    ]
+
+
+def _switches_on(entry: Entry, methods: Mapping[str, type]) -> set[str]:
+    return {switch for switch in methods if entry.keys.get(switch) is True}
+
+
+def _from_file(file: Path) -> Entry:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    options = [option for section, options_class in SECTIONS.items() for option in options_of(options_class, section)]
+    shared = {name for option in options for name in option.spellings}
+    keys = {key: value for key, value in content.items() if key not in shared}
+    name = file.name.removesuffix("_argument.json")
+    return Entry(name if keys else "full", content["learning_rate"], keys)
