@@ -61,7 +61,7 @@ class RunConfig:
 
 def method_options(switch: str, method: type) -> list[Option]:
     """The options of an adapter method's config class; the switch (or the method it refines) prefixes their keys."""
-    return options_of(method, switch, prefix=f"{getattr(method, 'refines', switch)}_")
+    return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
