@@ -1,0 +1,20 @@
+"""The prefixes and prompts of the golden files, over the tiny models of `model_cases`; data alone, for both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
+
+CASES: dict[str, dict[str, Any]] = {
+    "prefix_llama": {"base": "llama_odd_sizes", "method": "prefix", "options": {"num_virtual_tokens": 5}},
+    "prefix_qwen3": {"base": "qwen3", "method": "prefix", "options": {"num_virtual_tokens": 3}},
+    "prefix_projected": {
+        "base": "llama_odd_sizes",
+        "method": "prefix",
+        "options": {"num_virtual_tokens": 5, "prefix_projection": True, "encoder_hidden_size": 7},
+    },
+    "prompt_llama": {"base": "llama_odd_sizes", "method": "prompt", "options": {"num_virtual_tokens": 5}},
+    "prompt_qwen2_tied": {"base": "qwen2", "method": "prompt", "options": {"num_virtual_tokens": 3}},
+    "prompt_window": {"base": "mistral_window", "method": "prompt", "options": {"num_virtual_tokens": 9}},
+}
