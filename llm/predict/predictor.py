@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     prompts = None if questions is None else encode_all(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
     model.end_at({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
-    options = arguments.decoding_options()
+    options = {**arguments.decoding_options(), "eos_token_id": model.end_token_ids}
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)

@@ -121,6 +121,17 @@ def test_a_file_is_answered_as_the_model_generates(base, data_file):
     assert [line["output"] for line in lines] == [tokenizer.decode(e, skip_special_tokens=True) for e in expected]
 
 
+def test_an_answer_ends_at_the_models_own_end_tokens(base, data_file, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    prompt = load_template(None, AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"], (), None)
+    tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=None)[0]
+    model.end_at([tokens[3]])
+    model.save_pretrained(tmp_path / "ends")
+    save_tokenizer(tmp_path / "ends")
+    whole, cut = answers(base, data_file)[0]["output"], answers(tmp_path / "ends", data_file)[0]["output"]
+    assert len(cut) < len(whole) and whole.startswith(cut)
+
+
 def test_an_adapter_can_be_named_beside_its_base_or_instead_of_it(base, adapter, data_file):
     plain = answers(base, data_file)
     beside = answers(base, data_file, "--lora_path", str(adapter))
