@@ -1,0 +1,198 @@
+"""VeRA: Vector-based Random Matrix Adaptation (Kopiczko et al. 2023, arXiv 2310.11454).
+
+y = x W^T + b * ((d * (dropout(x) A^T)) B^T)        delta W = diag(b) B diag(d) A
+A [r, widest in], B [widest out, r]: random, frozen, one pair for all layers; a layer uses the first `in` columns of A
+and the first `out` rows of B. A layer trains two vectors: d [r] = d_initial, b [out] = 0.
+
+The pair follows from `projection_prng_key` and the sizes (vera_projections.py). It is the one that Hugging Face PEFT
+makes from the same key, so that an adapter saved without the pair is read alike there and here.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.low_rank import factor_axes
+from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.vera_projections import Projections
+from paddlenlp_ext.plan import Style
+
+
+class VeRAModel(PeftModel):
+    """Resumes with the pair that the checkpoint was trained with, whatever key this run began with."""
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        stored = read_adapter(folder)
+        key = stored.config.projection_prng_key
+        if not stored.config.save_projection:
+            for _, layer in adapter_layers(self.base_model):
+                if layer.projections.key != key:  # the first layer's redraw serves all
+                    layer.projections.redraw(key)
+        self.load_tensors(stored.tensors, str(folder))
+
+
+@PEFT_METHODS.register("vera")
+@dataclass(kw_only=True)
+class VeRAConfig(PeftConfig):
+    """Two vectors a layer over one pair of random matrices (VeRA).
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "VERA"
+    model_class: ClassVar[type[nn.Layer] | None] = VeRAModel
+    own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
+    paddlenlp_config: ClassVar[str | None] = "vera_config.json"
+
+    rank: int = option(
+        256, help="Rank r of the shared matrices; a layer trains r + out numbers.", minimum=1, maximum=65536
+    )
+    alpha: float | None = option(
+        None, help="PaddleNLP's scale alpha / rank; VeRA has none, so only vera_rank is taken."
+    )
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    d_initial: float = option(0.1, help="What every element of d begins as.", above=0)
+    projection_prng_key: int | None = option(None, help="Seed of the shared matrices. Unset: the run's seed.")
+    save_projection: bool = option(True, help="Store the shared matrices too, not only their seed.")
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("vera_rank", self.rank)
+        require_share("vera_dropout", self.dropout)
+        require_positive("vera_d_initial", self.d_initial)
+        if self.projection_prng_key is not None:
+            require_whole("vera_projection_prng_key", self.projection_prng_key, minimum=0)
+        if self.alpha not in (None, self.rank):
+            raise ValueError(
+                f"vera_alpha={self.alpha!r} is not vera_rank={self.rank!r}: VeRA's update has no scale; leave it out, "
+                "and let vera_d_initial say how large the update begins."
+            )
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "vera_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> VeRALinear:
+        return self.wrapper({name: base}, seed)(name, base)
+
+    def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], VeRALinear]:
+        widest = [max(getattr(base, side) for base in bases.values()) for side in ("in_features", "out_features")]
+        key = seed if self.projection_prng_key is None else self.projection_prng_key
+        projections = functools.cache(lambda dtype: Projections(self.rank, *widest, key, dtype, self.save_projection))
+        return lambda name, base: VeRALinear(base, projections(base.weight.dtype), self.d_initial, self.dropout)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        layers = dict(adapter_layers(model))
+        return {
+            "r": self.rank,
+            "vera_dropout": self.dropout,
+            "d_initial": self.d_initial,
+            "projection_prng_key": next(iter(layers.values())).projections.key,
+            "save_projection": self.save_projection,
+            "target_modules": shortest_targets(list(layers), model),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
+        read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
+        read |= {"layers_to_transform", "layers_pattern"}
+        if fields.get("init_weights") is True:  # how the vectors began
+            read.add("init_weights")
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 256),
+            dropout=fields.get("vera_dropout", 0.0),
+            d_initial=fields.get("d_initial", 0.1),
+            projection_prng_key=fields.get("projection_prng_key", 0),
+            save_projection=fields.get("save_projection", True),
+            target_modules=targets_from_peft(fields),
+        )
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
+        raise ValueError(
+            "PaddleNLP's VeRA has a matrix A of its own in each layer, made from the base's weights (pissa_init="
+            f"{fields.get('pissa_init', False)!r}) or by chance, and does not store it: the adapter can't be rebuilt "
+            "from this folder. Merge it with PaddleNLP's own merge_vera_params.py and go on from the merged model, or "
+            "train again."
+        )
+
+
+class VeRALinear(LinearAdapter):
+    """A linear with a random update that two vectors weigh.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        projections: the shared pair, in the base's format.
+        d_initial: what d begins as.
+        dropout: probability, on the adapter's input while training.
+    """
+
+    def __init__(self, base: nn.Layer, projections: Projections, d_initial: float, dropout: float) -> None:
+        super().__init__(base)
+        self.projections = projections
+        self.dropout = dropout
+        self.first_input, self.first_output = 0, 0
+        self.vera_lambda_d = self.new_parameter(np.full(projections.a.shape[0], d_initial, np.float32))
+        self.vera_lambda_b = self.new_parameter(np.zeros(base.out_features, np.float32))
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
+        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = paddle.matmul(inner, self._own_columns(), transpose_y=True) * self.vera_lambda_d
+        b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
+        return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """diag(b) B diag(d) A, float32 [out, in]."""
+        a, b = self.low_rank_factors()
+        return paddle.matmul(b, a)
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """diag(d) A and diag(b) B."""
+        a = self._own_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
+        b = self._own_rows().astype("float32") * self.vera_lambda_b.astype("float32").unsqueeze(-1)
+        return a, b
+
+    def shared_state(self) -> dict[str, paddle.Tensor]:
+        return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """b is cut along the outputs. The pair is whole: `first_input`, `first_output` say where a rank's part is."""
+        return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
+
+    def _own_columns(self) -> paddle.Tensor:
+        return self.projections.a[:, self.first_input : self.first_input + self.in_features]
+
+    def _own_rows(self) -> paddle.Tensor:
+        return self.projections.b[self.first_output : self.first_output + self.out_features]

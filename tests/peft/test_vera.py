@@ -1,0 +1,250 @@
+"""VeRA: Hugging Face PEFT's adapters give the same numbers here, the pair is shared, and its seed regenerates it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from safetensors import safe_open
+from tiny_adapted import logits_of, loss_of, same_bits, tiny_model, train
+
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.vera import VeRAConfig
+from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+from model_cases import CASES as MODELS  # noqa: E402
+from model_cases import make_inputs, make_weight  # noqa: E402
+from vera_cases import CASES  # noqa: E402
+from weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS  # noqa: E402
+
+TOLERANCE = 1e-5
+with_golden = pytest.mark.parametrize("case", CASES)
+
+
+def load(case: str) -> PeftModel:
+    base = CASES[case]["base"]
+    model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
+    for name, parameter in model.named_parameters():
+        parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
+    return PeftModel.from_pretrained(model, GOLDEN / "adapters" / case)
+
+
+def golden_loss(model: PeftModel, case: str) -> paddle.Tensor:
+    input_ids, labels = (paddle.to_tensor(array) for array in make_inputs(CASES[case]["base"]))
+    hidden_TD = model.hidden_states(input_ids).flatten(0, 1)
+    loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), labels.flatten())
+    return loss_sum / int((labels != -100).sum())
+
+
+def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
+    return {name: tensor for name, tensor in model.adapter_state().items() if name not in VeRAConfig.own_keys}
+
+
+def close(ours: paddle.Tensor, golden: np.ndarray, what: str = "") -> None:
+    np.testing.assert_allclose(ours.numpy(), golden, rtol=0, atol=TOLERANCE, err_msg=what)
+
+
+@with_golden
+def test_logits_gradients_and_merged_weights(case: str):
+    golden, model = dict(np.load(GOLDEN / "adapters" / case / "golden.npz")), load(case)
+    input_ids = paddle.to_tensor(make_inputs(CASES[case]["base"])[0])
+    close(model(input_ids), golden["logits"])
+    loss = golden_loss(model, case)
+    np.testing.assert_allclose(float(loss), golden["loss"], rtol=1e-6)
+    loss.backward()
+    assert vectors(model).keys() == {name[9:] for name in golden if name.startswith("gradient:")}
+    for name, tensor in vectors(model).items():
+        close(tensor.grad, golden[f"gradient:{name}"], name)
+    merged = model.merge_and_unload()
+    close(merged(input_ids), golden["logits"])
+    wanted = [name for name in golden if name.startswith("merged:")]
+    assert wanted
+    for name in wanted:
+        close(merged.state_dict()[name[7:]], golden[name], name)
+
+
+@with_golden
+def test_vectors_after_some_steps_of_adamw(case: str):
+    golden, model = np.load(GOLDEN / "adapters" / case / "golden.npz"), load(case).train()
+    options = SimpleNamespace(
+        optim="adamw",
+        learning_rate=LEARNING_RATE,
+        weight_decay=0.01,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=EPSILON,
+    )
+    optimizer = build_optimizer(model, options)
+    for _ in range(STEPS):
+        golden_loss(model, case).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    for name, tensor in vectors(model).items():
+        close(tensor, golden[f"trained:{name}"], name)
+
+
+@with_golden
+def test_the_seed_gives_the_pair_that_peft_drew(case: str):
+    golden = np.load(GOLDEN / "adapters" / case / "golden.npz")
+    key = CASES[case]["settings"]["projection_prng_key"]
+    rank = CASES[case]["settings"]["r"]
+    model = load(case)
+    layers = dict(adapter_layers(model.base_model))
+    fresh = VeRAConfig(rank=rank, projection_prng_key=key).wrapper(layers, seed=0)
+    pair = fresh("any", next(iter(layers.values())).base).projections
+    assert np.array_equal(pair.a.numpy(), golden["pair:vera_A"])
+    assert np.array_equal(pair.b.numpy(), golden["pair:vera_B"])
+
+
+@with_golden
+def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
+    theirs = GOLDEN / "adapters" / case
+    load(case).save_pretrained(tmp_path)
+    with (
+        safe_open(theirs / "adapter_model.safetensors", "np") as wanted,
+        safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
+    ):
+        assert sorted(written.keys()) == sorted(wanted.keys())
+        assert ("base_model.vera_A" in written.keys()) == ("stored" in case)  # noqa: SIM118 (a file, not a dict)
+        for key in wanted.keys():  # noqa: SIM118
+            assert np.array_equal(written.get_tensor(key), wanted.get_tensor(key))
+    ours = json.loads((tmp_path / "adapter_config.json").read_text())
+    golden = json.loads((theirs / "adapter_config.json").read_text())
+    assert ours.keys() <= golden.keys()
+    for field in ours.keys() - {"target_modules"}:
+        assert ours[field] == golden[field], field
+
+
+def test_the_formula_of_one_layer():
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=7))
+    layers = dict(adapter_layers(model.base_model))
+    assert all(layer.projections is layers["model.layers.0.mlp.up_proj"].projections for layer in layers.values())
+    rng = np.random.default_rng(0)
+    for name in ("model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj"):
+        layer, shape = layers[name], layers[name].base.weight.shape
+        d, b = rng.standard_normal(7).astype(np.float32), rng.standard_normal(shape[0]).astype(np.float32)
+        layer.vera_lambda_d.set_value(d)
+        layer.vera_lambda_b.set_value(b)
+        a, projection_b = layer.projections.a.numpy(), layer.projections.b.numpy()
+        assert a.shape == (7, 44) and projection_b.shape == (44, 7)
+        delta = np.diag(b) @ projection_b[: shape[0]] @ np.diag(d) @ a[:, : shape[1]]
+        np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=0, atol=1e-5)
+        x = rng.standard_normal((3, shape[1])).astype(np.float32)
+        wanted = layer.base(paddle.to_tensor(x)).numpy() + x @ delta.T
+        np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=1e-5)
+
+
+def test_only_two_vectors_a_layer_train_and_the_pair_is_stored_once(tmp_path: Path):
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
+    trained = trainable_parameters(model)
+    layers = dict(adapter_layers(model.base_model))
+    assert sum(p.size for p in trained.values()) == sum(8 + layer.out_features for layer in layers.values())
+    assert len(model.parameters()) == len(tiny_model().parameters()) + 2 * len(layers)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "adapter_model.safetensors", "np") as file:
+        pairs = [key for key in file.keys() if "vera_A" in key or "vera_B" in key]  # noqa: SIM118
+    assert pairs == ["base_model.vera_A", "base_model.vera_B"]
+    before = {name: tensor.numpy().copy() for name, tensor in model.adapter_state().items()}
+    train(model, steps=2)
+    after = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
+    assert all(np.array_equal(before[name], after[name]) == (name in VeRAConfig.own_keys) for name in after)
+
+
+def test_without_the_pair_its_seed_is_enough(tmp_path: Path):
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=8, save_projection=False), seed=5)
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["projection_prng_key"] == 5
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
+    warm = get_peft_model(tiny_model(), VeRAConfig(path=str(tmp_path)), seed=9)
+    assert np.array_equal(logits_of(warm), logits_of(model))
+    resumed = get_peft_model(tiny_model(), VeRAConfig(rank=8, save_projection=False), seed=9)
+    assert not np.array_equal(logits_of(resumed), logits_of(model))
+    resumed.load_weights(tmp_path)
+    assert np.array_equal(logits_of(resumed), logits_of(model))
+    resumed.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "adapter_config.json").read_text())["projection_prng_key"] == 5
+
+
+def test_parts_of_ranks_join_to_the_whole():
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=6))
+    layer = dict(adapter_layers(model.base_model))["model.layers.0.mlp.up_proj"]
+    layer.vera_lambda_b.set_value(paddle.linspace(-1, 1, layer.out_features))
+    whole = layer.delta_weight().numpy()
+    assert layer.placements("colwise") == {"vera_lambda_d": None, "vera_lambda_b": 0}
+    assert layer.placements("rowwise") == {"vera_lambda_d": None, "vera_lambda_b": None}
+    half = layer.out_features // 2
+    b, layer.first_output = layer.vera_lambda_b.numpy(), half
+    layer.base.out_features = half
+    layer.vera_lambda_b = layer.new_parameter(b[half:])
+    np.testing.assert_allclose(layer.delta_weight().numpy(), whole[half:], rtol=0, atol=1e-6)
+
+
+def test_it_learns():
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=64))
+    before = float(loss_of(model))
+    train(model, steps=30)
+    assert float(loss_of(model)) < 0.7 * before
+
+
+def test_it_can_be_written_as_a_plain_lora(tmp_path: Path):
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
+    train(model, steps=3)
+    save_as_lora(model, tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert loaded.peft_config.peft_type == "LORA"
+    np.testing.assert_allclose(logits_of(loaded), logits_of(model), rtol=0, atol=TOLERANCE)
+
+
+def test_a_lost_pair_is_named(tmp_path: Path):
+    """A file that says it holds the pair and doesn't is not made up for."""
+    model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
+    tensors = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
+    del tensors["vera_A"], tensors["vera_B"]
+    with pytest.raises(ValueError, match="2 missing: vera_A, vera_B"):
+        model.load_tensors(tensors, str(tmp_path))
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(ValueError, match="vera_alpha=16 is not vera_rank=8: VeRA's update has no scale"):
+        VeRAConfig(rank=8, alpha=16)
+    assert VeRAConfig(rank=8, alpha=8).alpha == 8
+    with pytest.raises(ValueError, match="vera_rank=0 is out of range"):
+        VeRAConfig(rank=0)
+    with pytest.raises(ValueError, match="vera_dropout=1 is out of range"):
+        VeRAConfig(dropout=1)
+    with pytest.raises(ValueError, match="vera_projection_prng_key=-1 is out of range"):
+        VeRAConfig(projection_prng_key=-1)
+
+
+def test_paddlenlps_folders_are_refused_with_a_way_out(tmp_path: Path):
+    fields = {"r": 8, "vera_alpha": 8, "pissa_init": True, "target_modules": [".*q_proj.*"]}
+    (tmp_path / "vera_config.json").write_text(json.dumps(fields))
+    write_safetensors(tmp_path / "vera_model_state.safetensors", {"llama.x.vera_d": np.ones(8, np.float32)})
+    with pytest.raises(ValueError, match=r"vera_config.json: .*does not store it.* own merge_vera_params.py"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_half_precision_weights_get_a_pair_of_their_format():
+    model = tiny_model()
+    model.to(dtype="bfloat16")
+    adapted = get_peft_model(model, VeRAConfig(rank=8))
+    assert {str(tensor.dtype) for tensor in adapted.adapter_state().values()} == {"paddle.bfloat16"}
+    other = get_peft_model(tiny_model(), VeRAConfig(rank=8))
+    rounded = {
+        name: tensor.astype("bfloat16").astype("float32").numpy() for name, tensor in other.adapter_state().items()
+    }
+    assert same_bits(rounded, {name: t.astype("float32").numpy() for name, t in adapted.adapter_state().items()})
