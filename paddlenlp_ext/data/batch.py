@@ -61,6 +61,25 @@ class PackedBatch:
         """Slots whose prediction counts in the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
+    @property
+    def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
+        """For each document how many slots hold its prompt: what precedes its last answer. 0 in padding.
+
+        The slot that predicts the answer's first token is the prompt's last, as it is when the answer is generated.
+        """
+        return tuple(
+            tuple(_prompt_length(labels) for labels in np.split(row, np.cumsum(lengths)[:-1]))
+            for row, lengths in zip(self.labels, self.document_lengths, strict=True)
+        )
+
+
+def _prompt_length(labels: np.ndarray) -> int:
+    learned = np.flatnonzero(labels != IGNORED_LABEL)
+    if len(learned) == 0:
+        return 0
+    ignored_before = np.flatnonzero(labels[: learned[-1]] == IGNORED_LABEL)
+    return int(ignored_before[-1]) + 2 if len(ignored_before) else 1
+
 
 def collate(
     packs: Sequence[Sequence[EncodedRow]],

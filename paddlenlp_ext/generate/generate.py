@@ -152,7 +152,7 @@ def _decode(
 ) -> Iterator[tuple[_Row, int | None]]:
     """Decode one batch to its end; yields (row, token) as each is chosen, None for a token that ended the row."""
     width = max(len(row.prompt) for row in rows)
-    cache = KVCache([width - len(row.prompt) for row in rows])
+    cache = KVCache([width - len(row.prompt) for row in rows], prompt_end=width)
     logits_BV = _prefill(model, rows, width, cache)
     while True:
         going = [position for position, row in enumerate(rows) if not row.ended]

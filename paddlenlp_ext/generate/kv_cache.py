@@ -65,9 +65,11 @@ class KVCache:
 
     Attributes:
         key_starts: int64 [B], the first real key of each left-padded row.
+        prompt_end: the column where all prompts end, None where nobody said.
     """
 
-    def __init__(self, key_starts: Sequence[int]) -> None:
+    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
+        self.prompt_end = prompt_end
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: list[_LayerStore] = []

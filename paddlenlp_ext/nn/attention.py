@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import paddle
 from paddle import nn
@@ -49,6 +49,7 @@ class AttentionInputs:
         prefix: learned keys and values of one layer that every document sees before its own; a cache holds its own.
         num_shared: so many positions at the start of the (only) row are seen by every document of the layouts, which
             are about the positions behind them.
+        adapter_inputs: what an adapter around the layers wants to know of this pass; nobody else reads it.
     """
 
     cos: paddle.Tensor
@@ -57,6 +58,7 @@ class AttentionInputs:
     cache: KeyValueCache | None = None
     prefix: KeyValuePrefix | None = None
     num_shared: int = 0
+    adapter_inputs: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

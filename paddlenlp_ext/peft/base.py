@@ -152,7 +152,7 @@ class PeftModel(nn.Layer):
         total = sum(p.size for p in self.parameters())
         leaves: dict[str, int] = {}
         for name, _ in adapter_layers(self):
-            leaf = name.rpartition(".")[2]
+            leaf = next(part for part in reversed(name.split(".")) if not part.isdigit())
             leaves[leaf] = leaves.get(leaf, 0) + 1
         where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
         return f"trainable parameters: {trainable:,} of {total:,} ({100 * trainable / total:.3f} %) in {where}"

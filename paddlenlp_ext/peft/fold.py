@@ -15,9 +15,8 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
     Raises:
         ValueError: as `require_mergeable`; nothing is changed then.
     """
+    require_mergeable_method(config)
     layers = list(adapter_layers(model))
-    if not config.mergeable:
-        raise ValueError(f"an adapter of type {config.peft_type} is no change of a weight: it can't be merged.")
     for name, layer in layers:
         require_mergeable(config, name, layer)
     for name, layer in layers:
@@ -28,6 +27,18 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
         replace_layer(model, name, layer.base)
     for parameter in model.parameters():
         parameter.stop_gradient = False
+
+
+def require_mergeable_method(config: PeftConfig) -> None:
+    """Check that the method changes weights and nothing else.
+
+    Raises:
+        ValueError: it doesn't.
+    """
+    if not config.mergeable:
+        raise ValueError(
+            f"an adapter of type {config.peft_type} is no change of a weight: it can't be merged; use it as it is."
+        )
 
 
 def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:

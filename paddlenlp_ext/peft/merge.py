@@ -22,6 +22,7 @@ from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.fold import require_mergeable_method
 from paddlenlp_ext.peft.merge_files import round_as_stored, tensors_by_module, write_companions, write_merged_weights
 from paddlenlp_ext.utils.atomic import atomic_folder
 from paddlenlp_ext.utils.log import get_logger
@@ -74,6 +75,7 @@ def merge_adapter(
             stands already, or logits that differ by more than the tolerance; nothing is left at `output` then.
     """
     stored = read_adapter(adapter)
+    require_mergeable_method(stored.config)
     base_path = resolve_model(_base_name(base, stored))
     _check_output(Path(output), overwrite, (base_path, stored.folder))
     source = open_weights(base_path)

@@ -50,6 +50,11 @@ class NoHooks:
         """Nothing to take back."""
 
 
+def reads_prompts(model: Any) -> bool:
+    """Whether the model's adapter has to know where the batch's prompts end."""
+    return isinstance(model, PeftModel) and model.peft_config.reads_prompts
+
+
 def training_hooks(model: Any) -> TrainingHooks:
     """The model's own hooks where it is a PeftModel."""
     return model if isinstance(model, PeftModel) else NoHooks()

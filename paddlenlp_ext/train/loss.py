@@ -11,6 +11,7 @@ import paddle
 
 from paddlenlp_ext.data.batch import PackedBatch
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.train.hooks import reads_prompts
 
 
 def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
@@ -22,6 +23,7 @@ def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
         paddle.to_tensor(batch.input_ids),
         position_ids=paddle.to_tensor(batch.position_ids),
         document_lengths=batch.document_lengths,
+        **({"prompt_lengths": batch.prompt_lengths} if reads_prompts(model) else {}),
     )
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = paddle.to_tensor(batch.labels).reshape([-1])

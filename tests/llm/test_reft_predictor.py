@@ -1,0 +1,71 @@
+"""reft_predictor.py under its documented arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
+
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.reft import ReftConfig
+
+FOLDER = Path(__file__).parents[2] / "llm" / "predict"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    """The script as a module; run as a program, its own folder is where it finds predictor.py."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("reft_predictor", FOLDER / "reft_predictor.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("predictor", None)
+
+
+@pytest.fixture
+def reft(base: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """Interventions that change the answers."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), ReftConfig(rank=4))
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():
+        if not parameter.stop_gradient:
+            parameter.set_value(rng.normal(0, 0.5, parameter.shape).astype(np.float32))
+    model.save_pretrained(tmp_path / "reft")
+    return tmp_path / "reft"
+
+
+def test_the_documented_command_answers_as_the_model_generates(script, base, reft, data_file):  # noqa: F811
+    output = data_file.with_name("answers.json")
+    words = f"--model_name_or_path {base} --reft_path {reft} --output_file {output} --batch_size 2 --num_beams 1"
+    script.main([*words.split(), "--data_file", str(data_file), "--max_length", "158", "--src_length", "150"])
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [line["src"] for line in lines] == ["What is two and two?", ["Name a colour.", "Another one."], "Hällo"]
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    prompt = load_template(None, tokenizer := AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"])
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), reft)
+    wanted, without = (
+        tokenizer.decode(m.generate([prompt], max_new_tokens=8)[0], skip_special_tokens=True) for m in (model, plain)
+    )
+    assert lines[0]["output"] == wanted != without
+
+
+def test_mistakes_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811
+    files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
+    with pytest.raises(ValueError, match="--max_length 512 leaves no room behind --src_length 512"):
+        script.main([*files, "--reft_path", str(reft), "--max_length", "512"])
+    with pytest.raises(ValueError, match="num_beams 4 is not available yet"):
+        script.main([*files, "--reft_path", str(reft), "--num_beams", "4"])
+    lora = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=2))
+    lora.save_pretrained(tmp_path / "lora")
+    with pytest.raises(ValueError, match="holds an adapter of type LORA"):
+        script.main([*files, "--reft_path", str(tmp_path / "lora")])

@@ -1,0 +1,254 @@
+"""ReFT: what it changes, where, and that its rotation stays one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import INPUT_IDS, logits_of, loss_of, tiny_model, train
+
+from paddlenlp_ext.data.batch import EncodedRow, collate
+from paddlenlp_ext.generate import generate as generate_module
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonormal
+from paddlenlp_ext.peft.reft import ReftConfig
+from paddlenlp_ext.peft.reft_interventions import INTERVENTION_TYPES, TINY
+from paddlenlp_ext.train.loss import loss_sum
+
+GENERATOR = np.random.default_rng(5)
+
+
+def trained(steps: int = 3, **fields: object) -> PeftModel:
+    model = get_peft_model(tiny_model(), ReftConfig(**{"rank": 3, "position": "f2+l2", **fields}))
+    train(model, steps)
+    return model
+
+
+def rows(*lengths_of_turns: tuple[int, ...]) -> list[EncodedRow]:
+    """Rows whose turns alternate between prompt and answer, so many tokens each."""
+    made = []
+    for index, turns in enumerate(lengths_of_turns):
+        learned = np.repeat([number % 2 == 1 for number in range(len(turns))], turns)
+        made.append(EncodedRow(GENERATOR.integers(1, 61, sum(turns)).astype(np.int32), learned, index))
+    return made
+
+
+def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
+    """Where the output of the upper layer differs from the base's in the batch, row by row."""
+    layer = model.base_model.model.layers[1]
+    seen = []
+    handle = layer.register_forward_post_hook(lambda _, __, output: seen.append(output.numpy()))
+    with paddle.no_grad():
+        model.hidden_states(**inputs)
+        with model.adapter_disabled():
+            model.hidden_states(**inputs)
+    handle.remove()
+    return [np.flatnonzero(np.abs(on - off).max(-1) > 1e-6).tolist() for on, off in zip(*seen, strict=True)]
+
+
+# -- where ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("position", "prompt", "wanted"),
+    [
+        ("f2+l3", 9, [0, 1, 6, 7, 8]),
+        ("f2", 9, [0, 1]),
+        ("l3", 9, [6, 7, 8]),
+        ("l2+f1", 9, [0, 7, 8]),
+        ("f4+l4", 5, [0, 1, 2, 3, 4]),
+        ("f7", 3, [0, 1, 2]),
+        ("f7+l7", 1, [0]),
+        ("f7+l7", 0, []),
+    ],
+)
+def test_first_and_last_positions_of_the_prompt_change_once(position: str, prompt: int, wanted: list[int]):
+    model = trained(position=position, layers="1")
+    inputs = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "prompt_lengths": [[prompt]]}
+    assert changed_slots(model, **inputs) == [wanted]
+
+
+def test_without_prompt_lengths_all_of_a_document_is_prompt():
+    model = trained(layers="1")
+    assert changed_slots(model, input_ids=paddle.to_tensor(INPUT_IDS)) == [[0, 1, 9, 10]] * 2
+    packed = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "document_lengths": [[6, 5]]}
+    assert changed_slots(model, **packed) == [[0, 1, 4, 5, 6, 7, 9, 10]]
+
+
+def test_prompts_of_a_batch_end_where_their_last_answers_begin():
+    batch = collate([rows((5, 4), (3, 2, 4, 3)), rows((7, 2))], pad_to_length=24)
+    # A row of L tokens takes L - 1 slots; the last slot of a prompt predicts the answer's first token.
+    assert batch.document_lengths == ((8, 11, 5), (8, 16))
+    assert batch.prompt_lengths == ((5, 9, 0), (7, 0))
+    everything_learned = EncodedRow(np.arange(1, 6, dtype=np.int32), np.ones(5, bool), 0)
+    assert collate([[everything_learned]]).prompt_lengths == ((1,),)
+
+
+def test_packed_and_right_padded_rows_change_as_alone():
+    model = trained()
+    documents = rows((6, 3), (3, 2, 5, 4), (9, 2), (2, 3))
+    batches = [collate([[row]]) for row in documents]
+    packed, padded = collate([documents]), collate([[row] for row in documents], pad_to_length=16)
+    losses = [float(loss_sum(model, batch)[0]) for batch in (packed, padded)]
+    np.testing.assert_allclose(losses, sum(float(loss_sum(model, batch)[0]) for batch in batches), rtol=1e-6)
+    with model.adapter_disabled():
+        assert abs(float(loss_sum(model, packed)[0]) - losses[0]) > 0.01
+
+
+def test_wrong_prompt_lengths_are_an_error():
+    model, ids = trained(), paddle.to_tensor(INPUT_IDS)
+    for wrong in ([[12], [3]], [[3]], [[3, 3], [3, 3]], [[-1], [2]]):
+        with pytest.raises(ValueError, match="do not fit documents"):
+            model(ids, prompt_lengths=wrong)
+
+
+# -- generation -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chunk", [1024, 4])
+def test_generation_changes_the_prompt_alone_in_batches_and_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    """Left-padded prompts of unequal length, against forward passes over each row as it grows."""
+    monkeypatch.setattr(generate_module, "PREFILL_CHUNK", chunk)
+    model = trained(10, position="f2+l3")
+    prompts = [GENERATOR.integers(1, 61, length).tolist() for length in (3, 11, 6, 1)]
+    together = model.generate(prompts, max_new_tokens=6, batch_size=4)
+    for prompt, tokens in zip(prompts, together, strict=True):
+        grown = list(prompt)
+        for token in tokens:
+            with paddle.no_grad():
+                logits = model(paddle.to_tensor([grown]), prompt_lengths=[[len(prompt)]])[0, -1]
+            assert int(logits.argmax()) == token
+            grown.append(token)
+    with model.adapter_disabled():
+        assert model.generate(prompts, max_new_tokens=6, batch_size=4) != together
+
+
+# -- what -------------------------------------------------------------------------------------------------------------
+def test_a_rotation_starts_where_it_should_and_stays_orthonormal():
+    start = random_orthonormal(GENERATOR.standard_normal((37, 6)))
+    columns = OrthonormalColumns(start)
+    np.testing.assert_allclose(columns.matrix().numpy(), start, atol=1e-6)
+    for scale in (0.1, 1.0, 30.0):
+        columns.reflectors.set_value((scale * GENERATOR.standard_normal((37, 6))).astype(np.float32))
+        rotation = columns.matrix().numpy()
+        np.testing.assert_allclose(rotation.T @ rotation, np.eye(6), atol=5e-6)
+        assert np.abs(rotation - start).max() > 0.05
+    square = OrthonormalColumns(random_orthonormal(GENERATOR.standard_normal((5, 5)))).matrix().numpy()
+    np.testing.assert_allclose(square.T @ square, np.eye(5), atol=1e-6)
+
+
+def test_training_moves_the_rotation_and_leaves_it_one():
+    model = trained(0)
+    layers = [layer for _, layer in adapter_layers(model)]
+    before = [layer.intervention.basis.matrix().numpy() for layer in layers]
+    train(model, 30)
+    for start, layer in zip(before, layers, strict=True):
+        rotation = layer.intervention.basis.matrix().numpy()
+        assert np.abs(rotation - start).max() > 0.02
+        np.testing.assert_allclose(rotation.T @ rotation, np.eye(3), atol=2e-6)
+
+
+@pytest.mark.parametrize("intervention_type", INTERVENTION_TYPES)
+def test_every_type_starts_as_the_base_and_learns(intervention_type: str, tmp_path: Path):
+    model = get_peft_model(tiny_model(), ReftConfig(rank=4, intervention_type=intervention_type))
+    np.testing.assert_allclose(logits_of(model), logits_of(tiny_model()), atol=1e-5)
+    before = float(loss_of(model))
+    train(model, 40)
+    assert float(loss_of(model)) < 0.8 * before
+    model.save_pretrained(tmp_path)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
+
+
+@pytest.mark.parametrize("intervention_type", ["LoreftIntervention", "DireftIntervention", "NoreftIntervention"])
+@pytest.mark.parametrize("act_fn", ["relu", "tanh"])
+def test_activations_learn_too(intervention_type: str, act_fn: str):
+    model = get_peft_model(tiny_model(), ReftConfig(rank=4, intervention_type=intervention_type, act_fn=act_fn))
+    before = float(loss_of(model))
+    train(model, 40)
+    assert float(loss_of(model)) < 0.8 * before
+
+
+def test_the_tiny_intervention_follows_its_formula():
+    layer = next(layer for _, layer in adapter_layers(trained(intervention_type=TINY)))
+    matrices = {name: tensor.numpy() for name, tensor in layer.intervention.named_parameters()}
+    h = GENERATOR.standard_normal((5, 36)).astype(np.float32)
+    wanted = h + h @ matrices["param_A"] @ np.diag(matrices["param_a"]) @ matrices["param_B"] @ np.diag(
+        matrices["param_b"]
+    )
+    np.testing.assert_allclose(layer.intervention(paddle.to_tensor(h)).numpy(), wanted, atol=1e-5)
+    assert np.abs(wanted - h).max() > 1e-3
+
+
+def test_dropout_acts_in_training_alone():
+    model = trained(dropout=0.5)
+    assert np.array_equal(logits_of(model), logits_of(model))
+    model.train()
+    assert np.abs(logits_of(model) - logits_of(model)).max() > 1e-3
+
+
+def test_recompute_keeps_each_pass_its_own_positions():
+    """Two forward passes before the first one's backward."""
+    model = trained()
+    model.base_model.enable_recompute()
+    model.train()
+    one, other = collate([rows((6, 3))]), collate([rows((2, 7))])
+    gradients = []
+    for between in (False, True):
+        loss = loss_sum(model, one)[0]
+        if between:
+            loss_sum(model, other)
+        loss.backward()
+        gradients.append([p.grad.numpy().copy() for p in model.parameters() if p.grad is not None])
+        for parameter in model.parameters():
+            parameter.clear_gradient(set_to_zero=False)
+    assert gradients[0]
+    for alone, interrupted in zip(*gradients, strict=True):
+        assert np.array_equal(alone, interrupted)
+
+
+# -- errors and files -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"position": "7"}, "position='7' names no positions"),
+        ({"position": "f0+l0"}, "names no positions"),
+        ({"position": "f1+f2"}, "names no positions"),
+        ({"layers": "0-3"}, "layers='0-3' names no layers"),
+        ({"rank": 0}, "rank=0 is out of range"),
+        ({"dropout": 1.0}, "dropout=1.0 is out of range"),
+        ({"intervention_type": "TinyIntervantion"}, "did you mean 'TinyIntervention'"),
+        ({"act_fn": "swish"}, "act_fn='swish' is none of linear"),
+        ({"intervention_type": TINY, "act_fn": "relu"}, "neither activation nor bias"),
+    ],
+)
+def test_wrong_options_are_named(fields: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        ReftConfig(**fields)
+
+
+def test_what_the_model_lacks_is_an_error():
+    with pytest.raises(ValueError, match="this model has layers 0 to 1, no 2"):
+        get_peft_model(tiny_model(), ReftConfig(layers="0;2"))
+    with pytest.raises(ValueError, match="rank=37 is out of range; allowed: at most the model's hidden size, 36"):
+        get_peft_model(tiny_model(), ReftConfig(rank=37))
+
+
+def test_the_documents_spelling_and_chosen_layers():
+    model = get_peft_model(tiny_model(), ReftConfig(layers="1", intervention_type="LoReftIntervention"))
+    assert model.peft_config.intervention_type == "LoreftIntervention"
+    assert [name for name, _ in adapter_layers(model.base_model)] == ["model.layers.1"]
+    assert "layers x1" in model.trainable_report()
+
+
+def test_merging_files_is_one_clear_error(tmp_path: Path):
+    trained().save_pretrained(tmp_path / "reft")
+    with pytest.raises(ValueError, match="REFT is no change of a weight: it can't be merged"):
+        merge_adapter(tmp_path / "reft", tmp_path / "merged", lambda folder: tiny_model(), base="nowhere")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_paddlenlps_pickles_are_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"representations": [], "position": "f7+l7"}')
+    (tmp_path / "intkey_layer.0.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match=r"pickled \(intkey_layer.0.bin\).*refused"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
