@@ -1,0 +1,18 @@
+"""What updates of the form B A share."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.plan import Style
+
+
+def factor_axes(style: Style) -> tuple[int | None, int | None]:
+    """The axes on which A [r, in] and B [out, r] are cut beside a base cut in `style`: B along the outputs, A along the
+    inputs; None = whole.
+    """
+    axes: dict[str, tuple[int | None, int | None]] = {
+        "colwise": (None, 0),
+        "rowwise": (1, None),
+        "replicated": (None, None),
+    }
+    assert style in axes, f"a linear is not cut {style}"
+    return axes[style]

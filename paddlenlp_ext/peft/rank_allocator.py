@@ -1,0 +1,123 @@
+"""AdaLoRA's budget: how many singular values may stay at each step, and which ones (arXiv 2303.10512, section 3.2).
+
+Of every entry w of P, Λ and Q with gradient g, averages over the steps are kept:
+
+    I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
+
+and S U is its importance. A triplet's score is that of its singular value and the means over its two vectors.
+
+Shapes: r rank, in/out features of an adapted linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSchedule:
+    """The cubic schedule: all of the budget first, then less and less, in the end the target.
+
+    Attributes:
+        initial, target: singular values of the whole model at the start and at the end.
+        warmup: steps at the start that cut nothing.
+        final: steps at the end whose budget and choice stay.
+        interval: steps between two choices.
+        total_steps: of the run.
+
+    Raises:
+        ValueError: warm-up and final steps leave no step between them.
+    """
+
+    initial: int
+    target: int
+    warmup: int
+    final: int
+    interval: int
+    total_steps: int
+
+    def __post_init__(self) -> None:
+        if self.warmup >= self.last_choice:
+            raise ValueError(
+                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of {self.total_steps} in "
+                "which ranks are cut: lower them, leave them out (a tenth and three tenths of the run), or train "
+                "longer."
+            )
+
+    @property
+    def last_choice(self) -> int:
+        """The step at which the final choice is made."""
+        return self.total_steps - self.final
+
+    def budget(self, step: int) -> int:
+        """How many singular values may stay after step `step`, counted from 1."""
+        if step <= self.warmup:
+            return self.initial
+        if step >= self.last_choice:
+            return self.target
+        left = 1 - (step - self.warmup) / (self.last_choice - self.warmup)
+        return int((self.initial - self.target) * left**3 + self.target)
+
+    def chooses(self, step: int) -> bool:
+        """Whether singular values are chosen after step `step`."""
+        return step == self.last_choice or (self.warmup < step < self.last_choice and step % self.interval == 0)
+
+
+Triplets = Mapping[str, paddle.Tensor]
+"""The trained values of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
+
+
+class ImportanceAverages:
+    """Sensitivity and uncertainty of every entry of every layer's triplets, float32."""
+
+    def __init__(self, beta1: float, beta2: float) -> None:
+        self.beta1, self.beta2 = beta1, beta2
+        self.averages: dict[str, paddle.Tensor] = {}
+        """`<layer>.<lora_A|lora_E|lora_B>.<sensitivity|uncertainty>` -> average, as it is saved."""
+
+    @paddle.no_grad()
+    def update(self, layers: Mapping[str, Triplets]) -> None:
+        """Take in one step's values and gradients."""
+        for layer_name, triplets in layers.items():
+            for name, value in triplets.items():
+                importance = (value.astype("float32") * value.grad.astype("float32")).abs()
+                key = f"{layer_name}.{name}"
+                sensitivity, uncertainty = self._of(key, importance)
+                sensitivity = self.beta1 * sensitivity + (1 - self.beta1) * importance
+                uncertainty = self.beta2 * uncertainty + (1 - self.beta2) * (importance - sensitivity).abs()
+                self.averages |= {f"{key}.sensitivity": sensitivity, f"{key}.uncertainty": uncertainty}
+
+    def scores(self, layers: Iterable[str]) -> dict[str, np.ndarray]:
+        """The score [r] of each layer's triplets."""
+        scores = {}
+        for name in layers:
+            of_vectors = self._importance(f"{name}.lora_A").mean(axis=1) + self._importance(f"{name}.lora_B").mean(
+                axis=0
+            )
+            scores[name] = (self._importance(f"{name}.lora_E").flatten() + of_vectors).numpy()
+        return scores
+
+    def _of(self, key: str, like: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        kept = (self.averages.get(f"{key}.{kind}") for kind in ("sensitivity", "uncertainty"))
+        sensitivity, uncertainty = (paddle.zeros_like(like) if average is None else average for average in kept)
+        return sensitivity, uncertainty
+
+    def _importance(self, key: str) -> paddle.Tensor:
+        return self.averages[f"{key}.sensitivity"] * self.averages[f"{key}.uncertainty"]
+
+
+def choose(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
+    """Layer -> bool [r], which of its triplets stay: the `budget` best of the whole model.
+
+    Where the worst of those that would stay ties with the best of those that would go, both go.
+    """
+    everything = np.concatenate(list(scores.values()))
+    num_cut = everything.size - budget
+    if num_cut <= 0:
+        return {name: np.ones(values.size, bool) for name, values in scores.items()}
+    threshold = np.partition(everything, num_cut - 1)[num_cut - 1]
+    return {name: values > threshold for name, values in scores.items()}

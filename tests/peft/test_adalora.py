@@ -1,0 +1,228 @@
+"""AdaLoRA against Hugging Face PEFT, step by step (tests/golden/make_adalora_golden.py), and what lies around it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from safetensors import safe_open
+from tiny_adapted import logits_of, loss_of, tiny_model
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
+from paddlenlp_ext.train.optim import build_optimizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+from adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY  # noqa: E402
+from model_cases import CASES as MODELS  # noqa: E402
+from model_cases import make_inputs, make_weight  # noqa: E402
+
+TOLERANCE = 1e-5
+both = pytest.mark.parametrize("case", CASES)
+
+
+def load(case: str, which: str = "start") -> AdaLoRAModel:
+    base = CASES[case]["base"]
+    model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
+    for name, parameter in model.named_parameters():
+        parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
+    return PeftModel.from_pretrained(model, GOLDEN / "adalora" / case / which)
+
+
+def golden_of(case: str) -> dict[str, np.ndarray]:
+    return dict(np.load(GOLDEN / "adalora" / case / "golden.npz"))
+
+
+def ids_of(case: str) -> paddle.Tensor:
+    return paddle.to_tensor(make_inputs(CASES[case]["base"])[0])
+
+
+def whole_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
+    input_ids, labels = make_inputs(CASES[case]["base"])
+    labels[:, -1] = -100  # transformers, which shifts labels itself, has none there
+    hidden_TD = model.hidden_states(paddle.to_tensor(input_ids)).flatten(0, 1)
+    loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(labels.flatten()))
+    return loss_sum / int((labels != -100).sum()) + model.auxiliary_loss()
+
+
+def adamw(model: PeftModel, learning_rate: float = LEARNING_RATE, weight_decay: float = WEIGHT_DECAY):
+    options = SimpleNamespace(optim="adamw", learning_rate=learning_rate, weight_decay=weight_decay)
+    options.adam_beta1, options.adam_beta2, options.adam_epsilon = 0.9, 0.999, EPSILON
+    return build_optimizer(model, options)
+
+
+def close(ours: paddle.Tensor | np.ndarray, golden: np.ndarray, name: str = "") -> None:
+    np.testing.assert_allclose(np.asarray(ours), golden, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@both
+def test_logits_gradients_and_merged_weights_are_pefts(case: str):
+    golden, model = golden_of(case), load(case)
+    logits = model(ids_of(case))
+    close(logits, golden["logits"])
+    whole_loss(model, case).backward()
+    state = model.adapter_state()
+    assert {f"gradient:{name}" for name in state} == {name for name in golden if name.startswith("gradient:")}
+    for name, tensor in state.items():
+        close(tensor.grad, golden[f"gradient:{name}"], name)
+    merged = model.merge_and_unload()
+    close(merged(ids_of(case)), logits.numpy())
+    wanted = [name for name in golden if name.startswith("merged:")]
+    assert wanted
+    for name in wanted:
+        close(merged.state_dict()[name.removeprefix("merged:")], golden[name], name)
+
+
+@both
+def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path: Path):
+    golden, model, total = golden_of(case), load(case).train(), CASES[case]["adalora"]["total_step"]
+    optimizer, compared = adamw(model), 0
+    schedule = model.peft_config.plan(total, sum(layer.rank for layer in model.layers().values()), len(model.layers()))
+    for step in range(1, total + 1):
+        loss = whole_loss(model, case)
+        np.testing.assert_allclose(float(loss), golden["losses"][step - 1], rtol=1e-5)
+        loss.backward()
+        optimizer.step()
+        model.after_step(step, total, LEARNING_RATE)
+        optimizer.clear_grad()
+        assert schedule.budget(step) == golden["budgets"][step - 1]
+        for name, layer in model.layers().items():
+            values = golden[f"values:{step}:{name}.lora_E"]
+            close(layer.lora_E, values, name)
+            assert np.array_equal(layer.lora_E.numpy() == 0, values == 0)
+        if model.importance.averages:
+            for name, score in model.importance.scores(model.layers()).items():
+                np.testing.assert_allclose(score, golden[f"score:{step}:{name}"], rtol=2e-3, atol=1e-9)
+                compared += 1
+    assert compared == sum(name.startswith("score:") for name in golden) > 0
+    for name, tensor in model.adapter_state().items():
+        close(tensor, golden[f"trained:{name}"], name)
+    close(model(ids_of(case)), golden["last_logits"])
+
+    model.save_finished(tmp_path)
+    written, theirs = (
+        json.loads((folder / "adapter_config.json").read_text())
+        for folder in (tmp_path, GOLDEN / "adalora" / case / "finished")
+    )
+    assert written.keys() <= theirs.keys()
+    for field in written.keys() - {"target_modules"}:
+        assert written[field] == theirs[field], field
+    assert any(not all(flags) for flags in written["rank_pattern"].values())
+
+
+@both
+def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_path: Path):
+    model = load(case, "finished")
+    close(model(ids_of(case)), golden_of(case)["last_logits"])
+    for save in (model.save_pretrained, model.save_finished):
+        save(tmp_path)
+        with (
+            safe_open(GOLDEN / "adalora" / case / "finished" / "adapter_model.safetensors", "np") as wanted,
+            safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
+        ):
+            assert sorted(written.keys()) == sorted(wanted.keys())
+            for key in wanted.keys():  # noqa: SIM118 (a safetensors file, not a dict)
+                assert np.array_equal(written.get_tensor(key), wanted.get_tensor(key))
+    loaded = PeftModel.from_pretrained(load(case).merge_and_unload(), tmp_path)
+    ranks = [layer.rank for layer in loaded.layers().values()]
+    assert ranks == [layer.rank for layer in model.layers().values()]
+    if case == "llama":
+        assert len(ranks) < 6, "one layer has lost all its ranks"
+
+
+@both
+def test_the_finished_adapter_merges(case: str):
+    model = load(case, "finished")
+    before = model(ids_of(case)).numpy()
+    close(model.merge_and_unload()(ids_of(case)), before)
+
+
+def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
+    config = AdaLoRAConfig(**{"init_r": 6, "target_r": 2, "orth_reg_weight": 0.1, **options})
+    model, losses = get_peft_model(tiny_model(), config), []
+    optimizer = adamw(model, 3e-2, 0.0)
+    for step in range(1, steps + 1):
+        loss = loss_of(model)
+        losses.append(float(loss))
+        (loss + model.auxiliary_loss()).backward()
+        optimizer.step()
+        model.after_step(step, steps, 3e-2)
+        optimizer.clear_grad()
+    return model, losses
+
+
+def test_it_learns_within_its_budget():
+    model, losses = trained(40)
+    assert losses[-1] < 0.5 * losses[0]
+    ranks = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
+    assert sum(ranks) == 2 * len(ranks)
+    assert len(set(ranks)) > 1, "every layer has the same rank: nothing was allocated"
+    assert (model.peft_config.tinit, model.peft_config.tfinal) == (4, 12)
+
+
+def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
+    model, _ = trained(20)
+    model.eval()
+    model.save_pretrained(tmp_path / "checkpoint")
+    model.save_finished(tmp_path / "finished")
+    sizes = [(tmp_path / name / "adapter_model.safetensors").stat().st_size for name in ("checkpoint", "finished")]
+    assert sizes[1] < 0.6 * sizes[0]
+    for name in ("checkpoint", "finished"):
+        loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / name)
+        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=TOLERANCE)
+    warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
+    assert sum(layer.rank for layer in warm.layers().values()) == 28
+    for step in (1, 2, 3, 4):
+        loss_of(warm).backward()
+        warm.after_step(step, 4, 0.1)
+    assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), "the budget was met before"
+
+
+def test_an_adapter_that_was_never_trained_is_saved_whole(tmp_path: Path):
+    model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2))
+    model.save_finished(tmp_path)
+    assert all(layer.rank == 3 for layer in PeftModel.from_pretrained(tiny_model(), tmp_path).layers().values())
+
+
+def test_budget_by_the_formula():
+    schedule = BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=100)
+    assert [schedule.budget(step) for step in (1, 10, 11, 45, 79, 80, 81, 100)] == [
+        48, 48, int(32 * (69 / 70) ** 3 + 16), 20, 16, 16, 16, 16,
+    ]  # fmt: skip
+    assert [step for step in range(1, 101) if schedule.chooses(step)] == list(range(15, 81, 5))
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
+        BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
+
+
+def test_the_best_of_the_whole_model_stay():
+    scores = {"a": np.array([5.0, 1.0, 3.0]), "b": np.array([2.0, 4.0])}
+    assert {name: kept.tolist() for name, kept in choose(scores, 3).items()} == {
+        "a": [True, False, True],
+        "b": [False, True],
+    }
+    assert all(kept.all() for kept in choose(scores, 5).values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_r": 13}, "adalora_target_r=13 is above adalora_init_r=12"),
+        ({"beta1": 1.0}, "adalora_beta1"),
+        ({"alpha": 0}, "adalora_alpha"),
+        ({"delta_t": 0}, "adalora_deltaT"),
+        ({"dropout": 1.0}, "adalora_dropout"),
+    ],
+)
+def test_values_out_of_range_are_named(options: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        AdaLoRAConfig(**options)
