@@ -1,0 +1,72 @@
+"""Every registered adapter method resumes to the bit, and ends with its best evaluation when asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_training import MODEL, Rows, Tokenizer, assert_same_bits, make_config, weights
+
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.trainer import Trainer
+
+ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
+every_method = pytest.mark.parametrize("switch", PEFT_METHODS.names())
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: Any, report: Any) -> None:
+        if state.step == self.step:
+            raise KilledError
+
+
+def trainer_of(folder: Path, switch: str, callbacks: tuple[Callback, ...] = (), dev: Any = None, **keys: Any):
+    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL, seed=1), PEFT_METHODS.get(switch)())
+    config = make_config(folder, **{"num_train_epochs": 2.0, "learning_rate": 2e-2, **keys})
+    return Trainer(model, config, ROWS, dev, Tokenizer(), callbacks=callbacks)
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    file = SafetensorsFile(folder / "adapter_model.safetensors")
+    return {name: file.read(name) for name in file.names()}
+
+
+@every_method
+@pytest.mark.parametrize("saved", [5, 11])
+def test_a_killed_run_resumes_to_the_same_bits(switch: str, saved: int, tmp_path: Path):
+    straight = trainer_of(tmp_path / "straight", switch)
+    straight.train()
+    straight.save_model()
+    keys = {"save_strategy": "steps", "save_steps": saved}
+    with pytest.raises(KilledError):
+        trainer_of(tmp_path / "run", switch, (KillAfter(saved + 2),), **keys).train()
+    resumed = trainer_of(tmp_path / "run", switch, resume_from_checkpoint=True, **keys)
+    resumed.train()
+    resumed.save_model()
+    assert [entry["step"] for entry in resumed.state.log_history][-1] == 14
+    assert_same_bits(weights(resumed.model), weights(straight.model))
+    losses = [[entry["loss"] for entry in trainer.state.log_history] for trainer in (resumed, straight)]
+    assert losses[0] == losses[1]
+    assert_same_bits(stored(tmp_path / "run"), stored(tmp_path / "straight"))
+
+
+@every_method
+def test_the_best_adapter_is_the_last_one(switch: str, tmp_path: Path):
+    keys = {"evaluation_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "greater_is_better": True}
+    trainer = trainer_of(tmp_path, switch, dev=DEV, max_steps=6, **keys)  # the highest loss is called the best
+    trainer.train()
+    best = max((entry for entry in trainer.state.log_history if "eval_loss" in entry), key=lambda e: e["eval_loss"])
+    assert trainer.state.best_step == best["step"]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(best["eval_loss"], rel=1e-6)
