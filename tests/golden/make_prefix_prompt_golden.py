@@ -49,7 +49,11 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def measure(model: torch.nn.Module, base: str) -> dict[str, np.ndarray]:
     input_ids, labels = (torch.from_numpy(array) for array in make_inputs(base))
     parameters = trained(model)
-    optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, eps=EPSILON)
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE, eps=EPSILON)
     golden = {f"start:{name}": parameter.detach().numpy().copy() for name, parameter in parameters.items()}
     for step in range(STEPS):
         logits = model(input_ids=input_ids).logits[:, -input_ids.shape[1] :]

@@ -1,0 +1,111 @@
+"""A prefix before every document: one copy of its keys and values, seen by all queries that a window lets see it."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops import attention_flashmask, attention_tiles
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+
+LAYOUTS = {
+    "one document": ([[50]], None),
+    "unlike lengths": ([[3, 41, 1, 17, 40, 2]], None),
+    "rows of a batch": ([[9, 9, 2], [20]], None),
+    "window": ([[50, 12]], 7),
+    "window within the prefix": ([[3, 5]], 6),
+}
+HEADS = {"grouped": (6, 2), "as many key heads": (2, 2)}
+P, H = 4, 5
+
+
+def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> list[np.ndarray]:
+    shape = (len(layout.document_lengths), layout.row_length)
+    own = [normal(seed, *shape, n, H) for seed, n in enumerate((num_heads, num_kv_heads, num_kv_heads))]
+    return [*own, normal(7, P, num_kv_heads, H), normal(8, P, num_kv_heads, H)]
+
+
+def one_document(arrays: list[np.ndarray], row: int, start: int, length: int, window: int | None) -> np.ndarray:
+    """The definition: the document alone, with the prefix's keys and values before its own, in float64."""
+    q, k, v, k_prefix, v_prefix = (array.astype(np.float64) for array in arrays)
+    keys = np.concatenate([k_prefix, k[row, start : start + length]])
+    values = np.concatenate([v_prefix, v[row, start : start + length]])
+    out = np.zeros((length, q.shape[2], H))
+    for position in range(length):
+        first = 0 if window is None else max(0, P + position - window + 1)
+        seen = slice(first, P + position + 1)
+        for head in range(q.shape[2]):
+            kv_head = head // (q.shape[2] // k.shape[2])
+            scores = keys[seen, kv_head] @ q[row, start + position, head] * 0.3
+            weights = np.exp(scores - scores.max())
+            out[position, head] = weights / weights.sum() @ values[seen, kv_head]
+    return out
+
+
+def definition(arrays: list[np.ndarray], layout: AttentionLayout) -> np.ndarray:
+    rows = []
+    for row, lengths in enumerate(layout.document_lengths):
+        starts = np.cumsum((0, *lengths))
+        parts = [one_document(arrays, row, s, n, layout.window) for s, n in zip(starts, lengths, strict=False)]
+        rows.append(np.concatenate(parts))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_the_reference_is_the_definition(documents, window, heads):
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, *heads)
+    q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)
+    actual = attention_reference(q, k, v, layout, 0.3, (k_prefix, v_prefix))
+    np.testing.assert_allclose(actual.numpy(), definition(arrays, layout), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("query_block", [4, 128])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
+    monkeypatch.setattr(attention_tiles, "QUERY_BLOCK", query_block)
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, *heads)
+    runs = [
+        run_both_ways(
+            lambda q, k, v, kp, vp, twin=twin: attention(q, k, v, layout, 0.3, twin, (kp, vp)),
+            arrays,
+            normal(9, *arrays[0].shape),
+        )
+        for twin in ("blocks", "reference")
+    ]
+    assert_all_close(*runs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_kernel_without_prefixes_gets_a_copy_before_every_document(documents, window, monkeypatch):
+    """What the kernel would compute is taken from the reference."""
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, 6, 2)
+    q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)
+    layouts = []
+
+    def kernel(q, k, v, startend_row_indices, causal):
+        return attention_reference(q, k, v, layouts[-1], H**-0.5)
+
+    def remember(longer: AttentionLayout) -> np.ndarray:
+        layouts.append(longer)
+        return np.zeros(1, np.int32)
+
+    monkeypatch.setattr(attention_flashmask.F, "flashmask_attention", kernel)
+    monkeypatch.setattr(attention_flashmask, "start_rows", remember)
+    actual = attention_flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))
+    np.testing.assert_allclose(actual.numpy(), definition(arrays, layout), rtol=0, atol=2e-6)
+    assert layouts[-1].document_lengths == (tuple(P + n for row in layout.document_lengths for n in row),)
+
+
+def test_a_prefix_that_alone_learns_gets_its_gradient():
+    layout = AttentionLayout.from_documents([[5, 3]])
+    q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, make(layout, 4, 2))
+    k_prefix.stop_gradient = v_prefix.stop_gradient = False
+    attention(q, k, v, layout, 0.3, "blocks", (k_prefix, v_prefix)).sum().backward()
+    assert np.abs(k_prefix.grad.numpy()).max() > 0 and np.abs(v_prefix.grad.numpy()).max() > 0

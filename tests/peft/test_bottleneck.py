@@ -1,0 +1,145 @@
+"""Bottleneck adapters against the papers' formulas in NumPy, and their learning."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, loss_of, state_of, tiny_model, train
+
+from paddlenlp_ext.peft.adapter import ACTIVATIONS, BottleneckConfig
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+
+NUMPY_ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+def adapted(**options: Any) -> PeftModel:
+    """With random values in all of its tensors."""
+    model = get_peft_model(tiny_model(), BottleneckConfig(**{"size": 5, **options}))
+    generator = np.random.default_rng(0)
+    for tensor in model.adapter_state().values():
+        tensor.set_value(0.3 * generator.standard_normal(tensor.shape).astype(np.float32))
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation"), list(itertools.product(("houlsby", "parallel"), ACTIVATIONS)), ids=lambda value: value
+)
+def test_forward_is_the_formula(kind: str, activation: str):
+    layer = adapted(kind=kind, activation=activation, scale=1.7).base_model.model.layers[0].mlp
+    x = np.random.default_rng(1).standard_normal((2, 3, 36)).astype(np.float32)
+    h = layer.base(paddle.to_tensor(x)).numpy()
+    own = {name: tensor.numpy().astype(np.float64) for name, tensor in layer.own_state().items()}
+    z = x if kind == "parallel" else h
+    inner = NUMPY_ACTIVATIONS[activation](z @ own["adapter_down.weight"].T + own["adapter_down.bias"])
+    wanted = h + 1.7 * (inner @ own["adapter_up.weight"].T + own["adapter_up.bias"])
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["houlsby", "parallel"])
+def test_gradients_are_the_formulas(kind: str):
+    """Of a relu adapter, by hand; y's gradient is g."""
+    layer = adapted(kind=kind, activation="relu", scale=0.5).base_model.model.layers[1].mlp
+    generator = np.random.default_rng(1)
+    x, g = (generator.standard_normal((6, 36)).astype(np.float32) for _ in range(2))
+    layer(paddle.to_tensor(x)).backward(paddle.to_tensor(g))
+    z = (x if kind == "parallel" else layer.base(paddle.to_tensor(x)).numpy()).astype(np.float64)
+    own = {name: tensor.numpy().astype(np.float64) for name, tensor in layer.own_state().items()}
+    before = z @ own["adapter_down.weight"].T + own["adapter_down.bias"]
+    hidden = np.maximum(before, 0)
+    hidden_gradient = 0.5 * (g @ own["adapter_up.weight"]) * (before > 0)
+    wanted = {
+        "adapter_up.weight": 0.5 * g.T @ hidden,
+        "adapter_up.bias": 0.5 * g.sum(0),
+        "adapter_down.weight": hidden_gradient.T @ z,
+        "adapter_down.bias": hidden_gradient.sum(0),
+    }
+    for name, tensor in layer.own_state().items():
+        np.testing.assert_allclose(tensor.grad.numpy(), wanted[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("where", "leaves"),
+    [("attention", {"self_attn"}), ("mlp", {"mlp"}), ("both", {"self_attn", "mlp"})],
+)
+def test_it_goes_where_it_is_asked_to(where: str, leaves: set[str]):
+    state = adapted(where=where).adapter_state()
+    assert {name.split(".")[3] for name in state} == leaves
+    assert len(state) == 4 * 2 * len(leaves)
+    assert state[f"model.layers.0.{min(leaves)}.adapter_down.weight"].shape == [5, 36]
+
+
+@pytest.mark.parametrize("kind", ["houlsby", "parallel"])
+def test_it_starts_as_the_base_to_the_bit(kind: str):
+    model = get_peft_model(tiny_model(), BottleneckConfig(kind=kind, activation="gelu"))
+    model.eval()
+    assert np.array_equal(logits_of(model), logits_of(tiny_model()))
+
+
+@pytest.mark.parametrize("kind", ["houlsby", "parallel"])
+def test_training_lowers_the_loss_clearly(kind: str):
+    model = get_peft_model(tiny_model(), BottleneckConfig(size=8, kind=kind))
+    before = float(loss_of(model))
+    train(model, steps=40)
+    assert float(loss_of(model)) < 0.6 * before
+
+
+def test_every_option_is_kept_in_the_folder(tmp_path: Path):
+    options = {"size": 3, "where": "mlp", "kind": "parallel", "activation": "tanh", "scale": 4.0, "dropout": 0.1}
+    model = adapted(**options)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert loaded.peft_config == model.peft_config
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    warm = get_peft_model(tiny_model(), BottleneckConfig(path=str(tmp_path), dropout=0.3))
+    assert warm.peft_config == BottleneckConfig(**{**options, "dropout": 0.3, "path": str(tmp_path)})
+
+
+def test_dropout_is_for_training_alone():
+    model = adapted(dropout=0.5)
+    assert np.array_equal(logits_of(model), logits_of(model))
+    model.train()
+    assert not np.array_equal(logits_of(model), logits_of(model))
+
+
+def test_compute_and_parameters_are_in_the_bases_format():
+    paddle.set_default_dtype("float64")
+    try:
+        from paddlenlp_ext.nn.feed_forward import FeedForward
+
+        layer = BottleneckConfig(size=2).wrap("mlp", FeedForward(4, 6), seed=0)
+    finally:
+        paddle.set_default_dtype("float32")
+    assert {tensor.dtype for tensor in state_of_dtype(layer)} == {paddle.float64}
+
+
+def state_of_dtype(layer: paddle.nn.Layer) -> list[paddle.Tensor]:
+    assert state_of(layer)
+    return list(layer.own_state().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "adapter_size=0"),
+        ({"where": "head"}, "adapter_where='head' is not known; allowed: attention, mlp, both"),
+        ({"kind": "serial"}, "adapter_kind='serial' is not known; allowed: houlsby, parallel"),
+        ({"activation": "step"}, "adapter_activation='step'"),
+        ({"scale": 0.0}, "adapter_scale=0.0"),
+        ({"dropout": 1.0}, "adapter_dropout=1.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        BottleneckConfig(**options)

@@ -1,0 +1,168 @@
+"""What is special about a prefix: positions, projection, PaddleNLP's folders, learning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn.rope import RotaryEmbedding
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.prefix import PrefixConfig
+
+PROJECTED = {"num_tokens": 6, "projection": True, "projection_hidden_size": 9}
+
+
+def arrays(model: PeftModel) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
+
+
+def prefixed(**options: Any) -> PeftModel:
+    model = get_peft_model(tiny_model(), PrefixConfig(**{"num_tokens": 6, **options}))
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
+def test_training_lowers_the_loss_clearly(options: dict):
+    model = prefixed(**options)
+    before = float(loss_of(model))
+    train(model, steps=60)
+    assert float(loss_of(model)) < 0.8 * before
+
+
+@pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
+def test_the_prefix_of_one_document_is_that_of_all_in_a_pack(options: dict):
+    """Packed, alone, and behind padding in a cache: generation gives what the logits say."""
+    model = prefixed(**options)
+    train(model, steps=5)
+    prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :7].tolist(), INPUT_IDS[1, :5].tolist()]
+    packed = paddle.to_tensor([[token for prompt in prompts for token in prompt]])
+    with paddle.no_grad():
+        together = model(packed, document_lengths=((3, 7, 5),)).numpy()[0]
+        first_tokens = []
+        for prompt, last in zip(prompts, (2, 9, 14), strict=True):
+            alone = model(paddle.to_tensor([prompt])).numpy()[0, -1]
+            np.testing.assert_allclose(together[last], alone, rtol=0, atol=1e-5)
+            first_tokens.append(int(alone.argmax()))
+    generated = model.generate(prompts, max_new_tokens=4, eos_token_id=None)
+    assert [tokens[0] for tokens in generated] == first_tokens
+    for prompt, tokens in zip(prompts, generated, strict=True):
+        ids = paddle.to_tensor([prompt + tokens[:-1]])
+        with paddle.no_grad():
+            assert model(ids).numpy()[0, len(prompt) - 1 :].argmax(-1).tolist() == tokens
+
+
+def test_recompute_and_dropout_give_the_same_gradients():
+    gradients = []
+    for recompute in (False, True):
+        model = prefixed(**PROJECTED, dropout=0.3).train()
+        if recompute:
+            model.enable_recompute()
+        paddle.seed(3)
+        loss_of(model).backward()
+        gradients.append({name: tensor.grad.numpy() for name, tensor in model.adapter_state().items()})
+    for name, gradient in gradients[0].items():
+        assert np.abs(gradient).max() > 0, name
+        np.testing.assert_allclose(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_projection_is_saved_to_train_on_and_its_result_to_be_used(tmp_path: Path):
+    model = prefixed(**PROJECTED)
+    train(model, steps=3)
+    model.save_pretrained(tmp_path / "whole")
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "whole")
+    assert same_bits(arrays(model), arrays(loaded))
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    # What a reader that knows no projection takes:
+    stored = model.peft_config.to_stored(model.adapter_state())["prompt_embeddings"]
+    assert stored.shape == [6, 2 * 2 * 12]
+    plain = prefixed()
+    plain.load_tensors({"prompt_embeddings": stored.numpy()}, "here")
+    np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
+
+
+def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:
+    folder.mkdir()
+    config = {
+        "dtype": "float32",
+        "num_prefix_tokens": value_L2KPH.shape[3],
+        "num_attention_heads": 6,
+        "multi_query_group_num": 2,
+        "num_hidden_layers": 2,
+        "hidden_size": 36,
+        "prefix_projection": True,
+        "prefix_projection_hidden_size": 36,
+        "tensor_parallel_degree": -1,
+        "prefix_dropout": 0.0,
+    }
+    (folder / "prefix_config.json").write_text(json.dumps({**config, **fields}))
+    (folder / "prefix_model_state.pdparams").write_bytes(b"a pickle, which nobody opens")
+    np.save(folder / "pre_caches.npy", value_L2KPH)
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}])
+def test_a_folder_of_paddlenlp_gives_its_scores(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """There a document's own positions begin at 0: the same model with an unshifted document is the judge."""
+    sizes = {**FAMILIES["llama"], **({"rope_parameters": rope} if rope else {})}
+    value = np.random.default_rng(0).standard_normal((2, 2, 2, 6, 6)).astype(np.float32)
+    as_paddlenlp(tmp_path / "theirs", value)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(sizes, seed=3), tmp_path / "theirs")
+    logits = logits_of(model)
+
+    judge = get_peft_model(AutoModelForCausalLM.from_config(sizes, seed=3), PrefixConfig(num_tokens=6))
+    judge.eval()
+    by_layer = value.transpose(0, 3, 1, 2, 4)
+    judge.load_tensors({f"model.layers.{i}.self_attn.prefix": part for i, part in enumerate(by_layer)}, "judge")
+    original = RotaryEmbedding.__call__
+    monkeypatch.setattr(RotaryEmbedding, "__call__", lambda self, positions: original(self, positions - 6))
+    np.testing.assert_allclose(logits, logits_of(judge), rtol=0, atol=1e-4)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path):
+    as_paddlenlp(tmp_path / "flat", np.zeros((2, 2, 2, 6, 6), np.float32))
+    np.save(tmp_path / "flat" / "pre_caches.npy", np.zeros((6, 12)))
+    with pytest.raises(ValueError, match=r"pre_caches.npy: a shape of \[6, 12\]"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "flat")
+    (tmp_path / "flat" / "pre_caches.npy").unlink()
+    with pytest.raises(ValueError, match=r"pickled .*refused"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "flat")
+    model = prefixed()
+    with pytest.raises(ValueError, match=r"has shape \[6, 40\].* need \[tokens, 48\]: the prefix belongs to another"):
+        model.load_tensors({"prompt_embeddings": np.zeros((6, 40), np.float32)}, "here")
+    with pytest.raises(ValueError, match=r"2 misshapen.*stored \[7, 2, 2, 6\]"):
+        model.load_tensors({"prompt_embeddings": np.zeros((7, 48), np.float32)}, "here")
+
+
+def test_it_is_not_merged_into_files_either(tmp_path: Path):
+    model = prefixed()
+    model.save_pretrained(tmp_path / "prefix")
+    with pytest.raises(ValueError, match=r"PREFIX_TUNING .*can't be merged"):
+        merge_adapter(tmp_path / "prefix", tmp_path / "merged", AutoModelForCausalLM.from_pretrained, base="nowhere")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_warm_start_keeps_the_runs_dropout(tmp_path: Path):
+    prefixed(**PROJECTED).save_pretrained(tmp_path)
+    config = get_peft_model(tiny_model(), PrefixConfig(path=str(tmp_path), num_tokens=3, dropout=0.2)).peft_config
+    assert (config.num_tokens, config.projection, config.projection_hidden_size, config.dropout) == (6, True, 9, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": 0}, "num_prefix_tokens=0"),
+        ({"dropout": 1.0}, r"prefix_dropout=1.0"),
+        ({"projection_hidden_size": 0}, "prefix_projection_hidden_size=0"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        PrefixConfig(**options)

@@ -1,0 +1,140 @@
+"""What is special about a prompt: vectors before every document, starts, learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
+
+from paddlenlp_ext.generate import generate as generate_module
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft import prompt
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.train.neftune import EmbeddingNoise
+
+WINDOWED = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 5}
+
+
+def prompted(base: paddle.nn.Layer | None = None, **options: object) -> PeftModel:
+    model = get_peft_model(base or tiny_model(), PromptConfig(**{"num_tokens": 4, **options}))
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "windowed"])
+def test_it_is_the_decoder_run_on_vectors_before_the_tokens(family: str):
+    """Vectors of known tokens do what the tokens themselves do, in every document of a pack."""
+    base = AutoModelForCausalLM.from_config(WINDOWED if family == "windowed" else FAMILIES[family], seed=3)
+    base.eval()
+    known = [7, 11, 13, 17]
+    ids = paddle.to_tensor(INPUT_IDS)
+    with paddle.no_grad():
+        before = paddle.to_tensor([known] * len(INPUT_IDS))
+        wanted = base(paddle.concat([before, ids], axis=1)).numpy()[:, 4:]
+        model = prompted(base)
+        model.base_model.model.embed_tokens.start_from(np.array(known))
+        np.testing.assert_allclose(model(ids).numpy(), wanted, rtol=0, atol=1e-5)
+        positions = paddle.to_tensor(np.tile(np.arange(11), (2, 1)))
+        np.testing.assert_allclose(model(ids, position_ids=positions).numpy(), wanted, rtol=0, atol=1e-5)
+        packed = model(ids.reshape([1, -1]), document_lengths=((11, 11),)).numpy()
+        np.testing.assert_allclose(packed.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
+
+
+def test_training_lowers_the_loss_clearly():
+    model = prompted(num_tokens=6)
+    before = float(loss_of(model))
+    train(model, steps=60)
+    assert float(loss_of(model)) < 0.9 * before
+
+
+@pytest.mark.parametrize("chunk", [1024, 4])
+def test_generation_gives_what_the_logits_say(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    """Rows of unlike lengths, also where a row's padding fills the first chunk of the prompts."""
+    monkeypatch.setattr(generate_module, "PREFILL_CHUNK", chunk)
+    model = prompted()
+    prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :9].tolist(), INPUT_IDS[1, :5].tolist()]
+    generated = model.generate(prompts, max_new_tokens=4, eos_token_id=None)
+    for prompt_ids, tokens in zip(prompts, generated, strict=True):
+        with paddle.no_grad():
+            logits = model(paddle.to_tensor([prompt_ids + tokens[:-1]])).numpy()[0]
+        assert logits[len(prompt_ids) - 1 :].argmax(-1).tolist() == tokens
+
+
+def test_neftune_and_a_prompt_compose():
+    """The noise is for tokens, and of the size that their documents ask for."""
+    model = prompted().train()
+    noise = EmbeddingNoise(model, alpha=5.0)
+    calm = float(loss_of(model))
+    with noise.documents(((11,), (11,))):
+        paddle.seed(0)
+        assert float(loss_of(model)) != calm
+    assert float(loss_of(model)) == calm
+
+
+def test_starts():
+    table = tiny_model().model.embed_tokens.weight.numpy()
+    drawn = prompted().adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
+    assert all((table == row).all(axis=1).any() for row in drawn), "each is some token's embedding"
+    noise = prompted(num_tokens=50, init="random").adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
+    assert 0.8 * table.std() < noise.std() < 1.25 * table.std()
+
+
+def test_a_text_is_cut_or_repeated(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(
+        prompt, "load_tokenizer", lambda name: asked.append(name) or (lambda text: {"input_ids": [3, 5, 9]})
+    )
+    table = tiny_model().model.embed_tokens.weight.numpy()
+    for num_tokens, wanted in ((2, [3, 5]), (4, [3, 5, 9, 3])):
+        model = prompted(num_tokens=num_tokens, init="text", init_text="do it", tokenizer_name_or_path="somewhere")
+        vectors = model.adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
+        assert np.array_equal(vectors, table[wanted])
+    assert asked == ["somewhere"] * 2
+    with pytest.raises(ValueError, match="the model names none"):
+        prompted(init="text", init_text="do it")
+
+
+def test_a_warm_start_needs_no_text(tmp_path: Path):
+    model = prompted(num_tokens=3)
+    train(model, steps=2)
+    model.save_pretrained(tmp_path)
+    warm = prompted(path=str(tmp_path), init="text", init_text="not asked again")
+    assert warm.peft_config.num_tokens == 3
+    assert np.array_equal(logits_of(warm), logits_of(model))
+
+
+def test_a_plan_needs_no_weights():
+    with paddle.LazyGuard():
+        model = get_peft_model(AutoModelForCausalLM.from_config(FAMILIES["llama"]), PromptConfig(num_tokens=4))
+    (trained,) = [p for p in model.parameters() if not p.stop_gradient]
+    assert trained.shape == [4, 36]
+
+
+def test_it_is_not_merged_into_files_either(tmp_path: Path):
+    prompted().save_pretrained(tmp_path / "prompt")
+    with pytest.raises(ValueError, match=r"PROMPT_TUNING .*can't be merged"):
+        merge_adapter(tmp_path / "prompt", tmp_path / "merged", AutoModelForCausalLM.from_pretrained, base="nowhere")
+
+
+def test_lengths_that_do_not_fill_the_rows_are_an_error():
+    with pytest.raises(ValueError, match="do not fill"):
+        prompted()(paddle.to_tensor(INPUT_IDS), document_lengths=((11,), (10,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": 0}, "prompt_tuning_num_tokens=0"),
+        ({"init": "words"}, "prompt_tuning_init='words' is not known; allowed: vocab, random, text"),
+        ({"init": "text"}, "give the text and 'text', or neither"),
+        ({"init_text": "do it"}, "give the text and 'text', or neither"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        PromptConfig(**options)
