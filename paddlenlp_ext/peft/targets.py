@@ -50,7 +50,7 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
         raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers.")
     chosen: set[str] = set()
     for entry in entries:
-        matched = [name for name in names if _matches(entry, name, key)]
+        matched = [name for name in names if matches(entry, name, key)]
         if not matched:
             leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
             raise ValueError(
@@ -102,7 +102,7 @@ def _is_linear(layer: nn.Layer) -> bool:
     return hasattr(layer, "in_features") and hasattr(layer, "out_features")
 
 
-def _matches(entry: str, name: str, key: str) -> bool:
+def matches(entry: str, name: str, key: str) -> bool:
     if name == entry or name.endswith(f".{entry}"):
         return True
     try:

@@ -22,14 +22,25 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.ia3 import IA3Config
+from paddlenlp_ext.peft.loha import LoHaConfig
+from paddlenlp_ext.peft.lokr import LoKrConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.oft import OFTConfig
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
     "rslora_some": LoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
     "one_layer": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj"]),
+    "lokr": LoKrConfig(),
+    "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
+    "loha": LoHaConfig(rank=3),
+    "ia3": IA3Config(),
+    "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
+    "oft": OFTConfig(),
+    "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
 
@@ -52,7 +63,7 @@ def main() -> None:
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
 
 
-def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, LoRAConfig]) -> None:
+def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, PeftConfig]) -> None:
     base = (folder / "base").resolve()
     model.save_pretrained(base)
     write_logits(base, model, input_ids)
@@ -60,8 +71,8 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
         adapted.eval()
         paddle.seed(0)
-        for _, layer in adapter_layers(adapted):
-            layer.lora_B.weight.set_value(0.1 * paddle.randn(layer.lora_B.weight.shape))
+        for tensor in adapted.adapter_state().values():
+            tensor.set_value(tensor + 0.1 * paddle.randn(tensor.shape))
         adapted.save_pretrained(folder / name)
         write_logits(folder / name, adapted, input_ids)
         merged = folder / f"{name}_merged"

@@ -1,0 +1,20 @@
+"""Fold a LoKr adapter into its base model: python llm/merge_lokr_params.py --lokr_path ADAPTER --output_path MERGED"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext.peft.merge_command import merge_arguments, merge_as_asked
+from paddlenlp_ext.utils.cli import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Merge, check, and say what came out."""
+    arguments = merge_arguments(argv, __doc__, "--lokr_path", ("--merge_lokr_model_path",))
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    print(merge_as_asked(arguments, AutoModelForCausalLM.from_pretrained))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,74 @@
+"""The LoKr, LoHa, IA3 and OFT adapters of the golden files, over the tiny models of `model_cases`; data alone.
+
+`config` is the class in Hugging Face PEFT, `settings` its arguments; `mean` and `deviation` make the stored values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
+
+_SOME = ["q_proj", "k_proj", "down_proj"]
+_LLAMA = {"base": "llama_odd_sizes", "mean": 0.0, "deviation": 0.1}
+_QWEN2 = {"base": "qwen2", "mean": 0.0, "deviation": 0.1}
+
+CASES: dict[str, dict[str, Any]] = {
+    "lokr_whole_factors": {**_LLAMA, "config": "LoKrConfig", "settings": {"r": 8, "target_modules": "all-linear"}},
+    "lokr_decomposed": {
+        **_QWEN2,
+        "config": "LoKrConfig",
+        "settings": {
+            "r": 2,
+            "alpha": 3,
+            "decompose_both": True,
+            "target_modules": [*_SOME, "v_proj"],
+            "rank_pattern": {"k_proj": 1},
+            "alpha_pattern": {"v_proj": 5},
+        },
+    },
+    "lokr_factor": {
+        **_LLAMA,
+        "config": "LoKrConfig",
+        "settings": {"r": 3, "alpha": 6, "decompose_factor": 6, "target_modules": [*_SOME, "up_proj"]},
+    },
+    "loha_through_its_rank": {
+        **_LLAMA,
+        "deviation": 0.3,
+        "config": "LoHaConfig",
+        "settings": {"r": 3, "alpha": 6, "target_modules": [*_SOME, "v_proj", "up_proj"]},
+    },
+    "loha_elementwise": {
+        **_QWEN2,
+        "deviation": 0.2,
+        "config": "LoHaConfig",
+        "settings": {"r": 8, "target_modules": _SOME, "rank_pattern": {"q_proj": 2}},
+    },
+    "ia3_llama": {**_LLAMA, "mean": 1.0, "config": "IA3Config", "settings": {}},
+    "ia3_with_biases": {
+        **_QWEN2,
+        "mean": 1.0,
+        "config": "IA3Config",
+        "settings": {
+            "target_modules": ["k_proj", "v_proj", "up_proj", "down_proj"],
+            "feedforward_modules": ["down_proj"],
+        },
+    },
+    "oft_series": {**_LLAMA, "config": "OFTConfig", "settings": {"target_modules": _SOME}},
+    "oft_exact": {
+        **_QWEN2,
+        "config": "OFTConfig",
+        "settings": {"oft_block_size": 8, "use_cayley_neumann": False, "target_modules": "all-linear"},
+    },
+    "oft_shared_blocks": {
+        **_LLAMA,
+        "config": "OFTConfig",
+        "settings": {
+            "r": 4,
+            "oft_block_size": 0,
+            "block_share": True,
+            "num_cayley_neumann_terms": 3,
+            "target_modules": _SOME,
+        },
+    },
+}

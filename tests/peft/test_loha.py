@@ -1,0 +1,68 @@
+"""LoHa's own rules: the formula, its two ways to compute, scale, ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.loha import LoHaConfig, LoHaLinear
+
+
+def random_layer(rank: int, alpha: float) -> LoHaLinear:
+    layer = LoHaConfig(rank=rank, alpha=alpha).wrap("x", Linear(36, 44), seed=0)
+    generator = np.random.default_rng(0)
+    for tensor in layer.own_state().values():
+        tensor.set_value(generator.standard_normal(tensor.shape).astype(np.float32))
+    return layer
+
+
+@pytest.mark.parametrize("rank", [1, 4, 5, 9])
+def test_both_ways_follow_the_formula(rank: int):
+    """Up to rank 4 the forward goes through rank * rank columns here, beyond through the product itself."""
+    layer = random_layer(rank, alpha=rank / 2)
+    own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
+    wanted = 0.5 * (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])
+    np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    x = np.random.default_rng(1).standard_normal((3, 5, 36)).astype(np.float32)
+    out = layer(paddle.to_tensor(x)).numpy() - layer.base(paddle.to_tensor(x)).numpy()
+    np.testing.assert_allclose(out, x @ wanted.T, rtol=1e-4, atol=1e-3)
+
+
+def test_its_factors_are_a_lora_of_the_squared_rank():
+    layer = random_layer(3, alpha=6)
+    a, b = layer.low_rank_factors()
+    assert (a.shape, b.shape) == ([9, 36], [44, 9])
+    np.testing.assert_allclose((b @ a).numpy(), layer.delta_weight().numpy(), rtol=1e-4, atol=1e-4)
+    assert random_layer(6, alpha=6).low_rank_factors() is None
+
+
+def test_the_update_starts_at_zero_and_can_leave_it():
+    layer = LoHaConfig(rank=4).wrap("x", Linear(36, 44), seed=0)
+    assert not layer.delta_weight().numpy().any()
+    assert {name for name, tensor in layer.own_state().items() if not tensor.numpy().any()} == {"hada_w2_b"}
+    layer(paddle.ones([1, 36])).sum().backward()
+    assert layer.hada_w2_b.grad.numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaling"),
+    [({}, 1.0), ({"rank": 4}, 1.0), ({"rank": 4, "alpha": 6}, 1.5), ({"rank": 4, "rank_pattern": {"x": 2}}, 2.0)],
+)
+def test_scaling(settings: dict, scaling: float):
+    assert LoHaConfig(**settings).wrap("x", Linear(36, 44), seed=0).scaling == pytest.approx(scaling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "loha_rank=0 is out of range"),
+        ({"rank": 1.5}, "loha_rank=1.5"),
+        ({"alpha": 0}, "loha_alpha=0"),
+        ({"alpha_pattern": {"q_proj": -1}}, "loha_alpha=-1"),
+    ],
+)
+def test_values_out_of_range_are_errors(settings: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        LoHaConfig(**settings)

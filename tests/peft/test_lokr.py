@@ -1,0 +1,168 @@
+"""LoKr's own rules: sizes of the factors, scale, keys, PaddleNLP's folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lokr import LoKrConfig, split
+from paddlenlp_ext.peft.registry import peft_methods
+
+
+@pytest.mark.parametrize(
+    ("size", "factor", "parts"),
+    [
+        (36, -1, (6, 6)),
+        (44, -1, (4, 11)),
+        (127, -1, (1, 127)),
+        (128, -1, (8, 16)),
+        (1024, -1, (32, 32)),
+        (128, 4, (4, 32)),
+        (128, 64, (64, 2)),
+        (44, 5, (4, 11)),
+        (44, 20, (4, 11)),
+        (36, 8, (6, 6)),
+        (36, 5, (4, 9)),
+    ],
+)
+def test_split(size: int, factor: int, parts: tuple[int, int]):
+    assert split(size, factor) == parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "shapes"),
+    [
+        ({"rank": 8}, {"lokr_w1": [4, 6], "lokr_w2": [11, 6]}),
+        ({"rank": 5}, {"lokr_w1": [4, 6], "lokr_w2_a": [11, 5], "lokr_w2_b": [5, 6]}),
+        ({"rank": 2, "factor": 2}, {"lokr_w1": [2, 2], "lokr_w2_a": [22, 2], "lokr_w2_b": [2, 18]}),
+        (
+            {"rank": 2, "decompose_both": True},
+            {"lokr_w1_a": [4, 2], "lokr_w1_b": [2, 6], "lokr_w2_a": [11, 2], "lokr_w2_b": [2, 6]},
+        ),
+        ({"rank": 3, "decompose_both": True}, {"lokr_w1": [4, 6], "lokr_w2_a": [11, 3], "lokr_w2_b": [3, 6]}),
+    ],
+)
+def test_factors_are_decomposed_where_they_are_large_beside_the_rank(settings: dict, shapes: dict):
+    state = LoKrConfig(**settings).wrap("x", Linear(36, 44), seed=0).own_state()
+    assert {name: tensor.shape for name, tensor in state.items()} == shapes
+    assert {name for name, tensor in state.items() if not tensor.numpy().any()} == {
+        "lokr_w1",
+        "lokr_w1_a",
+    } & shapes.keys()
+
+
+def test_the_update_is_the_kronecker_product():
+    layer = LoKrConfig(rank=2, alpha=3, decompose_both=True).wrap("x", Linear(36, 44), seed=0)
+    generator = np.random.default_rng(0)
+    for tensor in layer.own_state().values():
+        tensor.set_value(generator.standard_normal(tensor.shape).astype(np.float32))
+    own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
+    wanted = 1.5 * np.kron(own["lokr_w1_a"] @ own["lokr_w1_b"], own["lokr_w2_a"] @ own["lokr_w2_b"])
+    np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=1e-5, atol=1e-5)
+    x = generator.standard_normal((3, 5, 36)).astype(np.float32)
+    out = layer(paddle.to_tensor(x)).numpy() - layer.base(paddle.to_tensor(x)).numpy()
+    np.testing.assert_allclose(out, x @ wanted.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaling"),
+    [
+        ({}, 1.0),
+        ({"rank": 4}, 1.0),
+        ({"rank": 4, "alpha": 0}, 1.0),
+        ({"rank": 4, "alpha": 6}, 1.5),
+        ({"rank": 4, "alpha": 6, "rank_pattern": {"x": 3}}, 2.0),
+    ],
+)
+def test_scaling(settings: dict, scaling: float):
+    assert LoKrConfig(**settings).wrap("x", Linear(36, 44), seed=0).scaling == pytest.approx(scaling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "lokr_rank=0 is out of range"),
+        ({"rank": 2.0}, "lokr_rank=2.0"),
+        ({"alpha": -1.0}, "lokr_alpha=-1.0"),
+        ({"factor": 0}, "lokr_factor=0"),
+        ({"factor": -2}, "lokr_factor=-2"),
+        ({"rank_pattern": {"q_proj": 0}}, "lokr_rank=0"),
+    ],
+)
+def test_values_out_of_range_are_errors(settings: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        LoKrConfig(**settings)
+
+
+@pytest.mark.parametrize("rank_key", ["lokr_rank", "lokr_dim"])
+def test_every_key_arrives(rank_key: str, tmp_path: Path):
+    run = {
+        "model_name_or_path": "m",
+        "dataset_name_or_path": "d",
+        "output_dir": str(tmp_path / "out"),
+        "do_train": True,
+    }
+    keys = {rank_key: 4, "lokr_alpha": 9, "lokr_factor": 6, "lokr_decompose_both": True, "lokr_path": "start"}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**run, "lokr": True, "lokr_target_modules": [".*q_proj.*"], **keys}))
+    wanted = LoKrConfig(rank=4, alpha=9, factor=6, decompose_both=True, path="start", target_modules=(".*q_proj.*",))
+    assert load_run_config([str(file)], peft_methods()).peft == wanted
+
+
+def as_paddlenlp(folder: Path, model: PeftModel, **fields: object) -> None:
+    """The same adapter under PaddleNLP's names, with its copies of alpha; its config records a scale of 0."""
+    config = model.peft_config
+    state = model.adapter_state()
+    tensors = {f"llama.{name.removeprefix('model.')}": tensor.numpy() for name, tensor in state.items()}
+    for name in {name.rpartition(".")[0] for name in tensors}:
+        tensors[f"{name}.lokr_alpha"] = np.array(config.rank, np.int64)
+    folder.mkdir()
+    write_safetensors(folder / "peft_model-00001-of-00001.safetensors", tensors)
+    written = {
+        "base_model_name_or_path": "somewhere",
+        "target_modules": [".*q_proj.*", ".*down_proj.*"],
+        "trainable_modules": None,
+        "trainable_bias": None,
+        "lokr_dim": config.rank,
+        "factor": config.factor,
+        "decompose_both": config.decompose_both,
+        "lokr_alpha": 0.0,
+        "merge_weight": False,
+        "tensor_parallel_degree": -1,
+        "dtype": "float32",
+        "scaling": 0.0,
+    }
+    (folder / "lokr_config.json").write_text(json.dumps({**written, **fields}))
+
+
+@pytest.mark.parametrize("settings", [{"rank": 8}, {"rank": 2, "decompose_both": True, "factor": 4}])
+def test_paddlenlps_adapter_acts_as_it_was_trained(settings: dict, tmp_path: Path):
+    """It records a scale of 0, trained with 1."""
+    model = get_peft_model(tiny_model(), LoKrConfig(**settings, target_modules=["q_proj", "down_proj"]))
+    train(model, steps=2)
+    as_paddlenlp(tmp_path / "theirs", model)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+    assert {layer.scaling for _, layer in adapter_layers(loaded)} == {1.0}
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    assert np.abs(logits_of(loaded) - logits_of(tiny_model())).max() > 1e-3
+
+
+def test_paddlenlps_alpha_counts_where_it_is_set_and_the_rest_is_refused(tmp_path: Path):
+    model = get_peft_model(tiny_model(), LoKrConfig(rank=4, alpha=6, target_modules=["q_proj", "down_proj"]))
+    train(model, steps=2)
+    as_paddlenlp(tmp_path / "theirs", model, lokr_alpha=6.0, scaling=1.5)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    as_paddlenlp(tmp_path / "more", model, trainable_bias="all")
+    with pytest.raises(ValueError, match=r"lokr_config\.json: asks for trainable_bias='all': not available yet"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "more")

@@ -1,0 +1,132 @@
+"""What LoKr, LoHa, IA3 and OFT have in common: they learn, have their base's format, and can be cut over devices."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import FAMILIES, loss_of, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.ia3 import IA3Config
+from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.loha import LoHaConfig
+from paddlenlp_ext.peft.lokr import LoKrConfig
+from paddlenlp_ext.peft.oft import OFTConfig
+
+METHODS = {
+    "lokr": LoKrConfig(rank=8),
+    "lokr_decomposed": LoKrConfig(rank=1, decompose_both=True, factor=4),
+    "loha": LoHaConfig(rank=2),
+    "loha_elementwise": LoHaConfig(rank=6),
+    "ia3_output": IA3Config(feedforward_modules=()),
+    "ia3_input": IA3Config(feedforward_modules=("layer",)),
+    "oft": OFTConfig(block_size=4),
+    "oft_series": OFTConfig(block_size=3, neumann_terms=5),
+    "oft_shared": OFTConfig(num_blocks=6, block_share=True),
+}
+
+
+def random_layer(config: PeftConfig, bias: bool = False) -> LinearAdapter:
+    paddle.seed(0)
+    base = Linear(24, 16, bias=bias)
+    for parameter in base.parameters():
+        parameter.set_value(paddle.randn(parameter.shape))
+    layer = config.wrap("layer", base, seed=1)
+    for tensor in layer.own_state().values():
+        tensor.set_value(0.6 * paddle.randn(tensor.shape) + (1 if isinstance(config, IA3Config) else 0))
+    return layer
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_formula_of_merging_is_the_forward(method: str):
+    layer = random_layer(METHODS[method], bias=True)
+    x = np.random.default_rng(0).standard_normal((2, 5, 24)).astype(np.float32)
+    merged = layer.base.weight.numpy() + layer.delta_weight().numpy()
+    delta_bias = layer.delta_bias()
+    bias = layer.base.bias.numpy() + (0 if delta_bias is None else delta_bias.numpy())
+    out = layer(paddle.to_tensor(x)).numpy()
+    np.testing.assert_allclose(out, x @ merged.T + bias, rtol=1e-4, atol=2e-5)
+    assert np.abs(out - layer.base(paddle.to_tensor(x)).numpy()).max() > 0.1
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
+@pytest.mark.parametrize("method", METHODS)
+def test_cut_in_two_the_parts_make_the_whole(method: str, style: str):
+    """What `placements` says: rank parts of base and adapter give the whole output, joined or summed."""
+    whole = random_layer(METHODS[method])
+    axes = whole.placements(style)
+    assert axes.keys() == whole.own_state().keys()
+    base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
+    x = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
+    inputs = np.split(x, 2, 1) if style == "rowwise" else [x, x]
+    parts = [part_of(whole, axes, base_axis, index)(paddle.to_tensor(inputs[index])).numpy() for index in range(2)]
+    joined = {"colwise": np.concatenate(parts, 1), "rowwise": sum(parts), "replicated": parts[0]}[style]
+    np.testing.assert_allclose(joined, whole(paddle.to_tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def part_of(whole: LinearAdapter, axes: dict[str, int | None], base_axis: int | None, index: int) -> LinearAdapter:
+    """One of two devices' share of a layer."""
+    part = copy.deepcopy(whole)
+    for name, axis in {**axes, "base.weight": base_axis}.items():
+        *path, leaf = name.split(".")
+        owner: Any = part
+        for step in path:
+            owner = getattr(owner, step)
+        value = getattr(owner, leaf).numpy()
+        piece = value if axis is None else np.split(value, 2, axis)[index]
+        start = paddle.nn.initializer.Assign(piece)
+        setattr(owner, leaf, owner.create_parameter(list(piece.shape), default_initializer=start))
+    part.base.out_features, part.base.in_features = part.base.weight.shape
+    return part
+
+
+@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+def test_training_lowers_the_loss_clearly(config: PeftConfig):
+    model = get_peft_model(tiny_model(), config)
+    before = float(loss_of(model))
+    train(model, steps=40)
+    assert float(loss_of(model)) < 0.8 * before
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+def test_the_adapter_has_its_bases_format_on_disk_too(config: PeftConfig, dtype: str, tmp_path: Path):
+    def model() -> CausalLM:
+        return AutoModelForCausalLM.from_config(FAMILIES["qwen2"], seed=3, dtype=dtype)
+
+    adapted = get_peft_model(model(), config)
+    state = adapted.adapter_state()
+    for name, tensor in state.items():
+        values = np.random.default_rng(len(name)).uniform(0.1, 0.5, tensor.shape).astype(np.float32)
+        tensor.set_value(paddle.to_tensor(values).astype(dtype))
+    assert {tensor.dtype for tensor in state.values()} == {getattr(paddle, dtype)}
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(model(), tmp_path).adapter_state()
+    assert all(np.array_equal(tensor.numpy(), loaded[name].numpy()) for name, tensor in state.items())
+    name, layer = next(adapter_layers(adapted))
+    wanted = (layer.base.weight.astype("float32") + layer.delta_weight()).astype(dtype).numpy()
+    merged = dict(adapted.merge_and_unload().named_parameters())[f"{name.removeprefix('base_model.')}.weight"]
+    assert np.array_equal(merged.numpy(), wanted)
+
+
+@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+def test_generation_goes_through_the_adapter(config: PeftConfig):
+    model = get_peft_model(tiny_model(), config)
+    plain = model.generate([[1, 2, 3]], max_new_tokens=6)
+    for _, layer in adapter_layers(model):
+        for tensor in layer.own_state().values():
+            tensor.set_value(tensor + 0.5)
+    model.eval()
+    (tokens,) = model.generate([[1, 2, 3]], max_new_tokens=6)
+    assert tokens != plain[0]
+    with paddle.no_grad():
+        assert model(paddle.to_tensor([[1, 2, 3, *tokens]]))[0, 2:-1].argmax(-1).tolist() == tokens
