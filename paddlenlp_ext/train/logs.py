@@ -11,6 +11,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.checkpoint import write_json
+from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.utils.atomic import write_text
@@ -44,8 +45,8 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, ensure_ascii=False) + "\n"
 
 
-def train_results(state: TrainerState) -> dict[str, float]:
-    """What train_results.json holds: means over all steps, resumed ones included."""
+def train_results(state: TrainerState, model: Any) -> dict[str, float]:
+    """What train_results.json holds: means over all steps, resumed ones included; how much of the model trained."""
     seconds = max(state.train_seconds, 1e-9)
     return {
         "epoch": state.epoch,
@@ -58,6 +59,7 @@ def train_results(state: TrainerState) -> dict[str, float]:
         "train_learned_tokens_per_second": state.num_learned / seconds,
         "num_tokens": state.num_tokens,
         "num_learned_tokens": state.num_learned,
+        "trainable_parameters": sum(parameter.size for parameter in trainable_parameters(model).values()),
         "peak_memory_bytes": peak_memory_bytes(),
     }
 

@@ -111,7 +111,7 @@ class Trainer:
         if self.config.train.load_best_model_at_end and self.state.best_step not in (None, self.state.step):
             self.model.load_weights(str(checkpoint_folder(self.output_dir, self.state.best_step)))
             logger.info("best model: step %d, %s %.4f", self.state.best_step, self.best.name, self.state.best_metric)
-        results = train_results(self.state)
+        results = train_results(self.state, self.model)
         save_results(self.output_dir, "train", results)
         logger.info("trained: %s", describe_results(results))
         return results

@@ -1,0 +1,102 @@
+"""The comparison of methods: what it plans, how it picks, and a small run of it as a user starts it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.peft.registry import peft_methods
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "peft_methods"
+sys.path.insert(0, str(FOLDER))
+from entries import LORA_RANKS, all_entries  # noqa: E402
+from outcome import Outcome, best_of_each, markdown, write_outcomes  # noqa: E402
+
+LORA = Outcome(
+    method="lora",
+    learning_rate=1e-3,
+    score=0.5,
+    loss=1.0,
+    train_loss=1.1,
+    trainable_parameters=1000,
+    peak_memory_gb=1.5,
+    tokens_per_second=2000.0,
+    num_tokens=4096,
+    file_mb=0.5,
+)
+
+
+def test_every_registered_method_full_fine_tuning_and_lora_at_all_ranks_are_planned(tmp_path: Path):
+    entries = all_entries(peft_methods())
+    assert len({entry.name for entry in entries}) == len(entries)
+    assert (entries[0].name, entries[0].keys) == ("full", {})
+    for switch in peft_methods():
+        assert any(entry.keys.get(switch) is True for entry in entries), switch
+    assert [entry.keys["lora_rank"] for entry in entries if entry.name.startswith("lora_r")] == list(LORA_RANKS)
+    for entry in entries:
+        arguments = [word for key, value in entry.keys.items() for word in (f"--{key}", str(value))]
+        shared = ["--model_name_or_path", "m", "--dataset_name_or_path", "d", "--output_dir", str(tmp_path)]
+        config = load_run_config([*shared, "--do_train", "true", *arguments], peft_methods())
+        assert (config.peft is None) == (entry.name == "full")
+
+
+def test_a_method_without_a_shipped_configuration_runs_with_its_defaults(tmp_path: Path):
+    entries = {entry.name: entry for entry in all_entries(peft_methods(), shipped=tmp_path)}
+    assert entries["sora"].keys == {"sora": True}
+
+
+def test_the_best_learning_rate_is_that_of_the_lowest_dev_loss():
+    worse, broken = dataclasses.replace(LORA, loss=1.2, learning_rate=1.0), dataclasses.replace(LORA, loss=float("nan"))
+    other = dataclasses.replace(LORA, method="sora", score=None, loss=0.9)
+    assert best_of_each([broken, worse, LORA, other]) == [LORA, other]
+    assert best_of_each([LORA, broken]) == [LORA]
+    with pytest.raises(ValueError, match=r"different numbers of tokens \(1, 4,096\)"):
+        best_of_each([LORA, dataclasses.replace(LORA, num_tokens=1)])
+
+
+def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
+    other = dataclasses.replace(LORA, method="sora", score=0.75)
+    text = markdown([LORA, other], {"model": "m"})
+    assert "model: m" in text
+    line = "| lora | 50.0% | 1.0000 | 1,000 | 1.50 GB | 2,000 | 0.50 MB | 0.001 |"
+    assert text.index("| sora | 75.0%") < text.index(line)
+    write_outcomes(tmp_path, [LORA, other], {})
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["lora", "sora"]
+
+
+@pytest.mark.slow
+def test_a_quick_run_leaves_the_table_and_is_not_made_twice(tmp_path: Path):
+    def launch(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--out", str(tmp_path), "--methods", *more]
+        return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+
+    first = launch("full", "lora_r2", "adalora", "sora")
+    assert first.returncode == 0, first.stderr
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["full", "lora_r2", "adalora", "sora"]
+    assert len({row["num_tokens"] for row in rows.values()}) == 1
+    assert int(rows["full"]["trainable_parameters"]) > int(rows["lora_r2"]["trainable_parameters"]) > 0
+    for row in rows.values():
+        assert all(float(row[name]) >= 0 for name in row if name != "method")
+        assert float(row["file_mb"]) > 0
+    assert (tmp_path / "table.png").is_file() and "| lora_r2 |" in (tmp_path / "table.md").read_text()
+
+    logs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/run.log")}
+    assert len(logs) == 4
+    again = launch("full", "lora_r2")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in logs} == logs
+
+    unknown = launch("lora_r3")
+    assert unknown.returncode == 2
+    assert "--methods lora_r3: unknown" in unknown.stderr
