@@ -30,11 +30,11 @@ def change(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"use_dora": True},
+        {"use_qalora": True},
         {"bias": "all"},
         {"modules_to_save": ["lm_head"]},
         {"fan_in_fan_out": True},
-        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
         {"exclude_modules": ["q_proj"]},
         {"trainable_token_indices": [1, 2]},
         {"something_new": 3},
@@ -152,7 +152,7 @@ def test_paddlenlps_adapter_is_read(tmp_path: Path):
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")), logits_of(model))
 
 
-@pytest.mark.parametrize("fields", [{"pissa": True}, {"use_mora": True}, {"lora_use_mixer": True}, {"do_qat": True}])
+@pytest.mark.parametrize("fields", [{"loraga": True}, {"do_qat": True}])
 def test_paddlenlps_other_methods_are_refused_by_name(fields: dict, tmp_path: Path):
     model = trained_adapter(tmp_path / "ours", target_modules=["q_proj", "down_proj"])
     as_paddlenlp(tmp_path / "theirs", model, **fields)

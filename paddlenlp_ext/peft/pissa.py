@@ -1,0 +1,127 @@
+"""PiSSA: Principal Singular Values and Singular Vectors Adaptation (Meng et al. 2024, arXiv 2404.02948).
+
+    W = U S V^T        A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s),  s B0 A0 = U_r S_r V_r^T
+    y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
+LoRA that trains the r leading singular triplets of each weight; the residual W - s B0 A0 stays frozen. s is 1 unless
+`lora_alpha` says otherwise. The residual is not written over W (offset.py says why), and is never computed a second
+time: A0 and B0 are kept with the adapter.
+
+Files are a plain LoRA of rank 2r over the original base. Those of Hugging Face PEFT (`init_lora_weights: "pissa"`) and
+of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base again, by the whole SVD as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.layer import has_values
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.offset import (
+    OffsetLoRALinear,
+    doubled,
+    doubled_fields,
+    halved,
+    halved_fields,
+    is_doubled,
+)
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.svd import leading_svd
+
+
+@PEFT_METHODS.register("pissa")
+@dataclass(kw_only=True)
+class PissaConfig(LoRAConfig):
+    """PiSSA: LoRA that starts from the leading singular triplets of each weight.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    refines: ClassVar[str | None] = "lora"
+    random_start: ClassVar[bool] = False
+
+    svd: str = option(
+        "fast",
+        help="How the triplets are found: fast (random projection) or exact (whole SVD: minutes for a large matrix).",
+        choices=("fast", "exact"),
+        key="pissa_svd",
+    )
+    start: Literal["new", "stored", "computed again"] = field(default="new", compare=False)
+    """Where A0 and B0 come from: the base, and stored from then on; a file; the base, each time."""
+
+    def __post_init__(self) -> None:
+        if self.alpha is None:
+            self.alpha = self.rank**0.5 if self.rslora else self.rank
+        super().__post_init__()
+        if self.svd not in ("fast", "exact"):
+            raise ValueError(f"pissa_svd={self.svd!r} is not known; allowed: 'fast' or 'exact'.")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+        rank, scaling = self.rank_and_scaling(name)
+        again = self.start == "computed again"
+        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
+        if self.start != "stored" and has_values(base):
+            layer.start_at(*principal_factors(base.weight, rank, scaling, name, again or self.svd == "exact"))
+        return layer
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        fields = super().to_adapter_config(model)
+        if self.start == "computed again":
+            return {**fields, "init_lora_weights": "pissa"}
+        return doubled_fields("pissa", fields)
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tensors) if self.start == "computed again" else doubled(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(tensors) if self.start == "computed again" else halved(tensors)
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        start = fields.get("init_lora_weights")
+        by_peft = isinstance(start, str) and start.startswith("pissa")
+        return by_peft or is_doubled("pissa", fields) or bool(fields.get("pissa"))
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PissaConfig:
+        if is_doubled("pissa", fields):
+            return replace(super().from_adapter_config(halved_fields(fields)), start="stored")
+        if fields["init_lora_weights"] != "pissa":
+            raise ValueError(
+                f"init_lora_weights={fields['init_lora_weights']!r} began at an SVD with random numbers that the file "
+                "does not hold: save it from PEFT with path_initial_model_for_weight_conversion, as a plain LoRA."
+            )
+        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), start="computed again")
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PissaConfig:
+        config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
+        # There s is 1 whatever alpha says.
+        return replace(config, alpha=config.rank, rslora=False, start="computed again")
+
+
+def principal_factors(
+    weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A0 [r, in] and B0 [out, r] of a weight [out, in], with s B0 A0 = U_r S_r V_r^T.
+
+    Raises:
+        ValueError: the weight has no `rank` triplets.
+    """
+    if rank > min(weight.shape):
+        raise ValueError(
+            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(weight.shape)}): lower it, "
+            "or leave this layer out of lora_target_modules."
+        )
+    u, s, v_t = leading_svd(weight, rank, name, exact=exact)
+    root = (s / scaling).sqrt()
+    return v_t * root.unsqueeze(1), u * root

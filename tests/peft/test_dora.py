@@ -1,0 +1,83 @@
+"""What DoRA promises beyond the conformance suite and PEFT's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, loss_of, tiny_model, train
+
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.dora import DoRAConfig, DoRALinear
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+
+
+def adapted(**options: object) -> PeftModel:
+    model = get_peft_model(tiny_model(), DoRAConfig(**{"rank": 4, **options}))
+    model.eval()
+    return model
+
+
+def first_layer(model: PeftModel) -> DoRALinear:
+    return next(adapter_layers(model.base_model))[1]
+
+
+def test_at_the_start_it_is_the_base_to_the_bit():
+    assert np.array_equal(logits_of(adapted()), logits_of(tiny_model()))
+
+
+def test_the_lengths_are_those_of_the_changed_rows():
+    model = adapted(alpha=9.0)
+    train(model, steps=3)
+    for _, layer in adapter_layers(model.base_model):
+        b, a = layer.lora_B.weight.numpy(), layer.lora_A.weight.numpy()
+        directed = layer.base.weight.numpy() + layer.scaling * b @ a
+        np.testing.assert_allclose(layer.direction_lengths().numpy(), np.linalg.norm(directed, axis=1), rtol=1e-5)
+
+
+def test_the_gradient_takes_the_lengths_as_constants():
+    """dL/dB = s g^T (x A^T) with g = (m / c) dL/dy: no term of dc/dB."""
+    model = adapted()
+    train(model, steps=2)
+    layer = first_layer(model)
+    x, upstream = (np.random.default_rng(i).standard_normal((7, 36)).astype(np.float32) for i in range(2))
+    (layer(paddle.to_tensor(x)) * paddle.to_tensor(upstream)).sum().backward()
+    stretch = layer.lora_magnitude_vector.numpy() / layer.direction_lengths().numpy()
+    wanted = layer.scaling * (upstream * stretch).T @ (x @ layer.lora_A.weight.numpy().T)
+    np.testing.assert_allclose(layer.lora_B.weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_leaves_the_base_its_whole_input():
+    """With all of the adapter's input dropped the output is the base's, less what only the stretch would add."""
+    model = adapted(dropout=0.999999)
+    train(model, steps=2)
+    layer = first_layer(model)
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((7, 36)).astype(np.float32))
+    layer.train()
+    assert np.array_equal(layer(x).numpy(), layer.base(x).numpy())
+
+
+def test_it_learns():
+    model = adapted()
+    before = float(loss_of(model))
+    train(model, steps=15)
+    assert float(loss_of(model)) < 0.8 * before
+    assert not np.allclose(first_layer(model).lora_magnitude_vector.numpy(), first_layer(adapted()).base_squares ** 0.5)
+
+
+def test_it_is_no_low_rank_update(tmp_path: Path):
+    model = adapted()
+    train(model)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"LORA \(DoRAConfig\) is no low-rank change"):
+        load_combined(tiny_model(), {tmp_path: 1.0})
+
+
+def test_a_lora_does_not_go_on_from_it(tmp_path: Path):
+    adapted().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds an adapter of type LORA \(DoRAConfig\)"):
+        get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path)))

@@ -1,0 +1,116 @@
+"""What LoRA-GA promises beyond the conformance suite; its start against torch is in test_lora_variants_golden.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, loss_of, same_bits, state_of, tiny_model, train
+
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.lora_ga import LoRAGAConfig, gradient_factors
+
+
+def started(**options: object) -> PeftModel:
+    model = get_peft_model(tiny_model(), LoRAGAConfig(**{"rank": 4, "ga_batches": 2, **options}))
+    model.train()
+    model.before_training(lambda: loss_of(model).backward())
+    for parameter in model.parameters():
+        parameter.clear_gradient(set_to_zero=False)
+    model.eval()
+    return model
+
+
+def test_the_started_model_is_the_base_to_the_bit():
+    model = started()
+    assert all(layer.lora_B.weight.numpy().any() for _, layer in adapter_layers(model.base_model))
+    assert np.array_equal(logits_of(model), logits_of(tiny_model()))
+
+
+def test_it_asks_for_as_many_batches_as_it_was_told():
+    model, calls = get_peft_model(tiny_model(), LoRAGAConfig(rank=4, ga_batches=3)), []
+    model.before_training(lambda: (calls.append(1), loss_of(model).backward()))
+    assert len(calls) == 3
+
+
+def test_the_base_keeps_its_bits_and_gets_no_gradient():
+    model = started()
+    base = {name: p for name, p in model.named_parameters() if p.stop_gradient}
+    assert all(p.grad is None for p in base.values())
+    wanted = state_of(tiny_model())
+    assert all(
+        np.array_equal(layer.base.weight.numpy(), wanted[f"{name}.weight"])
+        for name, layer in adapter_layers(model.base_model)
+    )
+
+
+def test_started_trained_and_saved_it_loads_over_the_original_base(tmp_path: Path):
+    model = started()
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    np.testing.assert_allclose(logits_of(loaded.merge_and_unload()), logits_of(model), rtol=0, atol=1e-5)
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    del fields["paddlenlp_ext"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    plain = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert type(plain.peft_config) is LoRAConfig
+    np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
+
+
+def test_a_warm_start_keeps_its_own_start(tmp_path: Path):
+    model = started()
+    train(model)
+    model.save_pretrained(tmp_path)
+    warm = get_peft_model(tiny_model(), LoRAGAConfig(path=str(tmp_path), ga_batches=5))
+    before = state_of(warm)
+    warm.before_training(lambda: pytest.fail("the adapter has its start"))
+    assert same_bits(before, state_of(warm))
+    assert warm.peft_config.ga_batches == 5
+
+
+def test_the_first_step_lowers_the_loss_more_than_loras():
+    losses = []
+    for model in (started(alpha=4.0), get_peft_model(tiny_model(), LoRAConfig(rank=4, alpha=4.0))):
+        for _ in range(3):
+            loss_of(model).backward()
+            for parameter in model.parameters():
+                if not parameter.stop_gradient:
+                    parameter.set_value(parameter - 0.005 * parameter.grad)
+                    parameter.clear_gradient(set_to_zero=False)
+        losses.append(float(loss_of(model)))
+    assert losses[0] < losses[1]
+
+
+def test_it_learns():
+    model = started()
+    before = float(loss_of(model))
+    train(model, steps=15)
+    assert float(loss_of(model)) < 0.8 * before
+
+
+def test_a_small_gradient_gives_what_it_has():
+    gradient = paddle.to_tensor(np.random.default_rng(0).standard_normal((6, 20)).astype(np.float32))
+    a, b = gradient_factors(gradient, 4, 1.0, "w")
+    u, _, v_t = np.linalg.svd(gradient.numpy(), full_matrices=False)
+    np.testing.assert_allclose(np.abs(a.numpy()), 6**0.25 * np.abs(v_t[:4]), atol=1e-4)
+    np.testing.assert_allclose(np.abs(b.numpy()), 6**0.25 * np.abs(u[:, 2:6]), atol=1e-4)
+    with pytest.raises(ValueError, match=r"lora_rank=7 is more than w has singular values"):
+        gradient_factors(gradient, 7, 1.0, "w")
+    with pytest.raises(ValueError, match="gradient of w is not finite"):
+        gradient_factors(gradient * float("nan"), 4, 1.0, "w")
+
+
+def test_a_start_that_no_file_holds_is_refused(tmp_path: Path):
+    started().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    del fields["paddlenlp_ext"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "lora_ga"}))
+    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)

@@ -1,0 +1,129 @@
+"""What PiSSA promises beyond the conformance suite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_adapted import FAMILIES, logits_of, loss_of, tiny_model, train
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.pissa import PissaConfig
+
+
+def adapted(**options: object) -> PeftModel:
+    model = get_peft_model(tiny_model(), PissaConfig(**{"rank": 4, **options}))
+    model.eval()
+    return model
+
+
+def test_it_starts_at_the_leading_triplets_with_scale_one():
+    model, base = adapted(), tiny_model().state_dict()
+    for name, layer in adapter_layers(model.base_model):
+        weight = base[f"{name}.weight"].numpy()
+        u, s, v_t = np.linalg.svd(weight, full_matrices=False)
+        assert layer.scaling == 1
+        product = layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
+        np.testing.assert_allclose(product, (u[:, :4] * s[:4]) @ v_t[:4], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 12.0}, {"rslora": True}, {"svd": "exact"}])
+def test_at_the_start_it_is_the_base_to_the_bit(options: dict[str, object]):
+    assert np.array_equal(logits_of(adapted(**options)), logits_of(tiny_model()))
+
+
+def test_it_trains_the_residual_model_of_the_paper():
+    """y = x (W - s B0 A0)^T + s x A^T B^T, and its gradients, in NumPy."""
+    model = adapted(alpha=8.0)
+    train(model, steps=2)
+    _, layer = next(adapter_layers(model.base_model))
+    x = np.random.default_rng(0).standard_normal((7, 36)).astype(np.float32)
+    weight, a, b = (t.numpy() for t in (layer.base.weight, layer.lora_A.weight, layer.lora_B.weight))
+    residual = weight - 2 * layer.lora_B_start.numpy() @ layer.lora_A_start.numpy()
+    output = layer(paddle.to_tensor(x))
+    np.testing.assert_allclose(output.numpy(), x @ residual.T + 2 * (x @ a.T) @ b.T, atol=1e-5)
+    output.sum().backward()
+    np.testing.assert_allclose(
+        layer.lora_B.weight.grad.numpy(), 2 * np.ones((7, len(b))).T @ (x @ a.T), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_its_files_are_a_plain_lora_of_twice_the_rank(tmp_path: Path):
+    model = adapted(rslora=True)
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (fields["peft_type"], fields["r"], fields["init_lora_weights"]) == ("LORA", 8, True)
+    assert not any("start" in key for key in load_file(tmp_path / "adapter_model.safetensors"))
+    own = fields.pop("paddlenlp_ext")
+    assert own["switch"] == "pissa"
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    plain = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert type(plain.peft_config) is LoRAConfig
+    np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
+
+
+def test_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = adapted()
+    train(model)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr("paddlenlp_ext.peft.pissa.leading_svd", None)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
+
+
+def test_it_learns():
+    model = adapted()
+    before = float(loss_of(model))
+    train(model, steps=15)
+    assert float(loss_of(model)) < 0.8 * before
+
+
+def test_a_rank_that_a_weight_has_not_is_an_error():
+    with pytest.raises(ValueError, match=r"lora_rank=16 is more than .*k_proj has singular values .*\[12, 36\]"):
+        adapted(rank=16)
+
+
+def test_a_start_that_no_file_holds_is_refused(tmp_path: Path):
+    model = adapted()
+    model.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    del fields["paddlenlp_ext"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "pissa_niter_4"}))
+    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_paddlenlps_folder_is_the_model_that_was_trained_there(tmp_path: Path):
+    """There only A and B are stored, [in, r] and [r, out], and s is 1 whatever alpha says."""
+    rng, tensors, base = np.random.default_rng(0), {}, tiny_model()
+    wanted = tiny_model()
+    for name, parameter in base.named_parameters():
+        if not name.endswith("q_proj.weight"):
+            continue
+        weight = parameter.numpy()
+        u, s, v_t = np.linalg.svd(weight, full_matrices=False)
+        a, b = 0.1 * rng.standard_normal((36, 4)), 0.1 * rng.standard_normal((4, 36))
+        module = name.removesuffix(".weight").replace("model.", "llama.", 1)
+        tensors |= {f"{module}.lora_A": a.astype(np.float32), f"{module}.lora_B": b.astype(np.float32)}
+        value = weight - (u[:, :4] * s[:4]) @ v_t[:4] + (a @ b).T
+        dict(wanted.named_parameters())[name].set_value(value.astype(np.float32))
+    save_file(tensors, tmp_path / "peft_model.safetensors")
+    fields = {"r": 4, "lora_alpha": 8, "pissa": True, "scaling": 2.0, "target_modules": [".*q_proj.*"]}
+    (tmp_path / "lora_config.json").write_text(json.dumps(fields))
+    model = PeftModel.from_pretrained(base, tmp_path)
+    np.testing.assert_allclose(logits_of(model), logits_of(wanted), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(model.merge_and_unload()), logits_of(wanted), rtol=0, atol=1e-5)
+
+
+def test_a_plan_knows_its_shapes_without_weights():
+    with paddle.LazyGuard():
+        model = get_peft_model(CausalLM(DecoderConfig.from_dict(FAMILIES["llama"])), PissaConfig(rank=4))
+    assert sum(p.size for p in model.parameters() if not p.stop_gradient) > 0
