@@ -22,13 +22,12 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.generate.kv_cache import KVCache
-from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.virtual_tokens import keys_and_values
 from paddlenlp_ext.plan import Style
 
 STORED = "prompt_embeddings"
@@ -60,7 +59,7 @@ class PromptModel(PeftModel):
         num_before = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
-                cache.begin_with(self._keys_and_values())
+                cache.begin_with(keys_and_values(decoder, prompt_PD))
             inputs = decoder.attention_inputs(
                 input_ids, position_ids, document_lengths, cache, first_position=num_before
             )
@@ -70,26 +69,17 @@ class PromptModel(PeftModel):
         if [sum(row) for row in rows] != [length] * batch:
             raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
         one_row = [document for row in rows for document in row]
-        position_ids = None if position_ids is None else position_ids.reshape([1, -1])
-        inputs = decoder.attention_inputs(
-            input_ids.reshape([1, -1]), position_ids, [one_row], None, first_position=num_before
-        )
-        cos, sin = decoder.rotary(paddle.arange(num_before).unsqueeze(0))
-        cos, sin = paddle.concat([cos, inputs.cos], axis=1), paddle.concat([sin, inputs.sin], axis=1)
+        inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [one_row], None)
+        if position_ids is None:
+            position_ids = paddle.to_tensor(next(iter(inputs.layouts.values())).positions())
+        own_1T = position_ids.reshape([1, -1]) + num_before
+        # In one call: with some scalings the angles depend on the longest position.
+        cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_before).unsqueeze(0), own_1T], axis=1))
         inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_before)
         tokens_BSD = decoder.embed_tokens(input_ids)
         tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
         return decoder.run_layers(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
-
-    @paddle.no_grad()
-    def _keys_and_values(self) -> list[KeyValuePrefix]:
-        """What each layer keeps of the vectors."""
-        decoder, own = self.base_model.model, KVCache([0])
-        prompt_1PD = decoder.embed_tokens.prompt_embeddings.unsqueeze(0)
-        ids_1P = paddle.zeros(prompt_1PD.shape[:2], "int64")  # only their number counts
-        decoder.run_layers(prompt_1PD, decoder.attention_inputs(ids_1P, None, None, own))
-        return own.as_prefix()
 
 
 @PEFT_METHODS.register("prompt_tuning")

@@ -27,7 +27,8 @@ def main() -> None:
         input_ids = torch.from_numpy(stored["input_ids"])
         with torch.no_grad():
             plain = model(input_ids).logits.numpy()
-            adapted = peft.PeftModel.from_pretrained(model, folder).eval()(input_ids).logits.numpy()
+            adapted = peft.PeftModel.from_pretrained(model, folder).eval()(input_ids).logits
+            adapted = adapted[:, -input_ids.shape[1] :].numpy()  # without those of a prompt's vectors
         difference, effect = np.abs(adapted - stored["logits"]).max(), np.abs(adapted - plain).max()
         largest = np.abs(stored["logits"]).max()
         print(f"{folder}: logits differ by {difference:.2e} (largest {largest:.3g}, adapter's effect {effect:.2e})")

@@ -21,6 +21,7 @@ import paddle  # isort: skip
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.peft.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.ia3 import IA3Config
@@ -28,7 +29,12 @@ from paddlenlp_ext.peft.loha import LoHaConfig
 from paddlenlp_ext.peft.lokr import LoKrConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.prefix import PrefixConfig
+from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.peft.sora import SoRAConfig
+from paddlenlp_ext.peft.vera import VeRAConfig
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
@@ -39,7 +45,15 @@ ADAPTERS = {
     "loha": LoHaConfig(rank=3),
     "ia3": IA3Config(),
     "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
+    "prefix": PrefixConfig(num_tokens=5),
+    "prefix_projected": PrefixConfig(num_tokens=5, projection=True, projection_hidden_size=7),
+    "prompt": PromptConfig(num_tokens=5),
+    "adalora": AdaLoRAConfig(init_r=4, target_r=2),
+    "sora": SoRAConfig(rank=4),
     "oft": OFTConfig(),
+    "moslora_as_lora": MoSLoRAConfig(rank=4, mixer_to_lora=True),
+    "vera": VeRAConfig(rank=16),
+    "vera_seeded": VeRAConfig(rank=16, save_projection=False, target_modules=["q_proj", "down_proj"]),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
@@ -71,10 +85,15 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
         adapted.eval()
         paddle.seed(0)
-        for tensor in adapted.adapter_state().values():
-            tensor.set_value(tensor + 0.1 * paddle.randn(tensor.shape))
-        adapted.save_pretrained(folder / name)
+        for key, tensor in adapted.adapter_state().items():
+            moved = tensor + 0.1 * paddle.randn(tensor.shape)
+            if key.endswith((".lora_E", ".gate")):  # ranks that are closed leave the layers with different ones
+                moved = moved * (moved > 0).astype(moved.dtype)
+            tensor.set_value(moved)
+        adapted.save_finished(folder / name)
         write_logits(folder / name, adapted, input_ids)
+        if not config.mergeable:
+            continue
         merged = folder / f"{name}_merged"
         report = merge_adapter(folder / name, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
         write_logits(merged, AutoModelForCausalLM.from_pretrained(merged), input_ids)

@@ -9,6 +9,7 @@ LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 CASES: dict[str, dict[str, Any]] = {
     "prefix_llama": {"base": "llama_odd_sizes", "method": "prefix", "options": {"num_virtual_tokens": 5}},
     "prefix_qwen3": {"base": "qwen3", "method": "prefix", "options": {"num_virtual_tokens": 3}},
+    "prefix_window": {"base": "mistral_window", "method": "prefix", "options": {"num_virtual_tokens": 9}},
     "prefix_projected": {
         "base": "llama_odd_sizes",
         "method": "prefix",
@@ -16,5 +17,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "prompt_llama": {"base": "llama_odd_sizes", "method": "prompt", "options": {"num_virtual_tokens": 5}},
     "prompt_qwen2_tied": {"base": "qwen2", "method": "prompt", "options": {"num_virtual_tokens": 3}},
+    "prompt_dynamic_rope": {
+        "base": "llama_rope_dynamic",
+        "method": "prompt",
+        "options": {"num_virtual_tokens": 5},
+    },
     "prompt_window": {"base": "mistral_window", "method": "prompt", "options": {"num_virtual_tokens": 9}},
 }
