@@ -110,9 +110,12 @@ class IA3Linear(LinearAdapter):
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out], in the format that the base gives: under autocast that may not be the scales'."""
         scales = self.ia3_l.flatten()
-        return self.base(x * scales) if self.scales_input else self.base(x) * scales
+        if self.scales_input:
+            return self.base(x * scales.astype(x.dtype))
+        out = self.base(x)
+        return out * scales.astype(out.dtype)
 
     def delta_weight(self) -> paddle.Tensor:
         """W * (l - 1), float32 [out, in]; l as a row or a column."""

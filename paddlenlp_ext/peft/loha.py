@@ -5,7 +5,7 @@ arXiv 2108.06098; for fine-tuning in LyCORIS, arXiv 2309.14859).
     A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
 
 Its rank is up to r^2: delta W = s A B with the r^2 columns of A the products of a column of A1 and one of A2, and the
-rows of B those of the rows. Where r^2 is small the forward pass goes through A and B and never makes delta W.
+rows of B those of the rows. Where r^2 is small, the forward pass goes through A and B and never makes delta W.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

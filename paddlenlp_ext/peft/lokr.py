@@ -146,15 +146,14 @@ class LoKrLinear(LinearAdapter):
             start("lokr_w2", (b, d))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out], by c d b + c b a multiplications a token in place of a b c d."""
-        inputs_c = self._matrices("lokr_w1")[-1].shape[1]
-        inner = x.reshape([*x.shape[:-1], inputs_c, -1])
-        for matrix in reversed(self._matrices("lokr_w2")):
-            inner = paddle.matmul(inner, matrix, transpose_y=True)
-        inner = inner.swapaxes(-1, -2)  # so that both products are with one matrix for all tokens
-        for matrix in reversed(self._matrices("lokr_w1")):
-            inner = paddle.matmul(inner, matrix, transpose_y=True)
-        return self.base(x) + (inner.swapaxes(-1, -2) * self.scaling).flatten(-2)
+        """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
+        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
+        inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
+        if self.in_features <= self.out_features:  # the side that is turned twice is the smaller one then
+            inner = _along_last(_along_middle(inner, w1), w2)
+        else:
+            inner = _along_middle(_along_last(inner, w2), w1)
+        return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
 
     def delta_weight(self) -> paddle.Tensor:
         """s W1 (x) W2, float32 [out, in]."""
@@ -179,6 +178,18 @@ class LoKrLinear(LinearAdapter):
     def _product(self, name: str) -> paddle.Tensor:
         first, *rest = (matrix.astype("float32") for matrix in self._matrices(name))
         return paddle.matmul(first, rest[0]) if rest else first
+
+
+def _along_last(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+    """The product of the matrices applied to the last of three axes, as products of whole matrices."""
+    rows = x.reshape([-1, x.shape[-1]])
+    for matrix in reversed(matrices):
+        rows = paddle.matmul(rows, matrix, transpose_y=True)
+    return rows.reshape([*x.shape[:-1], -1])
+
+
+def _along_middle(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+    return _along_last(x.transpose([0, 2, 1]), matrices).transpose([0, 2, 1])
 
 
 def split(size: int, factor: int = -1) -> tuple[int, int]:

@@ -199,7 +199,7 @@ def turn(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
     """x [..., in] times the block-diagonal matrix of `blocks` [k or 1, b, b]."""
     num_blocks, size, _ = blocks.shape
     if num_blocks == 1:
-        return paddle.matmul(x.reshape([*x.shape[:-1], -1, size]), blocks[0]).reshape(x.shape)
+        return paddle.matmul(x.reshape([-1, size]), blocks[0]).reshape(x.shape)
     parts = x.reshape([-1, num_blocks, size]).transpose([1, 0, 2])
     return paddle.bmm(parts, blocks).transpose([1, 0, 2]).reshape(x.shape)
 

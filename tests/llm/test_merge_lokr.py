@@ -1,0 +1,59 @@
+"""llm/merge_lokr_params.py: a LoKr folder of PaddleNLP, whose config says a scale of 0, merges as it was trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.lokr import LoKrConfig
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "peft"))
+from tiny_adapted import logits_of, tiny_model, train  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("merge_lokr_params", TESTS.parent / "llm" / "merge_lokr_params.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("output_argument", ["--output_path", "--merge_lokr_model_path"])
+def test_paddlenlps_folder_merges_as_it_was_trained(
+    script: ModuleType, output_argument: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    tiny_model("qwen2").save_pretrained(tmp_path / "base")
+    model = get_peft_model(tiny_model("qwen2"), LoKrConfig(rank=2, target_modules=["q_proj", "up_proj"]))
+    train(model, steps=3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    tensors = {name.replace("model.", "qwen2.", 1): tensor.numpy() for name, tensor in model.adapter_state().items()}
+    write_safetensors(adapter / "lokr.safetensors", tensors)
+    fields = {"lokr_dim": 2, "lokr_alpha": 0.0, "scaling": 0.0, "target_modules": [".*q_proj.*", ".*up_proj.*"]}
+    # The command line's base counts, not the one that the config names.
+    (adapter / "lokr_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": "elsewhere"}))
+    arguments = [
+        "--lokr_path",
+        adapter,
+        output_argument,
+        tmp_path / "merged",
+        "--model_name_or_path",
+        tmp_path / "base",
+    ]
+    script.main([str(argument) for argument in [*arguments, "--device", "cpu", "--low_gpu_mem", "True"]])
+    assert "4 layers merged" in capsys.readouterr().out
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    merged.eval()
+    np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
+    assert np.abs(logits_of(merged) - logits_of(tiny_model("qwen2"))).max() > 1e-3
