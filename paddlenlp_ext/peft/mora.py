@@ -138,53 +138,55 @@ class MoRALinear(LinearAdapter):
         self.lora_A = Factor(np.zeros((self.size, self.size), np.float32), self.dtype)
         if self.rotated:
             cos, sin = group_angles(self.num_groups, self.size)
-            self.register_buffer("cos", paddle.to_tensor(cos).astype(self.dtype), persistable=False)
-            self.register_buffer("sin", paddle.to_tensor(sin).astype(self.dtype), persistable=False)
+            self.register_buffer("cos", paddle.to_tensor(cos), persistable=False)
+            self.register_buffer("sin", paddle.to_tensor(sin), persistable=False)
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out]. The matrices are turned and folded, not the features: they are far smaller."""
         inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
-        groups = self._filled(inner, self.num_groups * self.size).reshape([*x.shape[:-1], self.num_groups, self.size])
+        num_results = -(-self.out_features // self.size)
+        if self.rotated:
+            blocks = self._matrices(min(self.num_groups, num_results))
+            results = self._map_groups(inner, blocks)
+        else:
+            rows = fold_columns(paddle.concat(self._matrices(self.num_groups), axis=-1), self.in_features)
+            results = [paddle.matmul(inner, rows.astype(self.dtype), transpose_y=True)]
+        results = [results[i % len(results)] for i in range(num_results)]
+        results[-1] = results[-1][..., : self.out_features - (num_results - 1) * self.size]
+        return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
+
+    def _map_groups(self, x: paddle.Tensor, blocks: list[paddle.Tensor]) -> list[paddle.Tensor]:
+        """A R_j x_j [..., q] for each block A R_j; the last group is filled with the input's beginning."""
+        last = self.in_features - (self.num_groups - 1) * self.size
+        groups = x.split([self.size] * (self.num_groups - 1) + [last], axis=-1)
+        results = []
+        for group, block in zip(groups, blocks, strict=False):  # groups beyond the outputs go unread
+            block, width = block.astype(self.dtype), group.shape[-1]
+            result = paddle.matmul(group, block[:, :width], transpose_y=True)
+            if width < self.size:
+                again = fold_columns(block[:, width:], self.in_features)
+                result = result + paddle.matmul(groups[0][..., : again.shape[1]], again, transpose_y=True)
+            results.append(result)
+        return results
+
+    def _matrices(self, count: int) -> list[paddle.Tensor]:
+        """A R_j, float32 [q, q], of the first groups; A itself without rotation."""
+        a = self.lora_A.weight.astype("float32")
         if not self.rotated:
-            update = paddle.matmul(groups.sum(axis=-2), self.lora_A.weight, transpose_y=True)
-            return self.base(x) + self._filled(update, self.out_features)
-        used = -(-self.out_features // self.size)
-        update = self._map_rotated(groups[..., :used, :], self.cos[:used], self.sin[:used])
-        return self.base(x) + self._filled(update.flatten(-2), self.out_features)
-
-    def _map_rotated(self, groups: paddle.Tensor, cos: paddle.Tensor, sin: paddle.Tensor) -> paddle.Tensor:
-        """A R_j x_j for each group; x_j in halves: R_j (u, v) = (u cos - v sin, v cos + u sin)."""
-        first, second = groups.chunk(2, axis=-1)
-        left, right = self.lora_A.weight.chunk(2, axis=-1)
-        update = paddle.matmul(first * cos - second * sin, left, transpose_y=True)
-        return update + paddle.matmul(second * cos + first * sin, right, transpose_y=True)
-
-    @staticmethod
-    def _filled(x: paddle.Tensor, length: int) -> paddle.Tensor:
-        """The last axis repeated, or cut, to `length`."""
-        copies = -(-length // x.shape[-1])
-        return (paddle.concat([x] * copies, axis=-1) if copies > 1 else x)[..., :length]
+            return [a] * count
+        left, right = a.chunk(2, axis=-1)  # R_j (u, v) = (u cos - v sin, v cos + u sin) for a group in halves u, v
+        turns = [(self.cos[j], self.sin[j]) for j in range(count)]
+        return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in turns]
 
     def delta_weight(self) -> paddle.Tensor:
         """The matrix of the whole map, float32 [out, in]: rows for y's groups, columns for x's, then both folded."""
-        a, size, n = self.lora_A.weight.astype("float32"), self.size, self.num_groups
-        m = -(-self.out_features // size)
+        size, n, m = self.size, self.num_groups, -(-self.out_features // self.size)
         if self.rotated:
-            cos, sin = (paddle.to_tensor(table) for table in group_angles(n, size))
-            left, right = a.chunk(2, axis=-1)
-            blocks = [
-                paddle.concat([left * cos[j] + right * sin[j], right * cos[j] - left * sin[j]], axis=-1)
-                for j in range(min(n, m))
-            ]
+            blocks = self._matrices(min(n, m))
             rows = [F.pad(blocks[i % n], [0, 0, i % n * size, (n - 1 - i % n) * size]) for i in range(m)]
         else:
-            rows = [paddle.concat([a] * n, axis=-1)] * m
-        whole = paddle.concat(rows)[: self.out_features]
-        delta = whole[:, : self.in_features]
-        for start in range(self.in_features, n * size, self.in_features):  # the input's beginning, read again
-            again = whole[:, start : start + self.in_features]
-            delta = delta + F.pad(again, [0, 0, 0, self.in_features - again.shape[1]])
-        return delta
+            rows = [paddle.concat(self._matrices(n), axis=-1)] * m
+        return fold_columns(paddle.concat(rows)[: self.out_features], self.in_features)
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """A is whole.
@@ -210,3 +212,12 @@ def group_angles(num_groups: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine of each group's turns, float32 [n, q/2]."""
     angles = np.outer(np.arange(num_groups), 10000.0 ** (-np.arange(0, size, 2) / size))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def fold_columns(matrix: paddle.Tensor, width: int) -> paddle.Tensor:
+    """[rows, any] to [rows, width] at most: column c + k * width is added to column c, as inputs are read again."""
+    folded = matrix[:, :width]
+    for start in range(width, matrix.shape[1], width):
+        again = matrix[:, start : start + width]
+        folded = folded + F.pad(again, [0, 0, 0, width - again.shape[1]])
+    return folded
