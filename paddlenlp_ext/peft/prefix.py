@@ -5,7 +5,8 @@
 
 The prefix has the shape of the model's keys, so that grouped queries need nothing more. It takes positions 0 to P-1 and
 a document's own begin at P, as in Hugging Face PEFT; a sliding window passes over it as over any position. Learned keys
-are used as they are, not rotated. With `projection` every layer makes its own keys and values from E, so that
+are used as they are, not rotated. They begin as what some tokens leave in every layer (better than noise, section 7.4);
+those of a projection begin at random. With `projection` every layer makes its own keys and values from E, so that
 recomputing a layer needs nothing of the others.
 
 Shapes: P prefix tokens, K key-value heads, H head dimension, E = K * H.
@@ -25,10 +26,11 @@ from paddle import nn
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.prefix_layers import PrefixAttention, PrefixModel
-from paddlenlp_ext.peft.ranges import require_share, require_whole
+from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 STORED = "prompt_embeddings"
+STARTS = ("vocab", "random")
 _LEARNED_PROJECTION = "prefix_encoder."
 
 
@@ -51,6 +53,12 @@ class PrefixConfig(PeftConfig):
 
     path: str | None = option(None, help="Folder of a prefix to start from; its structure is taken.", key="prefix_path")
     num_tokens: int = option(128, help="Length of the prefix.", minimum=1, maximum=65536, key="num_prefix_tokens")
+    init: str = option(
+        "vocab",
+        help="Start: what tokens drawn at random leave in every layer (vocab), or small noise (random).",
+        choices=STARTS,
+        key="prefix_init",
+    )
     projection: bool = option(
         False, help="Learn the prefix through a network of two layers, which can be steadier.", key="prefix_projection"
     )
@@ -64,6 +72,7 @@ class PrefixConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         require_whole("num_prefix_tokens", self.num_tokens)
+        require_choice("prefix_init", self.init, STARTS)
         require_share("prefix_dropout", self.dropout)
         if self.projection_hidden_size is not None:
             require_whole("prefix_projection_hidden_size", self.projection_hidden_size)
@@ -84,14 +93,15 @@ class PrefixConfig(PeftConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         shape = model.config
+        width = shape.num_key_value_heads * shape.head_dim
         return {
             "num_virtual_tokens": self.num_tokens,
             "num_layers": shape.num_hidden_layers,
             "num_attention_heads": shape.num_key_value_heads,
-            "token_dim": shape.num_key_value_heads * shape.head_dim,
+            "token_dim": width,
             "num_transformer_submodules": 1,
             "prefix_projection": self.projection,
-            "encoder_hidden_size": self.projection_hidden_size,
+            "encoder_hidden_size": self.projection_hidden_size or width,
         }
 
     @classmethod
@@ -103,6 +113,7 @@ class PrefixConfig(PeftConfig):
         refuse_unread_fields(fields, read)
         return cls(
             num_tokens=fields["num_virtual_tokens"],
+            init="random",  # what comes first is overwritten by what is stored
             projection=bool(fields.get("prefix_projection")),
             projection_hidden_size=fields.get("encoder_hidden_size"),
         )
@@ -123,7 +134,8 @@ class PrefixConfig(PeftConfig):
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixConfig:
-        return cls(num_tokens=fields["num_prefix_tokens"], dropout=fields.get("prefix_dropout") or 0.0)
+        dropout = fields.get("prefix_dropout") or 0.0
+        return cls(num_tokens=fields["num_prefix_tokens"], init="random", dropout=dropout)
 
     @classmethod
     def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:

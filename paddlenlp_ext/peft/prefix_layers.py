@@ -19,7 +19,8 @@ from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, generator_for, has_values, kaiming_uniform
+from paddlenlp_ext.peft.virtual_tokens import keys_and_values
 from paddlenlp_ext.plan import Style
 
 _START = 0.02  # standard deviation of keys and values at the start: small against a model's own
@@ -102,12 +103,24 @@ class PrefixModel(PeftModel):
     def __init__(self, model: nn.Layer, peft_config: Any) -> None:
         super().__init__(model, peft_config)
         first = next(layer for _, layer in adapter_layers(model))
-        if first.hidden_size is not None:
+        if first.hidden_size is None:
+            if peft_config.init == "vocab" and has_values(model.model.embed_tokens):
+                self._start_from_tokens(first.seed)
+        else:
             self.prefix_encoder = PrefixEncoder(
                 first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
             )
             for _, layer in adapter_layers(model):
                 layer.encoder = (self.prefix_encoder,)
+
+    @paddle.no_grad()
+    def _start_from_tokens(self, seed: int) -> None:
+        """Let the prefix be what tokens drawn at random leave in every layer."""
+        decoder, generator = self.base_model.model, generator_for(seed, "prefix")
+        token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
+        made = keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
+        for (_, layer), pair in zip(adapter_layers(self.base_model), made, strict=True):
+            layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
 
     def hidden_states(
         self,
