@@ -42,12 +42,11 @@ class VeRAModel(PeftModel):
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         stored = read_adapter(folder)
-        key = stored.config.projection_prng_key
-        if not stored.config.save_projection:
-            for _, layer in adapter_layers(self.base_model):
-                if layer.projections.key != key:  # the first layer's redraw serves all
-                    layer.projections.redraw(key)
         self.load_tensors(stored.tensors, str(folder))
+        if isinstance(stored.config, VeRAConfig) and not stored.config.save_projection:
+            pairs = {id(layer.projections): layer.projections for _, layer in adapter_layers(self.base_model)}
+            for pair in pairs.values():
+                pair.redraw(stored.config.projection_prng_key)
 
 
 @PEFT_METHODS.register("vera")

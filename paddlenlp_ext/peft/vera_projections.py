@@ -48,12 +48,11 @@ class TorchUniform:
     """
 
     def __init__(self, key: int) -> None:
-        self._bits = np.random.MT19937()
-        self._bits._legacy_seeding(key & 0xFFFFFFFF)
+        self._bits = np.random.RandomState(key & 0xFFFFFFFF)
 
     def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
         """The next numbers of U(-bound, bound), in the order in which they lie in memory."""
-        raw = self._bits.random_raw(int(np.prod(shape))) & np.uint64(0xFFFFFF)
+        raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
         low, high = np.float32(-bound), np.float32(bound)
         # In float64 and rounded once at the end, as the fused multiply-add of PyTorch's build does.
-        return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32).reshape(shape)
+        return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32)

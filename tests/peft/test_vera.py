@@ -20,6 +20,7 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 
@@ -216,6 +217,12 @@ def test_a_lost_pair_is_named(tmp_path: Path):
     del tensors["vera_A"], tensors["vera_B"]
     with pytest.raises(ValueError, match="2 missing: vera_A, vera_B"):
         model.load_tensors(tensors, str(tmp_path))
+
+
+def test_an_adapter_of_another_method_is_no_checkpoint(tmp_path: Path):
+    get_peft_model(tiny_model(), LoRAConfig(rank=2)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the stored tensors are not those of this adapter"):
+        get_peft_model(tiny_model(), VeRAConfig(rank=8)).load_weights(tmp_path)
 
 
 def test_wrong_values_are_refused():
