@@ -3,14 +3,16 @@
     python benchmarks/pissa_svd.py [--shape 4096 11008] [--rank 16] [--no_exact]
 
 Two matrices of normal numbers: one as it is (the hardest case: singular values side by side), one whose singular
-values fall as 1 / sqrt(i), nearer to a trained weight. Printed are seconds, and by how much the Frobenius and spectral
-norm of the residual exceed those that the exact SVD leaves.
+values fall as 1 / sqrt(i), nearer to a trained weight. Printed are seconds, and by how much the residual's Frobenius
+norm exceeds that of what the exact SVD leaves.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+
+import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
 
@@ -35,10 +37,8 @@ def main() -> None:
             exact = exact_singular_values(matrix)
             seconds = time.perf_counter() - started
             residual = matrix - paddle.matmul(u * s, v_t)
-            frobenius = float(residual.square().sum().sqrt() / exact[arguments.rank :].square().sum().sqrt()) - 1
-            spectral = float(leading_svd(residual, 8, "residual").s[0] / exact[arguments.rank]) - 1
-            line += f" (all singular values: {seconds:.1f} s); residual above the exact one's by {frobenius:.4%}"
-            line += f" (Frobenius), {spectral:.3%} (spectral)"
+            excess = float((residual.square().sum() / exact[arguments.rank :].square().sum()).sqrt()) - 1
+            line += f" (all singular values: {seconds:.1f} s); residual above the exact SVD's by {excess:.4%}"
         print(line, flush=True)
 
 
@@ -51,11 +51,10 @@ def matrices(rows: int, columns: int) -> list[tuple[str, paddle.Tensor]]:
 
 
 def exact_singular_values(matrix: paddle.Tensor) -> paddle.Tensor:
-    """All singular values, from the eigenvalues of the smaller Gram matrix in float64."""
+    """All singular values, falling, from the eigenvalues of the smaller Gram matrix."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    wide = wide.astype("float64")
-    squares = paddle.linalg.eigvalsh(paddle.matmul(wide, wide, transpose_y=True))
-    return squares.clip(min=0).sqrt().flip(0).astype("float32")
+    squares = np.linalg.eigvalsh(paddle.matmul(wide, wide, transpose_y=True).numpy())
+    return paddle.to_tensor(np.sqrt(squares.clip(min=0))[::-1].copy())
 
 
 if __name__ == "__main__":

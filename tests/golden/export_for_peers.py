@@ -24,13 +24,16 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.dora import DoRAConfig
 from paddlenlp_ext.peft.ia3 import IA3Config
 from paddlenlp_ext.peft.loha import LoHaConfig
 from paddlenlp_ext.peft.lokr import LoKrConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.peft.prefix import PrefixConfig
 from paddlenlp_ext.peft.prompt import PromptConfig
 from paddlenlp_ext.peft.sora import SoRAConfig
@@ -54,6 +57,11 @@ ADAPTERS = {
     "moslora_as_lora": MoSLoRAConfig(rank=4, mixer_to_lora=True),
     "vera": VeRAConfig(rank=16),
     "vera_seeded": VeRAConfig(rank=16, save_projection=False, target_modules=["q_proj", "down_proj"]),
+    "dora": DoRAConfig(rank=4),
+    "dora_some": DoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "pissa": PissaConfig(rank=4),
+    "pissa_some": PissaConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "lora_ga": LoRAGAConfig(rank=4),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
