@@ -76,14 +76,16 @@ class DoRALinear(LoRALinear):
             unbiased = result if bias is None else result - bias
         inner = paddle.matmul(x, self.lora_A.weight, transpose_y=True) * self.scaling
         update = paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
-        return result + (stretch_O - 1.0) * unbiased + stretch_O * update
+        more, stretch_O = (stretch_O - 1.0).astype(result.dtype), stretch_O.astype(result.dtype)
+        return result + more * unbiased + stretch_O * update
 
     @paddle.no_grad()
     def direction_lengths(self) -> paddle.Tensor:
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
-        along = paddle.matmul(self.base.weight, self.lora_A.weight, transpose_y=True).astype("float32")
-        own = paddle.matmul(b, paddle.matmul(a, a, transpose_y=True))
+        with paddle.amp.auto_cast(enable=False):
+            along = paddle.matmul(self.base.weight, self.lora_A.weight, transpose_y=True).astype("float32")
+            own = paddle.matmul(b, paddle.matmul(a, a, transpose_y=True))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
