@@ -84,33 +84,40 @@ def markdown(best: Sequence[Outcome], facts: dict[str, object]) -> str:
     headings = "Method | Score | Dev loss | Trained parameters | Peak memory | Tokens/s | File | Learning rate"
     lines = [f"{name}: {value}  " for name, value in facts.items()]
     lines += ["", f"| {headings} |", "| --- |" + " ---: |" * headings.count("|")]
-    for one in sorted(best, key=lambda one: (-(one.score or 0.0), one.loss)):
+    for one in _ranked(best):
         score = "" if one.score is None else f"{one.score:.1%}"
         cells = (one.method, score, f"{one.loss:.4f}", f"{one.trainable_parameters:,}", f"{one.peak_memory_gb:.2f} GB")
-        more = (f"{one.tokens_per_second:,.0f}", f"{one.file_mb:.2f} MB", f"{one.learning_rate:.3g}")
+        more = (f"{one.tokens_per_second:,.0f}", f"{one.file_mb:.3g} MB", f"{one.learning_rate:.3g}")
         lines.append(f"| {' | '.join((*cells, *more))} |")
     return "\n".join(lines) + "\n"
 
 
 def draw(best: Sequence[Outcome], path: Path) -> None:
-    """Dev loss, and score where there is one, over trained parameters; each point bears its method's name."""
-    with_score = any(one.score is not None for one in best)
-    figure = Figure(figsize=(13 if with_score else 8, 6), dpi=120, layout="constrained")
-    panels = figure.subplots(1, 2 if with_score else 1, squeeze=False)[0]
-    values = {"loss on the dev rows": [one.loss for one in best]}
-    if with_score:
-        values["exact match on the dev rows, %"] = [100 * (one.score or 0.0) for one in best]
-    for axes, (label, heights) in zip(panels, values.items(), strict=True):
-        sizes = [one.trainable_parameters for one in best]
-        axes.scatter(sizes, heights, color="#08519c", s=22, zorder=3)
-        for one, size, height in zip(best, sizes, heights, strict=True):
-            axes.annotate(one.method, (size, height), xytext=(4, 4), textcoords="offset points", fontsize=7)
-        axes.set_xscale("log")
-        axes.set_xlabel("trained parameters")
-        axes.set_ylabel(label)
+    """One row a method, the best at the top; side by side score, dev loss, trained parameters and speed."""
+    rows = _ranked(best)[::-1]
+    panels: dict[str, list[float]] = {
+        "exact match, %": [100 * (one.score or 0.0) for one in rows],
+        "dev loss": [one.loss for one in rows],
+        "trained parameters": [one.trainable_parameters for one in rows],
+        "tokens per second": [one.tokens_per_second for one in rows],
+    }
+    if all(one.score is None for one in rows):
+        del panels["exact match, %"]
+    figure = Figure(figsize=(3 * len(panels) + 1, 1 + 0.26 * len(rows)), dpi=120, layout="constrained")
+    for axes, (label, values) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        axes.plot(values, range(len(rows)), "o", color="#08519c", markersize=5)
+        axes.set_title(label, fontsize=10)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+        if label == "trained parameters":
+            axes.set_xscale("log")
+        axes.set_yticks(range(len(rows)), [one.method for one in rows], fontsize=8)
     figure.savefig(path)
+
+
+def _ranked(best: Sequence[Outcome]) -> list[Outcome]:
+    """The highest score first; the lower loss first among equals."""
+    return sorted(best, key=lambda one: (-(one.score or 0.0), one.loss))
 
 
 def _write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:

@@ -33,6 +33,9 @@ from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, ImportanceAverages
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.plan import Style
+from paddlenlp_ext.utils.log import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
 
 _START = 0.02  # standard deviation of P's and Q's entries
 _EPSILON = 1e-5  # PEFT adds it to the rank that it divides by
@@ -96,6 +99,8 @@ class AdaLoRAModel(PeftModel):
         kept = {name: layer.lora_E.numpy().flatten() != 0 for name, layer in self.layers().items()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
             kept = {name: np.ones_like(flags) for name, flags in kept.items()}
+        left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
+        logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
         config = self.peft_config.with_ranks(kept)
         tensors = self.adapter_state()
         for name, flags in kept.items():

@@ -25,6 +25,7 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import (
@@ -187,11 +188,5 @@ class LoRALinear(LinearAdapter):
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: B along the outputs, A along the inputs."""
-        cuts: dict[str, tuple[int | None, int | None]] = {
-            "colwise": (None, 0),
-            "rowwise": (1, None),
-            "replicated": (None, None),
-        }
-        assert style in cuts, f"a linear is not cut {style}"
-        a_axis, b_axis = cuts[style]
+        a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}

@@ -65,7 +65,7 @@ def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
     other = dataclasses.replace(LORA, method="sora", score=0.75)
     text = markdown([LORA, other], {"model": "m"})
     assert "model: m" in text
-    line = "| lora | 50.0% | 1.0000 | 1,000 | 1.50 GB | 2,000 | 0.50 MB | 0.001 |"
+    line = "| lora | 50.0% | 1.0000 | 1,000 | 1.50 GB | 2,000 | 0.5 MB | 0.001 |"
     assert text.index("| sora | 75.0%") < text.index(line)
     write_outcomes(tmp_path, [LORA, other], {})
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
