@@ -27,7 +27,7 @@ from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers, generator_for
-from paddlenlp_ext.peft.low_rank import factor_axes
+from paddlenlp_ext.peft.low_rank import factor_axes, take_ranks
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, ImportanceAverages, Triplets, choose
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -106,7 +106,7 @@ class AdaLoRAModel(PeftModel):
         for name, flags in kept.items():
             indices = np.flatnonzero(flags)
             for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):
-                tensors[f"{name}.{leaf}"] = tensors[f"{name}.{leaf}"].numpy().take(indices, axis)
+                tensors[f"{name}.{leaf}"] = take_ranks(tensors[f"{name}.{leaf}"], indices, axis)
         self.write_files(folder, config.peft_type, config.to_adapter_config(self.base_model), tensors)
 
 

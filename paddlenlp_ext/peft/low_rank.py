@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import paddle
+
 from paddlenlp_ext.plan import Style
 
 
@@ -16,3 +19,8 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
     }
     assert style in axes, f"a linear is not cut {style}"
     return axes[style]
+
+
+def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
+    """Those indices of the tensor along `axis`, none of them allowed, in its own format and to the bit."""
+    return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)

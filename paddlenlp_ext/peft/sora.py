@@ -33,7 +33,7 @@ from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.low_rank import factor_axes
+from paddlenlp_ext.peft.low_rank import factor_axes, take_ranks
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
@@ -80,7 +80,7 @@ class SoRAModel(PeftModel):
         lora = self.peft_config.finished(ranks)
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, paddle.Tensor] = {}
         for name in ranks:
             a, b = layers[name].as_lora(opened[name])
             tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
@@ -226,6 +226,5 @@ class SoRALinear(LinearAdapter):
 
     def as_lora(self, ranks: np.ndarray) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A [r', in] with the gate multiplied in, and B [out, r'], of those ranks and in the base's format."""
-        chosen = paddle.to_tensor(ranks)
         a = self.lora_A.weight.astype("float32") * self.gate.unsqueeze(1)
-        return a.index_select(chosen, 0).astype(self.dtype), self.lora_B.weight.index_select(chosen, 1)
+        return take_ranks(a, ranks, 0).astype(self.dtype), take_ranks(self.lora_B.weight, ranks, 1)

@@ -13,11 +13,14 @@ import pytest
 from safetensors import safe_open
 from tiny_adapted import logits_of, loss_of, tiny_model
 
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
 from paddlenlp_ext.train.optim import build_optimizer
 
@@ -180,6 +183,11 @@ def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
     for name in ("checkpoint", "finished"):
         loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / name)
         np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=TOLERANCE)
+    assert len(loaded.layers()) < 14, "no layer has lost all its ranks"
+    tiny_model().save_pretrained(tmp_path / "base")
+    folders = (tmp_path / "finished", tmp_path / "merged")
+    report = merge_adapter(*folders, AutoModelForCausalLM.from_pretrained, base=tmp_path / "base")
+    assert report.difference < TOLERANCE
     warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
     assert sum(layer.rank for layer in warm.layers().values()) == 28
     for step in (1, 2, 3, 4):
@@ -226,3 +234,18 @@ def test_the_best_of_the_whole_model_stay():
 def test_values_out_of_range_are_named(options: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         AdaLoRAConfig(**options)
+
+
+def test_over_a_half_precision_base_the_values_stay_float32_and_the_rest_is_the_bases(tmp_path: Path):
+    model = get_peft_model(tiny_model().bfloat16(), AdaLoRAConfig(init_r=3, target_r=2))
+    for layer in model.layers().values():
+        assert (layer.lora_E.dtype, layer.lora_A.dtype) == (paddle.float32, paddle.bfloat16)
+        layer.lora_E.set_value(np.array([[0.5], [0.25], [1.0]], np.float32))
+        layer.cut(np.array([True, False, True]))
+    model.save_finished(tmp_path)
+    file = SafetensorsFile(tmp_path / "adapter_model.safetensors")
+    assert {file.dtype(name) for name in file.names() if not name.endswith("lora_E")} == {"bfloat16"}
+    ours, theirs = model.layers(), PeftModel.from_pretrained(tiny_model(), tmp_path).layers()
+    for name, layer in theirs.items():
+        assert layer.rank == 2
+        close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)

@@ -11,8 +11,10 @@ import paddle
 import pytest
 from tiny_adapted import logits_of, loss_of, tiny_model
 
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.sora import SoRAConfig, SoRALinear, SoRAModel
 from paddlenlp_ext.train.optim import build_optimizer
@@ -161,3 +163,22 @@ def test_a_finished_run_is_no_start_for_another(tmp_path: Path):
 def test_values_out_of_range_are_named(options: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         SoRAConfig(**options)
+
+
+def test_over_a_half_precision_base_the_gate_stays_float32_and_the_rest_is_the_bases(tmp_path: Path):
+    model = get_peft_model(tiny_model().bfloat16(), SoRAConfig(rank=3))
+    for layer in model.layers().values():
+        assert (layer.gate.dtype, layer.lora_A.weight.dtype) == (paddle.float32, paddle.bfloat16)
+        layer.gate.set_value(np.array([0.5, 1e-4, 1.0], np.float32))
+        layer.lora_B.weight.set_value(paddle.ones_like(layer.lora_B.weight))
+    model.after_step(1, 1, 1e-3)  # by 5e-4, which bfloat16 would round away from 0.5
+    np.testing.assert_allclose(gates_of(model)[:3], [0.4995, 0, 0.9995], rtol=1e-6)
+    assert gates_of(model)[1] == 0
+    model.save_finished(tmp_path)
+    file = SafetensorsFile(tmp_path / "adapter_model.safetensors")
+    assert {file.dtype(name) for name in file.names()} == {"bfloat16"}
+    layer, loaded = next(iter(model.layers().values())), PeftModel.from_pretrained(tiny_model(), tmp_path)
+    merged = next(layer for _, layer in adapter_layers(loaded)).delta_weight()
+    wanted = layer.delta_weight().numpy()
+    np.testing.assert_allclose(merged.numpy(), wanted, atol=2**-7 * np.abs(wanted).max())  # bfloat16 holds 8 bits
+    assert np.abs(wanted).max() > 0.1
