@@ -1,6 +1,6 @@
 """The leading singular triplets of a matrix, in a small part of the time that all of them take.
 
-    Y = M G,  Q = orth(Y);  a few times Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
+    Q = orth(M G);  a few times Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
 (Halko, Martinsson and Tropp 2011, arXiv 0909.4061, algorithms 4.4 and 5.1). Each pass over M costs two products with a
 matrix `2 rank + 8` wide, and drives the part of Q that is not of the leading triplets down.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import paddle
 
-_PASSES = 4
+_PASSES = 3
 _SMALL = 128  # up to this smaller side the whole decomposition takes milliseconds
 
 
@@ -62,5 +62,7 @@ def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[pad
     for _ in range(_PASSES):
         z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
         q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
-    u, s, v_t = paddle.linalg.svd(paddle.matmul(q_MQ, matrix_MN, transpose_x=True), full_matrices=False)
-    return paddle.matmul(q_MQ, u), s, v_t
+    # M^T Q = Z R, so that M is near Q R^T Z^T: what is left to decompose is q by q.
+    z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
+    u, s, v_t = paddle.linalg.svd(r_QQ.T)
+    return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

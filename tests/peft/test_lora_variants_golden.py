@@ -16,7 +16,9 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.train.optim import build_optimizer
@@ -133,6 +135,25 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
         layer = layers[name]
         ours = paddle.matmul(layer.lora_B_start, layer.lora_A_start) * layer.scaling
         close(ours, product)
+
+
+def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path):
+    base, theirs = CASES["llama_pissa"]["base"], GOLDEN / "adapters" / "llama_pissa"
+    model = get_peft_model(base_model(base), PissaConfig(path=str(theirs)))
+    optimizer = paddle.optimizer.AdamW(0.01, parameters=[p for p in model.parameters() if not p.stop_gradient])
+    loss_of(model, base).backward()
+    optimizer.step()
+    model.eval()
+    input_ids = paddle.to_tensor(make_inputs(base)[0])
+    logits = model(input_ids).numpy()
+    assert np.abs(logits - np.load(theirs / "golden.npz")["logits"]).max() > 0.1
+    model.save_pretrained(tmp_path / "pissa")
+    again = PeftModel.from_pretrained(base_model(base), tmp_path / "pissa")
+    assert np.array_equal(again(input_ids).numpy(), logits)
+    save_as_lora(model, tmp_path / "plain")
+    plain = PeftModel.from_pretrained(base_model(base), tmp_path / "plain")
+    assert type(plain.peft_config) is LoRAConfig
+    close(plain(input_ids), logits)
 
 
 def test_pefts_conversion_of_a_pissa_adapter_is_the_same_model():

@@ -15,7 +15,7 @@ def matrix(shape: tuple[int, int], falling: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("falling", [False, True])
-@pytest.mark.parametrize("shape", [(300, 500), (500, 300)])
+@pytest.mark.parametrize("shape", [(160, 260), (260, 160)])
 def test_its_residual_is_within_a_percent_of_the_exact_one(shape: tuple[int, int], falling: bool):
     values = matrix(shape, falling)
     u, s, v_t = leading_svd(paddle.to_tensor(values), 16, "w")
