@@ -90,6 +90,7 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
         micro_batch_tokens=int(rows.lengths[largest].sum()),
         learned_tokens=sum(int(rows[index].learned.sum()) for index in largest),
         recompute=config.train.recompute,
+        accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if config.precision.compute_dtype == "float32" else 2,
     )
     table = _two_columns("Memory at the fullest moment (estimated)")

@@ -11,8 +11,8 @@ from typing import Any
 
 _PROCESS_BYTES = 450e6
 """Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
-_HEAP_OVERHEAD = 1.35
-"""Heap over live bytes: freed buffers that fit no later request (runtime.py keeps them for speed)."""
+_HEAP_SHARE = 1.0
+"""Freed buffers that fit no later request, relative to the activations (runtime.py keeps them for speed)."""
 _LOSS_CHUNK = 256
 """Learned positions whose logits stand at one time (ops/linear_cross_entropy.py)."""
 
@@ -24,10 +24,11 @@ class MemoryEstimate:
     Attributes:
         process: the program itself.
         weights: frozen and trained parameters.
-        gradients: of the trained ones.
+        gradients: of the trained ones, as far as they stand at that moment: one by one they take the place of
+            activations, but for those of earlier micro-batches.
         optimizer: AdamW's two moments.
         activations: what the forward pass keeps for the backward pass, of one micro-batch.
-        loss: logits of one chunk of learned positions, and their exponentials.
+        loss: logits of one chunk of learned positions, their exponentials, and the gradient of a head that trains.
         heap: buffers between the live ones.
     """
 
@@ -46,7 +47,13 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    model: Any, *, micro_batch_tokens: int, learned_tokens: int, recompute: bool, bytes_per_weight: int = 4
+    model: Any,
+    *,
+    micro_batch_tokens: int,
+    learned_tokens: int,
+    recompute: bool,
+    accumulates: bool = False,
+    bytes_per_weight: int = 4,
 ) -> MemoryEstimate:
     """Predict the peak of a training step.
 
@@ -55,6 +62,7 @@ def estimate_memory(
         micro_batch_tokens: the most tokens in a micro-batch.
         learned_tokens: the most learned tokens in a micro-batch.
         recompute: whether layers are computed again in the backward pass.
+        accumulates: whether a step has several micro-batches.
         bytes_per_weight: 4 for fp32.
     """
     parameters = list(model.parameters())
@@ -67,14 +75,18 @@ def estimate_memory(
     floats = layers * config.hidden_size + one_layer if recompute else layers * one_layer
     activations = 4.0 * micro_batch_tokens * floats
     loss = 4.0 * 2 * min(_LOSS_CHUNK, learned_tokens) * config.vocab_size
+    if not is_adapted:  # the head's gradient: a chunk's, their sum, and the sum scaled
+        loss += 4.0 * 3 * config.vocab_size * config.hidden_size
+    heap = _HEAP_SHARE * (activations + loss)
+    gradients = 4.0 * trained
     return MemoryEstimate(
         process=_PROCESS_BYTES,
         weights=float(bytes_per_weight * sum(math.prod(p.shape) for p in parameters)),
-        gradients=4.0 * trained,
+        gradients=gradients if accumulates else max(0.0, gradients - activations - loss - heap),
         optimizer=8.0 * trained,
         activations=activations,
         loss=loss,
-        heap=(_HEAP_OVERHEAD - 1) * (activations + loss),
+        heap=heap,
     )
 
 
