@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_cases import METHODS, load, problems, write
+from config_cases import load, problems, write
+
+from paddlenlp_ext.peft.registry import peft_methods
 
 ROOT = Path(__file__).parents[2] / "llm" / "config"
 SHIPPED = sorted(ROOT.rglob("*.json"))
-LORA_ONLY = {"lora": METHODS["lora"]}
+BUILT = peft_methods()
 
 # What PaddleNLP 3.0.0b4's llm/config/llama files set: a common block, and each file's difference to it.
 COMMON: dict[str, Any] = {
@@ -75,13 +77,13 @@ PREFERENCE = {
     "benchmark": False,
     "autotuner_benchmark": False,
 }
-# file -> its difference, the keys that are refused while only LoRA is built
+# file -> its difference, the keys that are refused until their parts are built
 OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
     "sft": ({"pipeline_parallel_config": "disable_p2p_cache_shape", "sharding": "stage2", "recompute": False}, set()),
     "lora": ({"lora": True, "pissa": False, "sharding": "stage1", "use_flash_attention": True}, set()),
     "qlora": ({"lora": True, "weight_quantize_algo": "nf4"}, {"weight_quantize_algo"}),
     "wint8_lora": ({"lora": True, "weight_quantize_algo": "weight_only_int8"}, {"weight_quantize_algo"}),
-    "vera": ({"vera": True, "bf16": None, "fp16": True, "unified_checkpoint": None, "save_total_limit": 10}, {"vera"}),
+    "vera": ({"vera": True, "bf16": None, "fp16": True, "unified_checkpoint": None, "save_total_limit": 10}, set()),
     "lokr": (
         {
             **NO_EVALUATION,
@@ -93,7 +95,7 @@ OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
             "hidden_dropout_prob": 0,
             "save_strategy": "steps",
         },
-        {"lokr"},
+        set(),
     ),
     "reft": (
         {
@@ -106,9 +108,9 @@ OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
             "metric_for_best_model": "no",
             "unified_checkpoint": None,
         },
-        {"reft"},
+        set(),
     ),
-    "pt": ({"prefix_tuning": True, "learning_rate": 3e-02, "use_flash_attention": True}, {"prefix_tuning"}),
+    "pt": ({"prefix_tuning": True, "learning_rate": 3e-02, "use_flash_attention": True}, set()),
     "flashmask/sft": (FLASHMASK, {"tensor_parallel_degree"}),
     "flashmask/lora": (FLASHMASK | {"lora": True, "benchmark": True}, {"tensor_parallel_degree"}),
     "dpo": (
@@ -137,20 +139,28 @@ OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shipped_file_loads(path):
-    config = load(str(path), methods=LORA_ONLY)
-    assert (config.peft is not None) == path.name.startswith("lora")
+    config = load(str(path), methods=BUILT)
+    assert (config.peft is None) == path.name.startswith("sft")
     assert config.train.do_train and config.data.zero_padding
     unexpected = [note for note in config.notes if "CPU" not in note and "flash_mask" not in note]
     assert unexpected == [], "a shipped file has no idle keys"
 
 
 def test_every_family_has_its_files():
-    families = ("llama", "mistral", "qwen", "smollm2")
-    expected = {f"{family}/{method}_argument.json" for family in families for method in ("sft", "lora")}
-    names = {str(path.relative_to(ROOT)) for path in SHIPPED}
-    assert expected <= names and len(SHIPPED) == 8
+    """Every method for three families, full fine-tuning and LoRA for Mistral too."""
+    methods = {config_name(switch) for switch in BUILT} | {"sft"}
+    expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
+    expected |= {"mistral/sft", "mistral/lora"}
+    names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
+    assert names == expected and len(SHIPPED) == len(expected) == 56
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
     assert len(written) == len(SHIPPED), "two files that share an output_dir would resume one from the other"
+
+
+def config_name(switch: str) -> str:
+    """The file that shows a switch, by the name PaddleNLP's users know."""
+    names = {"prefix_tuning": "pt", "lora_use_mixer": "moslora"}
+    return names.get(switch, switch.removeprefix("use_"))
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
@@ -158,12 +168,14 @@ def test_official_file(tmp_path, name):
     difference, refused = OFFICIAL[name]
     path = write(tmp_path, COMMON | difference)
     if not refused:
-        config = load(path, methods=LORA_ONLY)
+        config = load(path, methods=BUILT)
         noted = {note.split(" ")[0] for note in config.notes}
-        assert {"unified_checkpoint", "eval_accumulation_steps", "sharding"} <= noted
-        assert (config.peft is not None) == (name == "lora")
+        written = (COMMON | difference).items()
+        idle = {"unified_checkpoint", "eval_accumulation_steps", "sharding"}
+        assert {key for key, value in written if key in idle and value is not None} <= noted
+        assert (config.peft is None) == (name == "sft")
     else:
-        found = problems(path, methods=LORA_ONLY)
+        found = problems(path, methods=BUILT)
         assert {problem.key for problem in found} == refused, [str(problem) for problem in found]
         assert all("not available yet" in problem.message for problem in found) or name == "pretrain"
 
