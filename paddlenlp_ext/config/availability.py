@@ -58,7 +58,6 @@ class Row:
 
 OFF = (False,)
 DEGREES = (-1, 0, 1)
-ADAPTER = "an adapter method that is not built"
 PREFERENCE = "preference training (DPO, KTO, reward models) is not built"
 PRETRAINING = "pretraining from prepared files is not built"
 QUANTIZING = "quantizing a trained model is not built"
@@ -66,36 +65,8 @@ PARALLEL = "parallel training is not built"
 STRETCHING = "long-sequence strategies are not built"
 
 ADAPTERS = (
-    Row("lora", OFF, ADAPTER, bool),
-    Row("lora_path", (None,), "the adapter to start from", str, of="lora"),
-    Row("lora_rank", (8,), "rank of LoRA", int, of="lora"),
-    Row("rslora", OFF, "a variant of LoRA that is not built", bool),
-    Row("lora_plus_scale", (1.0, 1), "a variant of LoRA that is not built", float),
     Row("rslora_plus", OFF, "set rslora and lora_plus_scale one by one", bool, "not here"),
-    Row("pissa", OFF, "a start of LoRA that is not built", bool),
-    Row("use_mora", OFF, ADAPTER, bool),
-    Row("lora_use_mixer", OFF, "MosLoRA is not built", bool),
-    Row("dora", OFF, ADAPTER, bool),
-    Row("loraga", OFF, "a start of LoRA that is not built", bool),
     Row("use_quick_lora", OFF, "LoRA has one way to compute here", bool, "no effect"),
-    Row("vera", OFF, ADAPTER, bool),
-    Row("vera_path", (None,), "the adapter to start from", str, of="vera"),
-    Row("vera_rank", (8,), "rank of VeRA", int, of="vera"),
-    Row("lokr", OFF, ADAPTER, bool),
-    Row("lokr_path", (None,), "the adapter to start from", str, of="lokr"),
-    Row("lokr_rank", (8,), "rank of LoKr", int, of="lokr", aliases=("lokr_dim",)),
-    Row("prefix_tuning", OFF, ADAPTER, bool),
-    Row("prefix_path", (None,), "the prefix to start from", str, of="prefix_tuning"),
-    Row("num_prefix_tokens", (128,), "length of the prefix", int, of="prefix_tuning"),
-    Row("reft", OFF, ADAPTER, bool),
-    Row("reft_path", (None,), "the interventions to start from", str, of="reft"),
-    Row("layers", ("all",), "layers that ReFT changes", str, of="reft"),
-    Row("position", ("f7+l7",), "tokens that ReFT changes", str, of="reft"),
-    Row("intervention_type", ("LoreftIntervention",), "kind of ReFT", str, of="reft"),
-    Row("rank", (8,), "rank of ReFT", int, of="reft"),
-    Row("act_fn", ("linear",), "activation of ReFT", str, of="reft"),
-    Row("add_bias", OFF, "bias of ReFT", bool, of="reft"),
-    Row("dropout", (0.0, 0), "dropout of ReFT", float, of="reft"),
 )
 
 SECTION_KEYS = (

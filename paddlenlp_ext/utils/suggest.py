@@ -7,8 +7,13 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None where nothing is close enough to be meant."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    """The known word most like `word`, or None where nothing is close enough to be meant.
+
+    A known word that is `word` behind a prefix (`use_dora` for `dora`) is nearer than any other spelling.
+    """
+    known = list(known)
+    matches = [name for name in known if name.endswith(f"_{word.lower()}")]
+    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

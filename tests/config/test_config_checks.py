@@ -101,7 +101,7 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
         ({"weight_blocksize": 64}, "weight_quantize_algo is off"),
         ({"evaluation_strategy": "epoch"}, "do_eval is on"),
         ({"save_generation_output": True}, "eval_with_do_generation is false"),
-        ({"vera_rank": 4}, "vera_rank has no effect: vera is off"),
+        ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
     ],
     ids=lambda value: " ".join(value)[:50],
 )

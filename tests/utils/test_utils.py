@@ -40,6 +40,7 @@ def test_write_text_replaces(tmp_path):
 def test_suggestions():
     assert nearest("lora_rnak", ["lora_rank", "lora_path"]) == "lora_rank"
     assert nearest("zzz", ["lora_rank"]) is None
+    assert nearest("dora", ["sora", "lora", "use_dora"]) == "use_dora"
     assert did_you_mean("lora_rnak", ["lora_rank"]) == "; did you mean 'lora_rank'?"
     assert did_you_mean("zzz", ["lora_rank"]) == ""
 
