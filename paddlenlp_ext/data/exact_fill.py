@@ -8,7 +8,8 @@ Which lengths are to be had is one big integer (bit n: a row of length n is wait
 longest row that fits, and all pairs that sum to a given room, are then a handful of word operations each, so a million
 rows take about a second in plain Python.
 
-Measured against the best packing that could exist (docs/data.md) it stays within 0.1 % on instruction data.
+Measured against the best packing that could exist (docs/data.md) it stays within 0.1 % on instructions of many lengths
+and within 0.7 % on GSM8K; where all rows are about as long (`inflection`) nothing fills the rest, and 3 % stay empty.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class PiecesTemplate(ChatTemplate):
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: a piece is missing, of a wrong type, no Jinja, or does not use its variable.
+        ValueError: a piece is missing, of a wrong type, no Jinja, cannot be rendered, or does not use its variable.
     """
 
     def __init__(self, content: dict[str, Any], path: Path, text: str, tokenizer: Any) -> None:
@@ -52,10 +52,16 @@ class PiecesTemplate(ChatTemplate):
         self._before_user, self._behind_user = _compile(pieces[0], "user", path)
         self._before_bot, behind_bot = _compile(pieces[1], "bot", path)
         self._before_query, self._behind_query = _compile(content.get("query"), "query", path)
-        self._system = content.get("system", "")
-        if not isinstance(self._system, str):
+        system = content.get("system", "")
+        if not isinstance(system, str):
             raise ValueError(f'{path}: "system" is text')
-        self._takes_system = "system" in self._system and "{{" in self._system
+        self._takes_system = "system" in system and "{{" in system
+        try:
+            self._system = _ENVIRONMENT.from_string(system)
+            self._system.render()
+            self._system.render(system=_PROBE)
+        except TemplateError as error:
+            raise ValueError(f"{path}: the piece {system!r} is no Jinja template: {error}") from error
         special = special_token_pattern(tokenizer)
         self._end = learned_end(behind_bot, special)
         self._behind_end = behind_bot[len(self._end) :]
@@ -85,7 +91,7 @@ class PiecesTemplate(ChatTemplate):
     def _render_system(self, system: str | None) -> str:
         if system is not None and not self._takes_system:
             raise RowError("template refuses", "the template's \"system\" has no {{system}}: the row's would be lost")
-        return _ENVIRONMENT.from_string(self._system).render(**({} if system is None else {"system": system}))
+        return self._system.render(**({} if system is None else {"system": system}))
 
 
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:

@@ -126,7 +126,8 @@ def encode_question(template: ChatTemplate, question: Question, max_tokens: int)
     text_ids = template.encoder.encode([question.text], [False])[0]
     while len(ids) > max_tokens and text_ids:
         text_ids = text_ids[: max(0, len(text_ids) - (len(ids) - max_tokens))]
-        ids = template.encode_prompt(tokenizer.decode(text_ids), (), question.system)
+        text = tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
+        ids = template.encode_prompt(text, (), question.system)
     if len(ids) > max_tokens:
         raise ValueError(f"a prompt is {len(ids)} tokens long without its question, more than src_length {max_tokens}.")
     return ids, was_cut

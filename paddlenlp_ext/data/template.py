@@ -20,9 +20,9 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     """The template that `chat_template` asks for.
 
     Args:
-        option: None or the tokenizer's own name for the template it brings (no template where it brings none),
-            "none", or a path: a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's
-            `system`, `conversation`, `query`), or a folder that holds `chat_template.jinja` or `chat_template.json`.
+        option: None for the template that the tokenizer brings (no template where it brings none), "none", or a path:
+            a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
+            `query`), or a folder that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
@@ -30,7 +30,7 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     """
     if option == "none":
         return PlainTemplate(tokenizer)
-    if option is None or option == tokenizer.name_or_path:
+    if option is None:
         return (
             JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
             if tokenizer.chat_template

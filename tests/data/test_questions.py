@@ -88,8 +88,9 @@ class Letters:
     def encode(self, texts, continues):
         return [[ord(letter) for letter in text] for text in texts]
 
-    def decode(self, ids):
-        return "".join(map(chr, ids))
+    def decode(self, ids, clean_up_tokenization_spaces=True):
+        text = "".join(map(chr, ids))
+        return text.replace(" .", ".") if clean_up_tokenization_spaces else text
 
     def encode_prompt(self, question, history=(), system=None):
         turns = "".join(f"<{asked}>{answer}" for asked, answer in history)
@@ -104,6 +105,11 @@ def test_a_long_prompt_loses_its_oldest_turns_then_the_end_of_its_question(max_t
     template = Letters()
     ids, was_cut = encode_question(template, Question("abcdefg", (ONE,), "s", None), max_tokens)
     assert template.decode(ids) == expected and was_cut == (max_tokens < 16)
+
+
+def test_what_is_left_of_a_cut_question_is_left_as_it_was():
+    ids, _ = encode_question(Letters(), Question("a .bcdef", (), None, None), 6)
+    assert bytes(ids) == b"<a .b>"
 
 
 def test_a_prompt_too_long_without_its_question_is_refused():

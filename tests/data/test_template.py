@@ -244,6 +244,8 @@ def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, 
         ('{"conversation": ["{{user}}", "{{bot"], "query": "{{query}}"}', "no Jinja"),
         ('{"conversation": ["{{user}}", "{{bot}}"]}', "{{query}}"),
         ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": 3}', '"system" is text'),
+        ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": "{{system"}', "no Jinja"),
+        ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": "{{ of() }}"}', "no Jinja"),
     ],
 )
 def test_damaged_template_files(content, message, tokenizer, tmp_path):
