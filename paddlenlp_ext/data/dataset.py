@@ -50,12 +50,20 @@ class TokenizedDataset:
         account: what became of every row that was read.
     """
 
-    def __init__(self, store: TokenStore, account: DataAccount, files: Sequence[str], read: ReadRows) -> None:
+    def __init__(
+        self,
+        store: TokenStore,
+        account: DataAccount,
+        files: Sequence[str],
+        read: ReadRows,
+        autoregressive: bool,
+    ) -> None:
         self.account = account
         self.lengths = np.diff(store.offsets) - 1
         self._store = store
         self._files = list(files)
         self._read = read
+        self._autoregressive = autoregressive
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,8 +85,10 @@ class TokenizedDataset:
         The ids are the row's own, up to where its last answer begins. The texts are read from the source again.
 
         Raises:
-            ValueError: the dataset is plain text, with no answers in it.
+            ValueError: the dataset is plain text, with no answers in it, or a row has no prompt at all.
         """
+        if self._autoregressive:
+            raise ValueError("rows of plain text (autoregressive) have no prompts to generate from")
         index = 0
         for row in self._read():
             if index == len(self):
@@ -89,7 +99,7 @@ class TokenizedDataset:
                 continue
             start, turn = self._store.answers[index]
             if start == 0:
-                raise ValueError("rows of plain text (autoregressive) have no prompts to generate from")
+                raise ValueError(f"{place}: the prompt is empty, there is nothing to generate from; give it a question")
             question, answer = parse_row(row.value).turns[turn]
             yield self[index].tokens[:start].tolist(), answer, question
             index += 1
@@ -109,7 +119,7 @@ def load_dataset(
 
     Raises:
         ValueError: no such dataset, or no usable row in it.
-        DataError: rows are bad and `bad_rows` is "error"; all of them are in it.
+        DataError: rows are bad and `bad_rows` is "error"; all of them are in it. Or a file breaks off.
     """
     if config.dataset_name_or_path is None:
         known = ", ".join(BUILTIN_NAMES)
@@ -125,7 +135,7 @@ def load_dataset(
         template = load_template(config.chat_template, tokenizer)
     limits = Limits(config.src_length, config.max_length, config.truncation)
     options = {**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
-    key = cache_key(files=files, tokenizer=tokenizer, template_text=template.text, options=options)
+    key = cache_key(files=files, tokenizer=tokenizer, template_text=template.identity, options=options)
     folder = Path(config.data_cache_dir or DEFAULT_CACHE).expanduser() / f"{split}-{key[:32]}"
 
     def build() -> tuple[TokenStore, DataAccount]:
@@ -135,7 +145,7 @@ def load_dataset(
     get_logger().info("%s", account.table(f"{split} rows of {config.dataset_name_or_path}"))
     for problem in account.examples:
         get_logger().warning("left out: %s", problem)
-    return TokenizedDataset(store, account, names, read)
+    return TokenizedDataset(store, account, names, read, config.autoregressive)
 
 
 def tokenize(
@@ -149,7 +159,7 @@ def tokenize(
     """Encode all rows and account for each.
 
     Raises:
-        DataError: rows are bad and `bad_rows` is "error".
+        DataError: rows are bad and `bad_rows` is "error"; or a file breaks off, whatever `bad_rows` is.
         ValueError: nothing is left.
     """
     results = list(encode_rows(rows, template, limits, autoregressive))
@@ -158,6 +168,8 @@ def tokenize(
     bad = [row for row in left_out if not row.by_policy]
     if bad and bad_rows == "error":
         raise DataError(bad)
+    if fatal := [row for row in bad if row.fatal]:
+        raise DataError(fatal)
     store = TokenStore.from_rows(kept, files)
     account = DataAccount(
         num_read=len(results),

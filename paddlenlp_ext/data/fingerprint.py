@@ -22,7 +22,7 @@ def cache_key(
     Args:
         files: what the rows are read from, in order.
         tokenizer: a Hugging Face tokenizer.
-        template_text: the chat template's source.
+        template_text: the chat template's `identity`.
         options: whatever of the configuration changes which tokens come out.
         room: folder whose Python files are the code.
     """

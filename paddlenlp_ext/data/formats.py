@@ -20,6 +20,8 @@ UNKNOWN_FORMAT = "unknown format"
 EMPTY_TARGET = "empty target"
 UNEQUAL_LISTS = "unequal lists"
 ROLE_ORDER = "role order"
+TWO_SYSTEMS = "two system prompts"
+NOT_SUPPORTED = "not supported"
 
 Message = tuple[str, str, tuple[str | int, ...]]
 """Role, text, and the path of the text in the row."""
@@ -42,7 +44,7 @@ def parse_row(value: Any) -> Conversation:
     conversation = complete[0](value)
     if not conversation.turns:
         raise RowError(EMPTY_TARGET, "the conversation has no turns")
-    return conversation
+    return Conversation(_choose_system(conversation.system, value), conversation.turns)
 
 
 def parse_text(value: Any) -> str:
@@ -69,9 +71,7 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
         raise RowError(UNEQUAL_LISTS, message, ("tgt",))
     for index, target in enumerate(targets):
         _check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
-    context = row.get("context")
-    if context is None:
-        return Conversation(_system(row), tuple(zip(sources, targets, strict=True)))
+    context = {} if row.get("context") is None else row["context"]
     if not isinstance(context, dict):
         raise RowError(
             WRONG_TYPE, f'context is an object such as {{"system": ...}}, not {_kind(context)}', ("context",)
@@ -80,7 +80,7 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
     if surplus:
         message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect'
         raise RowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
-    return Conversation(_system(context, ("context",)), tuple(zip(sources, targets, strict=True)))
+    return Conversation(None, tuple(zip(sources, targets, strict=True)))
 
 
 def _parse_messages(row: dict[str, Any]) -> Conversation:
@@ -88,6 +88,8 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
     for index, item in enumerate(_list(row["messages"], ("messages",))):
         path = ("messages", index)
         role = _member(item, "role", path)
+        if role == "assistant":
+            _check_learned_as_text(item, path)
         messages.append((role, _content(_member(item, "content", path), (*path, "content")), (*path, "content")))
     return _alternate(messages, {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"})
 
@@ -99,8 +101,7 @@ def _parse_sharegpt(row: dict[str, Any]) -> Conversation:
         speaker = _member(item, "from", path)
         messages.append((speaker, _text(_member(item, "value", path), (*path, "value")), (*path, "value")))
     roles = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-    conversation = _alternate(messages, roles)
-    return conversation if conversation.system is not None else Conversation(_system(row), conversation.turns)
+    return _alternate(messages, roles)
 
 
 def _parse_alpaca(row: dict[str, Any]) -> Conversation:
@@ -116,7 +117,7 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
     extra = _text(row["input"], ("input",)) if row.get("input") is not None else ""
     _check_target(output, ("output",))
     turns.append((f"{instruction}\n{extra}" if extra else instruction, output))
-    return Conversation(_system(row), tuple(turns))
+    return Conversation(None, tuple(turns))
 
 
 _FORMATS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Conversation]], ...] = (
@@ -168,10 +169,31 @@ def _content(value: Any, path: tuple[str | int, ...]) -> str:
     return "".join(texts)
 
 
-def _system(holder: dict[str, Any], path: tuple[str | int, ...] = ()) -> str | None:
-    """The `system` member; null and the empty string both mean that there is none."""
-    value = holder.get("system")
-    return None if value is None else (_text(value, (*path, "system")) or None)
+def _check_learned_as_text(message: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    """Refuse what OpenAI's format may say about an answer beside its text: it would be lost."""
+    for key in ("tool_calls", "function_call"):
+        if message.get(key):
+            raise RowError(NOT_SUPPORTED, f"{key} cannot be learned from; leave the row out", (*path, key))
+    weight = message.get("weight")
+    if weight is not None and weight != 1:
+        remedy = "every answer is learned with weight 1; end the row before this one, or remove its weight"
+        raise RowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
+
+
+def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
+    """The system prompt: a message of the conversation, the row's `system`, or `system` in its `context`.
+
+    In a member of the row null and the empty string both mean that there is none.
+    """
+    chosen = spoken
+    for holder, path in ((row, ("system",)), (row.get("context"), ("context", "system"))):
+        if not isinstance(holder, dict) or holder.get("system") is None:
+            continue
+        text = _text(holder["system"], path)
+        if text and chosen not in (None, text):
+            raise RowError(TWO_SYSTEMS, f"{_spell(path)} is not the system prompt given before it; keep one", path)
+        chosen = chosen if chosen is not None else text or None
+    return chosen
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:

@@ -29,6 +29,8 @@ from paddlenlp_ext.data.turns import ChatTemplate, TurnText
 REFUSED = "template refuses"
 _QUESTION = "Wherefore?"
 _ANSWER = "Therefore."
+_FIXED = {"date_string": "26 Jul 2024"}
+"""What a template is given so that it need not ask the clock: Llama 3's name for the day, with its own default."""
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = "mark the assistant's words with {% generation %} in the template, or split the conversation"
 
@@ -49,8 +51,13 @@ class JinjaTemplate(ChatTemplate):
         self._tokenizer = tokenizer
         self._is_marked = bool(_GENERATION_MARK.search(text))
         self._special = special_token_pattern(tokenizer)
-        self._answer_tail = self._answer_end = self._prompt_tail = ""
+        self._answer_tail = self._answer_end = self._prompt_tail = self._probe = ""
         self._learn_constants()
+
+    @property
+    def identity(self) -> str:
+        """The source, and a rendering: a template may write the day, and its rows are others tomorrow."""
+        return f"{self.text}\n{self._probe}"
 
     def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
         """See `ChatTemplate.render`."""
@@ -111,6 +118,7 @@ class JinjaTemplate(ChatTemplate):
             [messages],
             chat_template=self.text,
             return_assistant_tokens_mask=True,
+            **_FIXED,
             **self._tokenizer.special_tokens_map,
         )
         whole, spans = texts[0], []
@@ -137,6 +145,7 @@ class JinjaTemplate(ChatTemplate):
             whole = self._render([question, answer], add_generation_prompt=False)
         except RowError as error:
             raise ValueError(f"the chat template cannot render a question and an answer: {error}") from error
+        self._probe = whole
         if prompt.count(_QUESTION) != 1 or whole.count(_ANSWER) != 1:
             raise ValueError("the chat template does not write the user's and the assistant's words once each")
         if not whole.startswith(prompt) and not self._is_marked:
@@ -152,7 +161,7 @@ class JinjaTemplate(ChatTemplate):
     def _render(self, messages: Messages, add_generation_prompt: bool) -> str:
         try:
             return self._tokenizer.apply_chat_template(
-                messages, chat_template=self.text, add_generation_prompt=add_generation_prompt, tokenize=False
+                messages, chat_template=self.text, add_generation_prompt=add_generation_prompt, tokenize=False, **_FIXED
             )
         except TemplateError as error:
             raise RowError(REFUSED, f"the chat template says: {error}") from error

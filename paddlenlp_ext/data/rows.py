@@ -36,13 +36,14 @@ class BadRow:
     """A row that is not learned from.
 
     `reason` is the account's short word, `message` says what is wrong. `by_policy`: nothing is wrong, an option said
-    to leave such rows out.
+    to leave such rows out. `fatal`: the rest of the file cannot be read, so leaving out this row alone is impossible.
     """
 
     place: Place
     reason: str
     message: str
     by_policy: bool = False
+    fatal: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}: {self.message}"
@@ -82,4 +83,9 @@ class DataError(ValueError):
         more = f"\n  ... and {rest} more" if rest > 0 else ""
         count = f"{len(self.problems)} bad row" + ("s" if len(self.problems) != 1 else "")
         remedy = 'Mend them, or set "bad_rows": "drop" to leave them out (they are counted).'
+        if any(problem.fatal for problem in self.problems):
+            remedy = (
+                'Mend them. "bad_rows": "drop" does not pass over a break in a JSON array: all rows behind it would be '
+                "lost. In a file of one JSON object a line, only the broken line is."
+            )
         super().__init__(f"{count}:\n{listed}{more}\n{remedy}")

@@ -8,7 +8,9 @@ instead.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 SPLITS = ("train", "dev")
 SUFFIXES = (".json", ".jsonl")
 BROKEN = "broken JSON"
+MAX_DIGITS = sys.int_info.str_digits_check_threshold
+"""Longer whole numbers are refused: Python may be set up to read none that are."""
 
 
 def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
@@ -87,13 +91,13 @@ def _read_line(file: str, line: int, raw: bytes) -> SourceRow | BadRow:
 
 
 def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
-    """Elements of a JSON array, one by one. Behind a broken element nothing can be told apart: reading ends there."""
+    """Elements of a JSON array, one by one. Behind a broken element nothing can be told apart: that is fatal."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line_start = content.rfind(b"\n", 0, error.start) + 1
         line = content.count(b"\n", 0, error.start) + 1
-        yield _not_utf8(file, line, content[line_start:], error.start - line_start)
+        yield replace(_not_utf8(file, line, content[line_start:], error.start - line_start), fatal=True)
         return
     origin = Place(file, 1, 1)
     reached, place = 0, origin
@@ -101,24 +105,37 @@ def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
     while text[position : position + 1] != "]":
         place, reached = _advance(place, text[reached:position]), position
         try:
-            value, end = _DECODER.raw_decode(text, position)
+            row, end = _read_element(text, position, place)
         except json.JSONDecodeError as error:
-            yield BadRow(_advance(origin, text[: error.pos]), BROKEN, f"{error.msg}; the rest of the file is not read")
+            yield _break(_advance(origin, text[: error.pos]), error.msg)
             return
-        except RowError as error:
-            yield BadRow(place, error.reason, f"{error}; the rest of the file is not read")
+        except RecursionError:
+            yield _break(place, "nested too deeply")
             return
-        yield SourceRow(place, value, text[position:end])
+        yield row
         position = _skip_space(text, end)
         if text[position : position + 1] == ",":
             position = _skip_space(text, position + 1)
         elif text[position : position + 1] != "]":
-            message = "a comma or the closing bracket of the array is expected; the rest of the file is not read"
-            yield BadRow(_advance(origin, text[:position]), BROKEN, message)
+            yield _break(_advance(origin, text[:position]), "a comma or the closing bracket of the array is expected")
             return
     behind = _skip_space(text, position + 1)
     if behind < len(text):
-        yield BadRow(_advance(origin, text[:behind]), BROKEN, "text behind the array; it is not read")
+        yield _break(_advance(origin, text[:behind]), "text behind the array")
+
+
+def _read_element(text: str, position: int, place: Place) -> tuple[SourceRow | BadRow, int]:
+    """The element that begins at `position`, and where it ends. One that is JSON but no row is passed over."""
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except RowError as error:
+        _, end = _PASSING_DECODER.raw_decode(text, position)
+        return BadRow(place, error.reason, str(error)), end
+    return SourceRow(place, value, text[position:end]), end
+
+
+def _break(place: Place, message: str) -> BadRow:
+    return BadRow(place, BROKEN, f"{message}; the rest of the file cannot be read", fatal=True)
 
 
 def _not_utf8(file: str, line: int, raw: bytes, offset: int) -> BadRow:
@@ -149,4 +166,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise RowError("number too long", f"a whole number of {len(digits)} digits; {MAX_DIGITS} are read")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number)
+_PASSING_DECODER = json.JSONDecoder(parse_int=float)
+"""Finds the end of what `_DECODER` refuses."""

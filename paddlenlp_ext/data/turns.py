@@ -47,7 +47,7 @@ class ChatTemplate(ABC):
     """Turns a conversation into text and ids, with the learned parts told apart.
 
     Attributes:
-        text: what the result depends on beside the tokenizer (part of the cache's key).
+        text: the template's source.
         encoder: the tokenizer's.
         prefix_ids: ids put before the first prompt.
         answer_end_ids: ids put behind every answer, learned.
@@ -61,6 +61,11 @@ class ChatTemplate(ABC):
     answer_end_ids: tuple[int, ...] = ()
     pieces_continue: bool = True
     stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """What the result depends on beside the tokenizer: part of the cache's key."""
+        return self.text
 
     @abstractmethod
     def render(self, conversation: Conversation) -> tuple[TurnText, ...]:

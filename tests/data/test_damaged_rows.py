@@ -14,7 +14,7 @@ LONG = "verb " * 200
 
 BROKEN, TYPE, MISSING, UNKNOWN = "broken JSON", "wrong type", "missing key", "unknown format"
 EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "key written twice"
-UTF8 = "not UTF-8"
+UTF8, SYSTEMS, UNSUPPORTED = "not UTF-8", "two system prompts", "not supported"
 
 
 def messages(*pairs: tuple[str, object]) -> str:
@@ -89,6 +89,8 @@ DAMAGED_LINES = [
     located('{"src": "a", "tgt": "b", "context": {"sistem": "You"}}', '"You', UNKNOWN),
     located('{"src": "\\ud800", "tgt": "b"}', '"\\ud', UTF8),
     located('{"id": {"src": [1]}, "src": "a", "tgt": 7}', "7", TYPE),
+    ('{"src": "a", "tgt": "b", "id": ' + "7" * 5000 + "}", 1, "number too long"),
+    located('{"src": "a", "tgt": "b", "context": {"system": "You"}, "system": "I"}', '"You', SYSTEMS),
     # messages
     ('{"messages": []}', 1, EMPTY),
     located('{"messages": {"role": "user"}}', '{"role', TYPE),
@@ -110,6 +112,11 @@ DAMAGED_LINES = [
     located(messages(("user", [{"type": "image_url"}]), ANSWER), '{"type', TYPE),
     located(messages(("user", [{"type": "text"}]), ANSWER), '{"type', MISSING),
     located(messages(("user", [{"type": "text", "text": 1}]), ANSWER), "1", TYPE),
+    located(messages(("system", "I"), USER, ANSWER)[:-1] + ', "system": "You"}', '"You', SYSTEMS),
+    located(messages(("system", "I"), USER, ANSWER)[:-1] + ', "context": {"system": "You"}}', '"You', SYSTEMS),
+    located(messages(USER, ANSWER)[:-1] + ', "system": 5}', "5", TYPE),
+    located(messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 0'), "0}", UNSUPPORTED),
+    located(messages(USER, ANSWER).replace('"vier"', 'null, "tool_calls": [{"id": "a"}]'), "[{", UNSUPPORTED, 2),
     # sharegpt
     located('{"conversations": "hello"}', '"hello', TYPE),
     located('{"conversations": [{"role": "user", "content": "a"}]}', '{"role', MISSING),
@@ -229,6 +236,7 @@ ARRAYS = [
     (b'[{"src": "a", "tgt": "b"},', 1, 27, BROKEN),
     (b'\n [{"src": "a", "tgt": "b"},\n\n  {"src": "a", "src": "b"}]', 4, 3, TWICE),
     (b'[{"src": "a", "tgt": "b"},\n {"src": "\xff"}]', 2, 11, UTF8),
+    (b'[{"src": "a", "tgt": "b"},\n' + b"[" * 100_000, 2, 1, BROKEN),
     (b'[{"src": "a", "tgt": "b"}]\n {"src": "a", "tgt": "b"}\n', 2, 2, BROKEN),
 ]
 
@@ -238,6 +246,21 @@ def test_damage_in_an_array(content, line, column, reason, options, tokenizer, t
     error = problems_of(options, write(tmp_path, content), tokenizer)
     (problem,) = error.problems
     assert (problem.place.line, problem.place.column, problem.reason) == (line, column, reason)
+    assert problem.fatal == (reason in (BROKEN, UTF8)) == ("does not pass over a break" in str(error))
+
+
+@pytest.mark.parametrize("content", [content for content, _, _, reason in ARRAYS if reason in (BROKEN, UTF8)])
+def test_the_rest_of_a_broken_array_is_not_dropped_in_silence(content, options, tokenizer, tmp_path):
+    error = problems_of(options, write(tmp_path, content), tokenizer, bad_rows="drop")
+    assert len(error.problems) == 1 and "does not pass over a break" in str(error)
+
+
+@pytest.mark.parametrize("bad", [b'{"src": "a", "src": "b"}', b'{"src": "a", "tgt": "b", "n": ' + b"1" * 5000 + b"}"])
+def test_an_element_that_is_no_row_is_passed_over(bad, options, tokenizer, tmp_path):
+    folder = write(tmp_path, b"[" + b",\n".join([GOOD.encode(), bad, GOOD.encode()]) + b"]")
+    dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
+    assert (dataset.account.num_read, len(dataset), dataset.account.num_dropped) == (3, 2, 1)
+    assert [dataset.source(index)[1] for index in range(2)] == [1, 3]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"[]", b"\xef\xbb\xbf"])

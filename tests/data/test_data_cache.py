@@ -97,6 +97,26 @@ def test_template_text_changes_the_key_not_its_file(key_of, tmp_path):
     assert key_of(chat_template=str(other)) == first
 
 
+def dated(tmp_path, monkeypatch, day: str, variable: str) -> dict[str, str]:
+    """A template that writes the day, by the clock or by Llama 3's variable where it is given."""
+    from transformers.utils import chat_template_utils
+
+    class Clock(chat_template_utils.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.strptime(day, "%d %b %Y")
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    clock = "strftime_now('%d %b %Y')"
+    return {"chat_template": template_file(tmp_path, f"{{{{ {variable} | default({clock}) }}}}\n" + CHATML)}
+
+
+@pytest.mark.parametrize("variable", ["absent", "date_string"])
+def test_a_template_that_writes_the_day_has_a_key_a_day(key_of, tmp_path, monkeypatch, variable):
+    keys = [key_of(**dated(tmp_path, monkeypatch, day, variable)) for day in ("01 Jan 2026", "02 Jan 2026")]
+    assert (keys[0] == keys[1]) is (variable == "date_string"), "Llama 3's variable is fixed"
+
+
 def test_code_changes_the_key(tmp_path, monkeypatch):
     room = tmp_path / "room"
     shutil.copytree(fingerprint.ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))

@@ -15,6 +15,7 @@ from paddlenlp_ext.data.packing import BatchPlan
 from paddlenlp_ext.data.rows import BadRow, Conversation, Place
 
 TURN = ("2 + 2?", "vier")
+OPENAI = [{"role": "user", "content": "2 + 2?"}]
 SAME_ROW = {
     "src_tgt": {"src": "2 + 2?", "tgt": "vier", "context": {"system": "You"}, "id": 3},
     "lists": {"src": ["2 + 2?"], "tgt": ["vier"], "context": {"system": "You"}},
@@ -29,6 +30,12 @@ SAME_ROW = {
         "conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "vier"}],
         "system": "You",
     },
+    "messages_row_system": {"messages": [*OPENAI, {"role": "assistant", "content": "vier"}], "system": "You"},
+    "messages_context": {
+        "messages": [*OPENAI, {"role": "assistant", "content": "vier", "weight": 1, "tool_calls": []}],
+        "context": {"system": "You"},
+    },
+    "said_twice": {"src": "2 + 2?", "tgt": "vier", "context": {"system": "You"}, "system": "You"},
     "alpaca": {"instruction": "2 + 2?", "input": "", "output": "vier", "system": "You"},
 }
 
@@ -174,6 +181,12 @@ def test_autoregressive_learns_every_token(options, tokenizer, tmp_path):
         tokenizer,
     )
     assert bad.account.dropped == {"missing key": 1, "empty target": 1}
+
+
+def test_an_empty_prompt_is_named_as_such(options, tokenizer, tmp_path):
+    folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
+    with pytest.raises(ValueError, match=r"train\.json:1:1: the prompt is empty"):
+        next(load_dataset(options(folder), "train", tokenizer).prompts())
 
 
 def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
