@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.device import has_gpu
@@ -39,10 +40,12 @@ def _check_availability(row: Row, given: Given) -> None:
     if row.key not in given.values or row.key in given.broken:
         return
     value = given.values[row.key]
+    if value in row.neutral:
+        return
     if row.of is not None:
         if not given.value(row.of):
             given.note(f"{row.key} has no effect: {row.of} is off", row.key)
-    elif value not in row.neutral:
+    else:
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         if row.outcome == "no effect":
             given.note(row.message(shown), row.key)
@@ -50,31 +53,38 @@ def _check_availability(row: Row, given: Given) -> None:
             given.refuse(row.message(shown), row.key)
 
 
-@check("do_train", "do_eval", "model_name_or_path", "dataset_name_or_path", "output_dir")
+@check()
 def _needs_something_to_do(config: RunConfig, given: Given) -> None:
     train = config.train
-    if not (train.do_train or train.do_eval):
+    # A switch that cannot be read was meant to be on: what it needs is reported beside it.
+    on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in given.broken]
+    if not on:
         given.refuse("there is nothing to do: set do_train or do_eval to true", "do_train", "do_eval")
         return
-    switch = "do_train" if train.do_train else "do_eval"
+    switch = on[0]
     needed = {
         "model_name_or_path": config.model.model_name_or_path,
         "dataset_name_or_path": config.data.dataset_name_or_path,
         "output_dir": train.output_dir,
     }
     for key, value in needed.items():
-        if value is None:
+        if value is None and key not in given.broken:
             given.refuse(f"{switch} needs {key}, which is not set", key, switch)
 
 
-@check("zero_padding", "greedy_zero_padding", "flash_mask", "use_flash_attention")
+_PACKING_NEEDS = (
+    ("greedy_zero_padding", "needs", "zero_padding"),
+    ("flash_mask", "needs", "use_flash_attention"),
+    ("flash_mask", "is for packed rows and needs", "zero_padding"),
+)
+
+
+@check()
 def _packing(config: RunConfig, given: Given) -> None:
-    if config.data.greedy_zero_padding and not config.data.zero_padding:
-        given.refuse("greedy_zero_padding needs zero_padding: true", "greedy_zero_padding", "zero_padding")
-    if config.model.flash_mask and not config.model.use_flash_attention:
-        given.refuse("flash_mask needs use_flash_attention: true", "flash_mask", "use_flash_attention")
-    if config.model.flash_mask and not config.data.zero_padding:
-        given.refuse("flash_mask is for packed rows and needs zero_padding: true", "flash_mask", "zero_padding")
+    readable = [row for row in _PACKING_NEEDS if given.broken.isdisjoint(row)]
+    for key, why, needed in readable:
+        if given.value(key) and not given.value(needed):
+            given.refuse(f"{key} {why} {needed}: true", key, needed)
 
 
 @check("src_length", "max_length")
@@ -90,20 +100,29 @@ def _lengths(config: RunConfig, given: Given) -> None:
         )
 
 
-@check("max_steps", "lazy", "evaluation_strategy", "save_strategy", "warmup_steps", "warmup_ratio")
+@check("max_steps")
 def _steps(config: RunConfig, given: Given) -> None:
-    train, optim = config.train, config.optim
-    if train.max_steps == 0:
+    if config.train.max_steps == 0:
         given.refuse("max_steps: 0 steps train nothing; -1 takes num_train_epochs", "max_steps")
+
+
+@check("max_steps", "warmup_steps")
+def _warmup(config: RunConfig, given: Given) -> None:
+    train, optim = config.train, config.optim
     if 0 < train.max_steps < optim.warmup_steps:
         message = f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}; lower warmup_steps"
         given.refuse(message, "warmup_steps", "max_steps")
-    if config.data.lazy:
-        if train.max_steps < 1:
-            given.refuse("lazy needs max_steps: the number of rows is not known beforehand", "lazy", "max_steps")
-        for key in ("evaluation_strategy", "save_strategy"):
-            if getattr(train, key) == "epoch":
-                given.refuse(f"lazy needs {key} steps or no, not epoch: an epoch's end is not known", key, "lazy")
+
+
+@check("resume_from_checkpoint", "do_train")
+def _resume(config: RunConfig, given: Given) -> None:
+    if config.train.resume_from_checkpoint and not config.train.do_train:
+        given.refuse(
+            "resume_from_checkpoint needs do_train: true; to evaluate a trained model name it as model_name_or_path, "
+            "an adapter as its method's path (lora_path)",
+            "resume_from_checkpoint",
+            "do_train",
+        )
 
 
 @check("learning_rate", "min_learning_rate")
@@ -151,6 +170,17 @@ def _best_model(config: RunConfig, given: Given) -> None:
         )
 
 
+@check("autoregressive", "eval_with_do_generation")
+def _generation(config: RunConfig, given: Given) -> None:
+    if config.data.autoregressive and config.generation.eval_with_do_generation:
+        given.refuse(
+            "eval_with_do_generation needs questions and answers, but with autoregressive: true rows are plain text; "
+            "set one of them to false",
+            "eval_with_do_generation",
+            "autoregressive",
+        )
+
+
 @check("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
 def _metric(config: RunConfig, given: Given) -> None:
     metric = config.train.metric_for_best_model
@@ -169,6 +199,9 @@ def _precision(config: RunConfig, given: Given) -> None:
         given.refuse("bf16 and fp16 are both true; keep one", "fp16", "bf16")
     elif precision.fp16_opt_level == "O2" and not (precision.bf16 or precision.fp16):
         given.refuse("fp16_opt_level O2 needs bf16 or fp16: true", "fp16_opt_level")
+    elif precision.fp16_opt_level == "O0" and (precision.bf16 or precision.fp16):
+        kind = "bf16" if precision.bf16 else "fp16"
+        given.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
     elif precision.device == "cpu" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         given.note(f"{kind} has no effect on the CPU: Paddle multiplies in float32 there", kind)
@@ -200,7 +233,28 @@ def _processes(config: RunConfig, given: Given) -> None:
         given.note(f"sharding {config.parallel.sharding} has no effect: there is one process", "sharding")
 
 
-@check("save_generation_output", "eval_with_do_generation")
-def _generation_output(config: RunConfig, given: Given) -> None:
-    if config.generation.save_generation_output and not config.generation.eval_with_do_generation:
-        given.note("save_generation_output has no effect: eval_with_do_generation is false", "save_generation_output")
+_DRAWING = ("top_k", "top_p", "temperature")
+# keys, the key that makes them idle, the values with which it does, why
+_IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
+    (
+        ("save_generation_output", "max_new_tokens", *_DRAWING),
+        "eval_with_do_generation",
+        (False,),
+        "eval_with_do_generation is false",
+    ),
+    (_DRAWING[1:], "top_k", (1,), "top_k 1 always takes the likeliest token"),
+    (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
+    (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
+    (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
+)
+
+
+@check()
+def _idle_keys(_config: RunConfig, given: Given) -> None:
+    noted: set[str] = set()
+    for keys, switch, values, why in _IDLE:
+        for key in keys:
+            is_set = given.value(key) != given.known.options[key].default
+            if is_set and given.value(switch) in values and noted.union(given.broken).isdisjoint((key, switch)):
+                given.note(f"{key} has no effect: {why}", key)
+                noted.add(key)

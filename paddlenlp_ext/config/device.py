@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -10,8 +11,13 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def has_gpu() -> bool:
-    """Whether the installed Paddle was built for GPUs and this machine shows one."""
-    return _paddle_built_for_gpu() and any(Path(node).exists() for node in _GPU_NODES)
+    """Whether the installed Paddle was built for GPUs and this machine shows one that is not hidden from it."""
+    return not _gpus_hidden() and _paddle_built_for_gpu() and any(Path(node).exists() for node in _GPU_NODES)
+
+
+def _gpus_hidden() -> bool:
+    """CUDA takes the devices of the list up to the first that does not exist: "" and "-1" leave none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 
 def _paddle_built_for_gpu() -> bool:

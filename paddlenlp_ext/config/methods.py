@@ -16,6 +16,8 @@ def build_method(given: Given) -> tuple[str | None, Any]:
     chosen = [switch for switch in on if switch not in refined]
     for switch in chosen:
         for needed in switches_of(switch, methods[switch]):
+            if needed in given.broken:
+                return None, None
             if needed not in on:
                 given.refuse(f"{switch} needs {needed}: true as well", switch, needed)
                 return None, None
@@ -55,5 +57,8 @@ def _keys_set(given: Given, switch: str) -> list[str]:
 
 def _note_idle_keys(given: Given, chosen: list[str]) -> None:
     for key, switches in given.known.method_keys.items():
-        if key in given.settings and key not in given.broken and not set(switches) & set(chosen):
-            given.note(f"{key} has no effect: {switches[0]} is false", key)
+        known_idle = given.broken.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
+        if key in given.settings and known_idle:
+            unread = next((switch for switch in switches if given.value(switch) is True), None)
+            reason = f"{switches[0]} is false" if unread is None else f"{chosen[0]} does not use it"
+            given.note(f"{key} has no effect: {reason}", key)

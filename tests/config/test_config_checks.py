@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from config_cases import SMALLEST, load, problems, write
 
-from paddlenlp_ext.config import checks, resolve
+from paddlenlp_ext.config import checks, device, resolve
 
 # settings -> words that the one problem must have; its place is the line of the key named first
 CONTRADICTIONS = [
@@ -14,9 +14,7 @@ CONTRADICTIONS = [
     ({"flash_mask": True, "use_flash_attention": True}, "flash_mask is for packed rows and needs zero_padding"),
     ({"max_steps": 0}, "max_steps: 0"),
     ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5"),
-    ({"lazy": True}, "lazy needs max_steps"),
-    ({"save_strategy": "epoch", "lazy": True, "max_steps": 5}, "lazy needs save_strategy"),
-    ({"evaluation_strategy": "epoch", "lazy": True, "max_steps": 5}, "lazy needs evaluation_strategy"),
+    ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
     ({"do_eval": False, "evaluation_strategy": "steps"}, "needs do_eval: true"),
     ({"load_best_model_at_end": True}, "load_best_model_at_end needs evaluation_strategy"),
@@ -60,12 +58,56 @@ def test_contradictions(tmp_path, values, words):
 
 
 def test_number_of_contradictions():
-    assert len(CONTRADICTIONS) == 23
+    assert len(CONTRADICTIONS) == 21
 
 
 def test_a_broken_key_makes_no_second_problem(tmp_path):
     values = {"zero_padding": "x", "greedy_zero_padding": True, "do_eval": "x", "evaluation_strategy": "steps"}
     assert [problem.key for problem in problems(write(tmp_path, SMALLEST | values))] == ["zero_padding", "do_eval"]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"do_eval": "x", "output_dir": None}, ["do_eval", "output_dir"]),
+        ({"model_name_or_path": 3, "output_dir": None}, ["model_name_or_path", "output_dir"]),
+        (
+            {"greedy_zero_padding": "x", "flash_mask": True},
+            ["greedy_zero_padding", "flash_mask", "flash_mask"],
+        ),
+        ({"use_flash_attention": "x", "greedy_zero_padding": True}, ["use_flash_attention", "greedy_zero_padding"]),
+        ({"warmup_steps": "x", "max_steps": 0}, ["warmup_steps", "max_steps"]),
+        ({"warmup_ratio": "x", "max_steps": 5, "warmup_steps": 9}, ["warmup_ratio", "warmup_steps"]),
+        ({"lora": "x", "pissa": True, "lora_rank": 4}, ["lora"]),
+    ],
+    ids=lambda value: " ".join(value)[:50],
+)
+def test_a_broken_key_hides_no_other_problem(tmp_path, values, found):
+    assert sorted(problem.key for problem in problems(write(tmp_path, SMALLEST | values))) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"weight_blocksize": 64, "top_p": 1.0, "temperature": 1.0, "save_steps": 500},
+        {"top_k": 5, "top_p": 0.5, "eval_with_do_generation": True},
+        {"neftune": True, "neftune_noise_alpha": 10.0, "save_strategy": "steps", "save_steps": 5},
+    ],
+    ids=lambda value: " ".join(value)[:50],
+)
+def test_keys_with_an_effect_or_at_their_default_are_not_noted(tmp_path, values):
+    assert load(write(tmp_path, SMALLEST | values)).notes == []
+
+
+@pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
+def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
+    monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)
+    monkeypatch.setattr(device, "_GPU_NODES", ("/",))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.has_gpu() is found
 
 
 def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, monkeypatch):
@@ -81,6 +123,8 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
     assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
     (found,) = problems(path, "--fp16")
     assert "use bf16: true" in found.message
+    config = load(path, "--bf16", "--fp16_opt_level", "O0")
+    assert config.precision.compute_dtype == "float32" and "fp16_opt_level O0" in config.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +142,16 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
         ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
         ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
         ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
-        ({"weight_blocksize": 64}, "weight_quantize_algo is off"),
+        ({"weight_blocksize": 128}, "weight_quantize_algo is off"),
+        ({"lazy": True}, "lazy has no effect"),
+        ({"bf16": True, "fp16_opt_level": "O0"}, "fp16_opt_level O0 computes in float32"),
+        ({"top_k": 5}, "top_k has no effect: eval_with_do_generation is false"),
+        ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),
+        ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
+        ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
+        ({"eval_steps": 5}, "eval_steps has no effect"),
+        ({"save_steps": 5, "save_strategy": "epoch"}, "save_steps has no effect"),
+        ({"neftune_noise_alpha": 10.0}, "neftune_noise_alpha has no effect"),
         ({"evaluation_strategy": "epoch"}, "do_eval is on"),
         ({"save_generation_output": True}, "eval_with_do_generation is false"),
         ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),

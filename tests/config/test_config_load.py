@@ -184,7 +184,7 @@ def test_nothing_given_says_how():
 
 def test_all_problems_come_in_the_order_of_reading(tmp_path):
     first = write(tmp_path, '{"seed": "x", "do_train": true,\n "output_dir": 3, "sed": 1}', "z.json")
-    second = write(tmp_path, '{"max_steps": 0}', "a.json")
+    second = write(tmp_path, '{"max_steps": 0, "model_name_or_path": "m", "dataset_name_or_path": "d"}', "a.json")
     with pytest.raises(ConfigError) as error:
         load(first, second, "--top_p", "2")
     places = [(problem.file, problem.line, problem.column) for problem in error.value.problems]

@@ -30,7 +30,7 @@ class DataConfig:
     greedy_zero_padding: bool = option(False, help="choose the rows of a pack so that little room is left")
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad a batch's rows to a multiple of this length")
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
-    lazy: bool = option(False, help="read rows while training; needs max_steps")
+    lazy: bool = option(False, help="read rows while training")
     autoregressive: bool = option(False, help="learn every token of src (plain language modelling)")
     data_cache_dir: str | None = option(
         None, help="folder for tokenized data; absent: .cache/paddlenlp_ext/data in the home folder"

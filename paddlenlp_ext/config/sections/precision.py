@@ -17,12 +17,14 @@ class PrecisionConfig:
     bf16: bool = option(False, help="compute in bfloat16")
     fp16: bool = option(False, help="compute in float16")
     fp16_opt_level: str = option(
-        "O1", choices=("O0", "O1", "O2"), help="O1: float32 weights, O2: weights in bf16 or fp16 too"
+        "O1",
+        choices=("O0", "O1", "O2"),
+        help="O0: float32 throughout, O1: float32 weights, O2: weights in bf16 or fp16 too",
     )
 
     @property
     def compute_dtype(self) -> str:
-        """The type of matrix products: float32 on the CPU whatever was asked for, Paddle has no other there."""
-        if self.device == "cpu" or not (self.bf16 or self.fp16):
+        """The type of matrix products: float32 with O0, and on the CPU always, Paddle has no other there."""
+        if self.device == "cpu" or self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
             return "float32"
         return "bfloat16" if self.bf16 else "float16"
