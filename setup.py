@@ -9,13 +9,13 @@ here = Path(__file__).parent
 setup(
     name="paddlenlp-ext",
     version="0.1.0",
-    description="Fine-tuning for PaddlePaddle: every documented method, on a laptop's CPU as well as on many GPUs",
+    description="Fine-tuning for PaddlePaddle: every documented method, on a laptop's CPU too",
     long_description=(here / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["paddlenlp_ext", "paddlenlp_ext.*"]),
-    package_data={"paddlenlp_ext": ["**/*.json", "ops/csrc/*"]},
+    package_data={"paddlenlp_ext": ["**/*.json"]},
     # paddlepaddle is not listed here: GPU users install paddlepaddle-gpu from Paddle's own index first.
     install_requires=[
         "numpy",
@@ -32,8 +32,6 @@ setup(
         "metrics": ["sacrebleu", "rouge-score"],
         "gguf": ["gguf"],
         "visualdl": ["visualdl"],
-        "native": ["onednn-devel"],
-        "triton": ["triton"],
         "dev": ["pytest", "ruff"],
     },
 )

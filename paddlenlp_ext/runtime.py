@@ -16,6 +16,7 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _CPUINFO = Path("/proc/cpuinfo")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # what MKL's path was written for (Skylake-X)
 
 
@@ -49,9 +50,15 @@ def require_paddle() -> None:
 def threads_per_process() -> int:
     """Physical cores this process may use, shared among the ranks that the launcher started on this machine."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in allowed}
+    cores = len({_siblings(cpu) for cpu in allowed})
     local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-    return max(1, len(cores) // max(1, local_ranks))
+    return max(1, min(cores, _container_cpus()) // max(1, local_ranks))
+
+
+def _container_cpus() -> int:
+    """Processors that a container's quota amounts to (cgroup v2), rounded up; without a quota, more than any."""
+    quota, _, period = (_CPU_QUOTA.read_text().strip() if _CPU_QUOTA.exists() else "max").partition(" ")
+    return sys.maxsize if quota == "max" else max(1, -(-int(quota) // int(period)))
 
 
 def _siblings(cpu: int) -> str:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from paddlenlp_ext import runtime
+
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PADDLE_LOCAL_SIZE")
 
 
@@ -36,6 +38,15 @@ def test_ranks_on_one_machine_share_the_cores():
     assert int(run_python(code, PADDLE_LOCAL_SIZE="1000")) == 1
 
 
+@pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("max 100000", 10**9), ("1000 100000", 1)])
+def test_a_containers_quota_limits_the_threads(tmp_path, monkeypatch, quota, most):
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(runtime, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(runtime, "_siblings", str)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    assert runtime.threads_per_process() == min(64, most)
+
+
 def test_importing_the_package_does_not_load_paddle():
     assert run_python("import sys, paddlenlp_ext; print('paddle' in sys.modules)") == "False"
 
@@ -49,8 +60,6 @@ def test_an_earlier_import_of_paddle_gets_its_threads():
 
 
 def test_without_paddle_the_error_says_what_to_install(monkeypatch):
-    from paddlenlp_ext import runtime
-
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
         runtime.require_paddle()
@@ -67,8 +76,6 @@ def test_without_paddle_the_error_says_what_to_install(monkeypatch):
     ],
 )
 def test_mkl_is_told_the_widest_instructions_of_an_amd_processor(vendor: str, features: str, code_path: str | None):
-    from paddlenlp_ext import runtime
-
     cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {features}\n\n"
     assert runtime._mkl_code_path(cpuinfo) == code_path
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from paddlenlp_ext.utils.atomic import write_text
 
 TENSORS_FILE = "training_state.safetensors"
 STATE_FILE = "training_state.json"  # written last: a folder that has it is complete
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def save_training_state(
@@ -62,19 +60,6 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
             "resume from another checkpoint"
         )
     return tensors, content["state"]
-
-
-def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The complete `checkpoint-N` folder with the highest N, or None.
-
-    Folders still being written (hidden names) and folders whose state file never came are passed over.
-    """
-    output_dir = Path(output_dir)
-    if not output_dir.is_dir():
-        return None
-    found = [(int(match[1]), entry) for entry in output_dir.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name))]
-    complete = [(step, entry) for step, entry in found if any(entry.glob(f"{Path(STATE_FILE).stem}*.json"))]
-    return max(complete)[1] if complete else None
 
 
 def _named(file: str, part: str) -> str:

@@ -52,7 +52,11 @@ def build_model(config: RunConfig) -> Any:
         )
     else:
         model_config = read_model_config(resolve_model(name))
-        model = AutoModelForCausalLM.from_config(model_config, seed=config.train.seed)
+        model = AutoModelForCausalLM.from_config(
+            model_config, seed=config.train.seed, dtype=dtype, name_or_path=name
+        )
+        if not config.model.use_flash_attention:
+            model.use_attention("blocks")
     return adapt_model(model, config)
 
 

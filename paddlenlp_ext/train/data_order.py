@@ -28,7 +28,6 @@ class Window:
     Attributes:
         epoch, index: which window of which epoch.
         end_fraction: the share of the epoch that is over after this window.
-        next_micro_batch: position in the epoch after this window.
         is_last: the epoch ends with it.
     """
 
@@ -36,7 +35,6 @@ class Window:
     index: int
     micro_batches: tuple[MicroBatch, ...]
     end_fraction: float
-    next_micro_batch: int
     is_last: bool
 
     @property
@@ -94,7 +92,6 @@ class DataOrder:
                     number,
                     tuple(micro_batches[number * size : end]),
                     end_fraction=end / len(micro_batches),
-                    next_micro_batch=end,
                     is_last=end == len(micro_batches),
                 )
             epoch, index = epoch + 1, 0

@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.train.build import RunData, adapt_model
+from paddlenlp_ext.train.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.memory import estimate_memory
 
@@ -72,32 +72,37 @@ def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder |
 
 def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
     if packing_kind(config.data) == "none":
-        return f"{packs:,} (one row each, no padding between them)"
+        return f"{packs:,} (one row each)"
     return f"{packs:,}, {num_slots_filled / (packs * config.data.max_length):.2%} of their slots filled"
 
 
 def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder) -> Table:
     rows = data.train_rows
     assert rows is not None
-    micro_batches = [
-        [row for pack in micro_batch for row in pack]
-        for window in _windows_of_epoch(order)
-        for micro_batch in window.micro_batches
-    ]
-    largest = max(micro_batches, key=lambda indices: int(rows.lengths[indices].sum()))
+    micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
+    largest = max(micro_batches, key=lambda packs: _slots(config, rows, packs))
     estimate = estimate_memory(
         model,
-        micro_batch_tokens=int(rows.lengths[largest].sum()),
-        learned_tokens=sum(int(rows[index].learned.sum()) for index in largest),
+        micro_batch_tokens=_slots(config, rows, largest),
+        learned_tokens=sum(int(rows[index].learned.sum()) for pack in largest for index in pack),
         recompute=config.train.recompute,
         accumulates=config.train.gradient_accumulation_steps > 1,
-        bytes_per_weight=4 if config.precision.compute_dtype == "float32" else 2,
+        bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
     )
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
     return table
+
+
+def _slots(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
+    """Positions of a micro-batch, as collate lays it out."""
+    if config.data.pad_to_max_length:
+        return len(packs) * config.data.max_length
+    total = sum(int(rows.lengths[pack].sum()) for pack in packs)
+    multiple = config.data.pad_to_multiple_of or 1
+    return -(-total // multiple) * multiple
 
 
 def _windows_of_epoch(order: DataOrder) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -24,9 +25,8 @@ def evaluate_generation(
         output_file: where {"src", "tgt", "output"} lines go, or None.
     """
     options, train = config.generation, config.train
-    prompts = list(rows.prompts())
-    if train.max_evaluate_steps > 0:
-        prompts = prompts[: train.max_evaluate_steps * train.per_device_eval_batch_size]
+    limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
+    prompts = list(itertools.islice(rows.prompts(), limit))
     started = time.perf_counter()
     generated = model.generate(
         [tokens for tokens, _, _ in prompts],

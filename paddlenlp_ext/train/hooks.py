@@ -14,6 +14,9 @@ from paddlenlp_ext.peft.base import PeftModel
 class TrainingHooks(Protocol):
     """The calls that `PeftModel` answers during training."""
 
+    def plan_steps(self, total_steps: int) -> None:
+        """Before any step; refuses a run that the method's schedule does not fit."""
+
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Before the first step of a fresh run; `run_batch()` runs the next batch forwards and backwards."""
 
@@ -32,6 +35,9 @@ class TrainingHooks(Protocol):
 
 class NoHooks:
     """A plain model's."""
+
+    def plan_steps(self, total_steps: int) -> None:
+        """Nothing to plan."""
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Nothing to prepare."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,12 +25,17 @@ class TrainingStopped(SystemExit):
         return self.message
 
 
+class _InterruptedError(Exception):
+    """Raised by the first signal inside `StopSignals.interruptible`, which takes it."""
+
+
 class StopSignals:
     """Context in which the first signal only sets `received`; the handlers of before come back at once, so that a
     second signal stops hard. Outside the main thread, where Python can't handle signals, it does nothing."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._interrupts = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -46,6 +53,19 @@ class StopSignals:
             "%s: finishing this optimizer step, then saving a checkpoint; once more to stop at once",
             signal.Signals(number).name,
         )
+        if self._interrupts:
+            raise _InterruptedError
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A block that the first signal ends at once: for what can be done again, such as an evaluation."""
+        self._interrupts = True
+        try:
+            yield
+        except _InterruptedError:
+            pass
+        finally:
+            self._interrupts = False
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

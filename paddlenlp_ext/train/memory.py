@@ -26,7 +26,7 @@ class MemoryEstimate:
         weights: frozen and trained parameters.
         gradients: of the trained ones, as far as they stand at that moment: one by one they take the place of
             activations, but for those of earlier micro-batches.
-        optimizer: AdamW's two moments.
+        optimizer: AdamW's two moments, and fp32 copies of weights that are kept in fewer bits.
         activations: what the forward pass keeps for the backward pass, of one micro-batch.
         loss: logits of one chunk of learned positions, their exponentials, and the gradient of a head that trains.
         heap: buffers between the live ones.
@@ -59,11 +59,11 @@ def estimate_memory(
 
     Args:
         model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without weights.
-        micro_batch_tokens: the most tokens in a micro-batch.
+        micro_batch_tokens: the most slots of a micro-batch, padding included.
         learned_tokens: the most learned tokens in a micro-batch.
         recompute: whether layers are computed again in the backward pass.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: 4 for fp32.
+        bytes_per_weight: 4 for fp32, 2 for bf16; the rest is counted as fp32.
     """
     parameters = list(model.parameters())
     trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
@@ -83,7 +83,7 @@ def estimate_memory(
         process=_PROCESS_BYTES,
         weights=float(bytes_per_weight * sum(math.prod(p.shape) for p in parameters)),
         gradients=gradients if accumulates else max(0.0, gradients - activations - loss - heap),
-        optimizer=8.0 * trained,
+        optimizer=(8.0 if bytes_per_weight == 4 else 12.0) * trained,
         activations=activations,
         loss=loss,
         heap=heap,

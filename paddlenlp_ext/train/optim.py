@@ -1,7 +1,8 @@
 """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), over Paddle's own kernel, and gradient clipping.
 
 Weight decay acts on matrices only: norm weights and biases, all vectors, are left out, as is usual in the field
-(PaddleNLP decays them too; its runs with `weight_decay` above 0 differ in that).
+(PaddleNLP decays them too; its runs with `weight_decay` above 0 differ in that). Nor does it act on what an adapter
+method keeps from it, as IA3 its scales, which are 1 where they change nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import paddle
+
+from paddlenlp_ext.peft.base import PeftModel
 
 
 class OptimOptions(Protocol):
@@ -32,12 +35,17 @@ def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in trainable_parameters(model).items():
-        key = (parameter.ndim >= 2, float(model.learning_rate_scale(name)))
+        key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))
         groups.setdefault(key, []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if decays else 0.0, "learning_rate": scale}
         for (decays, scale), members in groups.items()
     ]
+
+
+def _decays(model: Any, name: str, parameter: paddle.Tensor) -> bool:
+    kept = isinstance(model, PeftModel) and not model.peft_config.decays(name)
+    return parameter.ndim >= 2 and not kept
 
 
 def build_optimizer(model: Any, options: OptimOptions) -> paddle.optimizer.AdamW:

@@ -26,6 +26,8 @@ _RUN_FILES = (
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
 )
 _LEFTOVERS = (".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint-*.removed")
 
@@ -91,13 +93,19 @@ def check_output_dir(config: Any) -> None:
     output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
     if model_path is not None and output_dir.resolve() == Path(model_path).resolve():
         raise ValueError(f"output_dir {output_dir} is the folder of the model itself: use another one")
-    if find_checkpoint(output_dir, train.resume_from_checkpoint) is not None or train.overwrite_output_dir:
+    checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
+    if is_inside(checkpoint, output_dir) or train.overwrite_output_dir:
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(
             f"output_dir {output_dir} already holds a run. To go on with it: resume_from_checkpoint: true. To start "
             "anew: overwrite_output_dir: true (removes that run's files), or another output_dir"
         )
+
+
+def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
+    """Whether resuming from `checkpoint` goes on with the run of `output_dir`; one from elsewhere begins a new run."""
+    return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def clear_run(output_dir: str | Path) -> None:

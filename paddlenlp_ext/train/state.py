@@ -40,11 +40,10 @@ class TrainerState:
         total_steps: optimizer steps of the whole run.
         epoch: epochs seen, a fraction within an epoch.
         epoch_index, window_index: the data position: the next window to fetch.
-        micro_batch_index: the same position in micro-batches of that epoch.
         num_tokens, num_learned, num_rows: counted over all steps.
         train_loss_sum: sum of the steps' losses (their mean is `train_loss`).
         train_seconds: time spent in steps, over all runs that led here.
-        best_metric, best_step: the best evaluation so far and the step it was made at.
+        best_name, best_metric, best_step: the best evaluation so far: by which metric, its value, after which step.
         evaluation_due: a stop came before this step's evaluation; the resumed run begins with it.
         data_order: what decides the order of the data; a resumed run must agree (data_order.py).
         interval: what the next log entry has gathered so far.
@@ -56,12 +55,12 @@ class TrainerState:
     epoch: float = 0.0
     epoch_index: int = 0
     window_index: int = 0
-    micro_batch_index: int = 0
     num_tokens: int = 0
     num_learned: int = 0
     num_rows: int = 0
     train_loss_sum: float = 0.0
     train_seconds: float = 0.0
+    best_name: str | None = None
     best_metric: float | None = None
     best_step: int | None = None
     evaluation_due: bool = False
@@ -84,7 +83,10 @@ class TrainerState:
         self.epoch = window.epoch + window.end_fraction
         self.epoch_index = window.epoch + (1 if window.is_last else 0)
         self.window_index = 0 if window.is_last else window.index + 1
-        self.micro_batch_index = 0 if window.is_last else window.next_micro_batch
+
+    def forget_best(self) -> None:
+        """No evaluation counts as the best so far."""
+        self.best_name = self.best_metric = self.best_step = None
 
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
         """The entry for the steps since the last one, which are then forgotten; `loss` is the mean of theirs."""

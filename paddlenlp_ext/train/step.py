@@ -68,6 +68,7 @@ class OptimizerStep:
         self.model, self.hooks, self.optimizer = model, hooks, optimizer
         self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
         self.parameters = list(trainable_parameters(model).values())
+        hooks.plan_steps(options.total_steps)
 
     def run(self, window: Window, step: int, learning_rate: float) -> StepReport:
         """Make the optimizer step that follows `step` steps.

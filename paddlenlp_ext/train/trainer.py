@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterable
 from functools import partial
@@ -26,13 +27,14 @@ from paddlenlp_ext.train.output_folder import (
     clear_leftovers,
     clear_run,
     find_checkpoint,
+    is_inside,
     prune_checkpoints,
 )
 from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.train.progress import describe_metrics, describe_results
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
 from paddlenlp_ext.train.reports import build_reports
-from paddlenlp_ext.train.schedule import build_schedule
+from paddlenlp_ext.train.schedule import build_schedule, num_warmup_steps
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions, broken_step
 from paddlenlp_ext.utils.log import get_logger
@@ -75,7 +77,8 @@ class Trainer:
         self.ranks = ranks or SingleRank()
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
-        self._saved_step: int | None = None
+        self._saved: tuple[int, bool] | None = None
+        self._measured: tuple[int, dict[str, float]] | None = None
         self.best = BestMetric(config.train, config.generation.eval_with_do_generation)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
@@ -108,9 +111,8 @@ class Trainer:
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
                     step.options.noise.remove()
-        if self.config.train.load_best_model_at_end and self.state.best_step not in (None, self.state.step):
-            self.model.load_weights(str(checkpoint_folder(self.output_dir, self.state.best_step)))
-            logger.info("best model: step %d, %s %.4f", self.state.best_step, self.best.name, self.state.best_metric)
+        if self.config.train.load_best_model_at_end:
+            self._load_best()
         results = train_results(self.state, self.model)
         save_results(self.output_dir, "train", results)
         logger.info("trained: %s", describe_results(results))
@@ -119,7 +121,8 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the dev rows; returns the metrics and writes eval_results.json."""
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        metrics = self._measure()
+        is_measured = self._measured is not None and self._measured[0] == self.state.step
+        metrics = self._measured[1] if is_measured else self._measure()
         save_results(self.output_dir, "eval", metrics)
         logger.info("evaluated: %s", describe_metrics(metrics))
         return metrics
@@ -127,6 +130,16 @@ class Trainer:
     def save_model(self, folder: str | Path | None = None) -> None:
         """Write the finished model or adapter and the tokenizer into `folder`, by default `output_dir`."""
         save_finished(Path(folder or self.output_dir), self.model, self.tokenizer)
+
+    def _load_best(self) -> None:
+        """Go back to the weights of the best evaluation."""
+        state = self.state
+        if state.best_step is None:
+            logger.warning("load_best_model_at_end: no evaluation was made, so the last weights stay")
+        elif state.best_step != state.step:
+            self.model.load_weights(str(checkpoint_folder(self.output_dir, state.best_step)))
+            self._measured = None
+            logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
 
     # -- before the first step ---------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[Any, OptimizerStep]:
@@ -136,13 +149,16 @@ class Trainer:
         checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
         order = build_data_order(config, self.train_rows, self.ranks.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
+        warmup = num_warmup_steps(config.optim, order.total_steps)
+        if warmup >= order.total_steps:
+            logger.warning("the warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
         facts = data_order_facts(config, self.train_rows, self.ranks.size)
         if checkpoint is not None:
             self._resume_state(checkpoint, facts, order.total_steps)
         else:
             self.state = TrainerState()
-            if train.overwrite_output_dir:
-                clear_run(self.output_dir)
+        if train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
+            clear_run(self.output_dir)
         self.state.total_steps, self.state.data_order = order.total_steps, facts
         self.output_dir.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.output_dir)
@@ -169,14 +185,17 @@ class Trainer:
     def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
         self.state = read_state(checkpoint)
         if self.config.train.ignore_data_skip:
-            self.state.window_index = self.state.micro_batch_index = 0
+            self.state.window_index = 0
         else:
             check_same_data_order(self.state.data_order, facts)
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
         best, wants_best = self.state.best_step, self.config.train.load_best_model_at_end
         if best is not None and wants_best and not checkpoint_folder(self.output_dir, best).is_dir():
             logger.warning("the best checkpoint so far, of step %d, is not there: only later ones count", best)
-            self.state.best_step = self.state.best_metric = None
+            self.state.forget_best()
+        if best is not None and self.state.best_name != self.best.name:
+            logger.warning("the best so far was by %s, now it is by %s: anew", self.state.best_name, self.best.name)
+            self.state.forget_best()
         if self.state.total_steps != total_steps:
             logger.warning(
                 "the run was planned for %d steps and is now for %d: the learning rate follows the new plan",
@@ -187,11 +206,11 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
     def _run(self, windows: Iterable[Window], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
-        if state.evaluation_due:
-            self._evaluate_in_training()
-        for window in windows:
-            if state.step >= state.total_steps:
-                return
+        if state.evaluation_due and self._evaluates:
+            self._evaluate_and_keep_best(signals)
+            if signals.received is not None:
+                self._stop(signals.received)
+        for window in itertools.islice(windows, max(0, state.total_steps - state.step)):
             try:
                 report = step.run(window, state.step, self.schedule(state.step))
             except NonFiniteError as error:
@@ -208,16 +227,11 @@ class Trainer:
         train, state = self.config.train, self.state
         if state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
-        found_best = False
         if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, window):
             state.evaluation_due = True
             if signals.received is None:
-                found_best = self._evaluate_in_training()
-        if (
-            signals.received is not None
-            or self._is_due(train.save_strategy, train.save_steps, window)
-            or (found_best and train.load_best_model_at_end)
-        ):
+                self._evaluate_and_keep_best(signals)
+        if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, window):
             self._save()
 
     def _is_due(self, strategy: str, every: int, window: Window) -> bool:
@@ -231,8 +245,7 @@ class Trainer:
 
     def _stop(self, signal_number: int) -> None:
         folder = checkpoint_folder(self.output_dir, self.state.step)
-        if self._saved_step != self.state.step:  # the signal came after this step's turn to save
-            self._save()
+        self._save()
         message = (
             f"stopped by {signal.Signals(signal_number).name} after step {self.state.step} of "
             f"{self.state.total_steps}; saved {folder}. To go on: resume_from_checkpoint: true"
@@ -258,17 +271,22 @@ class Trainer:
             metrics |= evaluate_generation(self.model, self.dev_rows, self.tokenizer, self.config, output_file)
         return metrics
 
-    def _evaluate_in_training(self) -> bool:
-        """Evaluate and log; says whether it was the best so far."""
-        state, metrics = self.state, self._measure()
-        value = self.best.value(metrics)
-        improves = self.best.improves(value, state.best_metric)
+    def _evaluate_and_keep_best(self, signals: StopSignals) -> None:
+        """Evaluate and log; the best so far is saved where it will be wanted. A signal puts it off."""
+        state, metrics = self.state, None
+        with signals.interruptible():
+            metrics = self._measure()
+        if metrics is None:
+            return
+        self._measured = (state.step, metrics)
         state.evaluation_due = False
-        if improves:
-            state.best_metric, state.best_step = value, state.step
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
         self.callbacks.on_evaluate(state, metrics)
-        return improves
+        value = self.best.value(metrics)
+        if self.best.improves(value, state.best_metric):
+            state.best_name, state.best_metric, state.best_step = self.best.name, value, state.step
+            if self.config.train.load_best_model_at_end:
+                self._save()
 
     def _log(self, entry: dict[str, Any]) -> None:
         self.state.log_history.append(entry)
@@ -276,10 +294,10 @@ class Trainer:
 
     def _save(self) -> None:
         train, state = self.config.train, self.state
+        if self._saved == (state.step, state.evaluation_due):  # this very state
+            return
         folder = checkpoint_folder(self.output_dir, state.step)
         save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config)
-        only_best = train.load_best_model_at_end and train.save_strategy == "no"
-        self._saved_step = state.step
-        limit = train.save_total_limit or (1 if only_best else None)
-        prune_checkpoints(self.output_dir, limit, keep={state.step, state.best_step})
+        self._saved = (state.step, state.evaluation_due)
+        prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self.callbacks.on_save(state, folder)

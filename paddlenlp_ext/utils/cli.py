@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_PROJECT = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
@@ -20,7 +20,8 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
-        if _PROJECT not in raised_in.parents or "site-packages" in raised_in.parts:
+        scripts = Path(sys.modules[main.__module__].__file__ or "").resolve().parent
+        if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.training_state import latest_checkpoint, load_training_state, save_training_state
+from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 
 
 def test_comes_back_bit_for_bit(tmp_path):
@@ -51,13 +51,3 @@ def test_files_of_two_saves_are_not_mixed(tmp_path):
     (tmp_path / "b" / "training_state.json").replace(tmp_path / "a" / "training_state.json")
     with pytest.raises(ValueError, match="does not belong to"):
         load_training_state(tmp_path / "a")
-
-
-def test_the_latest_is_the_highest_complete_one(tmp_path):
-    assert latest_checkpoint(tmp_path / "nowhere") is None
-    for step in (9, 10, 100):
-        save_training_state(tmp_path / f"checkpoint-{step}", {}, {})
-    (tmp_path / "checkpoint-100" / "training_state.json").unlink()
-    (tmp_path / ".checkpoint-200.incomplete").mkdir()
-    save_training_state(tmp_path / "checkpoint-old", {}, {})
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"

@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
-from paddlenlp_ext.train.output_folder import find_checkpoint, list_checkpoints
+from paddlenlp_ext.train.output_folder import check_output_dir, find_checkpoint, list_checkpoints
 from paddlenlp_ext.train.trainer import Trainer
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
@@ -93,15 +93,14 @@ class Scripted(Trainer):
     ("metric", "greater", "best"),
     [(None, None, 2), ("accuracy", None, 3), ("eval_loss", None, 2), ("loss", True, 4), ("accuracy", False, 1)],
 )
-@pytest.mark.parametrize("strategy", ["steps", "no"])
-def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best, strategy):
+def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best):
     config = make_config(
         tmp_path,
         evaluation_strategy="steps",
         eval_steps=1,
-        save_strategy=strategy,
+        save_strategy="steps",
         save_steps=2,
-        save_total_limit=1 if strategy == "steps" else None,
+        save_total_limit=1,
         load_best_model_at_end=True,
         metric_for_best_model=metric,
         greater_is_better=greater,
@@ -109,7 +108,7 @@ def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best, 
     trainer = Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
     trainer.script([4.0, 1.0, 3.0, 5.0], [0.1, 0.2, 0.6, 0.4]).train()
     assert trainer.state.best_step == best
-    assert list(list_checkpoints(tmp_path)) == sorted({best, 4} if strategy == "steps" else {best})
+    assert list(list_checkpoints(tmp_path)) == sorted({best, 4})
     assert_same_bits(weights(trainer.model), trainer.seen[best])
 
 
@@ -167,3 +166,37 @@ def test_a_failed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
 
 def _disk_full(*arguments):
     raise OSError("disk full")
+
+
+def test_a_checkpoint_from_elsewhere_does_not_open_a_folder_that_holds_a_run(tmp_path):
+    keys = {"save_strategy": "steps", "save_steps": 2}
+    for name in ("a", "b"):
+        make_trainer(tmp_path / name, **keys).train()
+    elsewhere = {"resume_from_checkpoint": str(tmp_path / "a" / "checkpoint-2"), **keys}
+    with pytest.raises(ValueError, match="already holds a run"):
+        check_output_dir(make_config(tmp_path / "b", **elsewhere))
+    make_trainer(tmp_path / "b", overwrite_output_dir=True, max_steps=3, **elsewhere).train()
+    assert list(list_checkpoints(tmp_path / "b")) == []
+    assert json.loads((tmp_path / "b" / "trainer_state.json").read_text())["step"] == 3
+
+
+def test_the_best_by_another_metric_does_not_count(tmp_path):
+    keys = {"evaluation_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+
+    def scripted(**more):
+        config = make_config(tmp_path, load_best_model_at_end=True, **(keys | more))
+        return Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+
+    scripted(max_steps=2).script([0.1, 0.2], [0.5, 0.6]).train()
+    resumed = scripted(metric_for_best_model="accuracy", resume_from_checkpoint=True)
+    resumed.script([3.0, 4.0], [0.05, 0.04]).train()
+    assert (resumed.state.best_name, resumed.state.best_step, resumed.state.best_metric) == ("accuracy", 3, 0.05)
+
+
+def test_nothing_of_a_full_model_stays_beside_an_adapter(tmp_path):
+    for lora in (False, True):
+        config = make_config(tmp_path, overwrite_output_dir=True, max_steps=1)
+        trainer = Trainer(make_model(lora=lora), config, ROWS, None, Tokenizer())
+        trainer.train()
+        trainer.save_model()
+    assert not (tmp_path / "config.json").exists() and (tmp_path / "adapter_config.json").exists()

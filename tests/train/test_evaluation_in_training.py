@@ -1,0 +1,49 @@
+"""Evaluations inside a run: put off by a signal, and not made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from tiny_training import Rows, Tokenizer, make_config, make_model
+
+from paddlenlp_ext.train.interrupt import TrainingStopped
+from paddlenlp_ext.train.trainer import Trainer
+
+
+def test_a_signal_in_an_evaluation_puts_the_evaluation_off(tmp_path):
+    class Interrupted(Trainer):
+        def _measure(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+            raise AssertionError("the signal did not end the evaluation")
+
+    config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
+    with pytest.raises(TrainingStopped):
+        Interrupted(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer()).train()
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["step"] == 2 and state["evaluation_due"]
+    again = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4, resume_from_checkpoint=True)
+    resumed = Trainer(make_model(lora=True), again, Rows(16), Rows(4), Tokenizer())
+    resumed.train()
+    assert [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry] == [2, 4]
+
+
+def test_the_last_evaluation_is_not_made_twice(tmp_path):
+    class Counting(Trainer):
+        calls = 0
+
+        def _measure(self):
+            self.calls += 1
+            return super()._measure()
+
+    config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
+    trainer = Counting(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer.train()
+    results = trainer.evaluate()
+    assert trainer.calls == 2
+    assert results["eval_loss"] == trainer.state.log_history[-1]["eval_loss"]
+    assert json.loads((tmp_path / "eval_results.json").read_text())["eval_loss"] == results["eval_loss"]

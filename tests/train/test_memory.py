@@ -1,0 +1,41 @@
+"""The memory estimate moves with what it is made of; benchmarks/memory.py holds it against measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from tiny_training import make_model
+
+from paddlenlp_ext.train.memory import estimate_memory
+
+STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": False}
+
+
+def test_full_training_counts_every_weight():
+    model = make_model()
+    size = sum(math.prod(p.shape) for p in model.parameters())
+    estimate = estimate_memory(model, **STEP, accumulates=True)
+    assert (estimate.weights, estimate.gradients, estimate.optimizer) == (4.0 * size, 4.0 * size, 8.0 * size)
+    parts = [getattr(estimate, field.name) for field in dataclasses.fields(estimate)]
+    assert estimate.total == pytest.approx(sum(parts)) and all(part >= 0 for part in parts)
+
+
+def test_half_precision_weights_bring_fp32_copies():
+    size = sum(math.prod(p.shape) for p in make_model().parameters())
+    estimate = estimate_memory(make_model(), **STEP, bytes_per_weight=2)
+    assert (estimate.weights, estimate.optimizer) == (2.0 * size, 12.0 * size)
+
+
+def test_an_adapter_has_little_besides_activations():
+    full, lora = estimate_memory(make_model(), **STEP), estimate_memory(make_model(lora=True), **STEP)
+    assert lora.optimizer < full.optimizer and lora.loss < full.loss
+    assert lora.activations > full.activations  # the adapter keeps its inner vectors too
+
+
+def test_activations_follow_the_tokens_and_recompute_keeps_little():
+    model = make_model(lora=True)
+    once, twice = (estimate_memory(model, **(STEP | {"micro_batch_tokens": n})).activations for n in (1000, 2000))
+    assert twice == 2 * once
+    assert estimate_memory(model, **(STEP | {"recompute": True})).activations < once
