@@ -23,13 +23,12 @@ def main(argv: Sequence[str]) -> None:
     arguments = parse_arguments(argv)  # before Paddle is imported: a mistyped argument is answered at once
     from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
     from paddlenlp_ext.data.questions import read_questions
-    from paddlenlp_ext.data.template import load_template
     from paddlenlp_ext.generate.chat import chat
 
     base, adapter = find_model_and_adapter(arguments)
     questions = read_questions(arguments.data_file) if arguments.data_file else None
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
-    template = load_template(arguments.chat_template, tokenizer)
+    template = choose_template(arguments.chat_template, [adapter, base], tokenizer)
     prompts = None if questions is None else encode_all(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
     model.end_at({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
@@ -73,6 +72,33 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
 def has_tokenizer(folder: str) -> bool:
     """Whether a run saved its tokenizer beside its adapter."""
     return (Path(folder) / "tokenizer_config.json").is_file()
+
+
+def choose_template(asked: str | None, folders: Sequence[str | None], tokenizer: Any) -> ChatTemplate:
+    """The chat template asked for, else the one that the model was trained with, else the tokenizer's own.
+
+    Args:
+        asked: `--chat_template`.
+        folders: where the training may have left its run_config.json, the nearest first.
+        tokenizer: a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: the template is not where it was.
+    """
+    from paddlenlp_ext.data.template import load_template
+
+    runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
+    run = next((path for path in runs if path.is_file()), None)
+    if asked is not None or run is None:
+        logger.info("chat template: %s", asked or "the tokenizer's own (no run_config.json says otherwise)")
+        return load_template(asked, tokenizer)
+    settings = json.loads(run.read_text(encoding="utf-8"))
+    key = "autoregressive" if settings.get("autoregressive") else "chat_template"
+    option = "none" if key == "autoregressive" else settings.get(key)
+    if option not in (None, "none") and not Path(option).expanduser().exists():
+        raise ValueError(f"{run}: the {key} of the training, {option}, is no longer there; give --chat_template FILE.")
+    logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)
+    return load_template(option, tokenizer)
 
 
 def encode_all(template: ChatTemplate, questions: Sequence[Question], src_length: int) -> list[list[int]]:

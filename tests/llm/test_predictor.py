@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenizers.models import BPE
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.data.questions import Question, encode_question
 from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.generate.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
@@ -154,6 +156,35 @@ def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapte
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
+def trained_with(base: Path, folder: Path, settings: dict[str, object]) -> Path:
+    """A copy of the model as a run leaves it."""
+    shutil.copytree(base, folder)
+    (folder / "run_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{"chat_template": "none"}, {"autoregressive": True, "chat_template": None}])
+def test_prompts_are_written_as_in_training(base, data_file, tmp_path, caplog, monkeypatch, settings):
+    monkeypatch.setattr(predictor.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predictor.logger, "propagate", False)
+    model = trained_with(base, tmp_path / "run", settings)
+    assert answers(model, data_file) == answers(base, data_file, "--chat_template", "none") != answers(base, data_file)
+    assert any(f"none, as in training ({next(iter(settings))} in {model}" in r.getMessage() for r in caplog.records)
+
+
+def test_the_adapters_run_is_asked_before_the_models(base, adapter, data_file, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(CHATML.replace("\n", ":"))
+    model = trained_with(base, tmp_path / "run", {"chat_template": "none"})
+    tuned = trained_with(adapter, tmp_path / "tuned", {"chat_template": str(template)})
+    words = ("--lora_path", str(tuned))
+    assert answers(model, data_file, *words) == answers(base, data_file, *words, "--chat_template", str(template))
+    template.unlink()
+    with pytest.raises(ValueError, match=r"run_config\.json: the chat_template of the training, .*jinja, is no longer"):
+        answers(model, data_file, *words)
+    answers(model, data_file, *words, "--chat_template", "none")
+
+
 def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog, monkeypatch):
     monkeypatch.setattr(predictor.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(predictor.logger, "propagate", False)
@@ -193,6 +224,23 @@ def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
 def test_a_mistake_is_one_clear_error(base, data_file, words, message):
     with pytest.raises(ValueError, match=message):
         answers(base, data_file, *words)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 1024),
+        ({"type": "dynamic", "factor": 2.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 256),
+    ],
+)
+def test_the_context_is_the_scaled_one(base, scaling, longest):
+    config = {**json.loads((base / "config.json").read_text()), "rope_scaling": scaling}
+    files = ["--model_name_or_path", str(base), "--max_length", "6", "--src_length"]
+    predictor.check_context(parse_arguments([*files, str(longest - 6)]), config)
+    with pytest.raises(ValueError, match=f"the model's context of {longest} "):
+        predictor.check_context(parse_arguments([*files, str(longest - 5)]), config)
 
 
 def test_a_mistake_ends_the_command_with_one_line_and_code_2():
