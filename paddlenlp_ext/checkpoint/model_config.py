@@ -37,20 +37,33 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
-def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-    """Write config.json, keys sorted."""
+def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any], dtype: str | None = None) -> None:
+    """Write config.json, keys sorted.
+
+    Args:
+        folder: made if absent.
+        config: what stands in it.
+        dtype: the weights' format, if `config` may say another. It is named once, under the key that the config has:
+            transformers 5 writes `dtype` and believes it rather than the older `torch_dtype`.
+    """
+    if dtype is not None:
+        key = "dtype" if "dtype" in config else "torch_dtype"
+        config = {**{name: value for name, value in config.items() if name != "torch_dtype"}, key: dtype}
     _write_json(Path(folder) / "config.json", config)
 
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json, keys sorted."""
+    if config.get("eos_token_id") == []:  # transformers asks for the first of a list, and takes null for no end
+        config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Where generation ends and what it is sampled with.
 
-    generation_config.json wins over config.json, as in transformers; a GGUF file's metadata stands for both.
+    generation_config.json wins over config.json, also with a null, as in transformers; a GGUF file's metadata stands
+    for both.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
@@ -67,8 +80,7 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     config = read_model_config(path)
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        if generation.get(key) is None:
-            generation[key] = config.get(key)
+        generation.setdefault(key, config.get(key))
     eos = generation["eos_token_id"]
     generation["eos_token_id"] = eos if isinstance(eos, list) else [] if eos is None else [eos]
     ids = [*generation["eos_token_id"], generation["bos_token_id"], generation["pad_token_id"]]

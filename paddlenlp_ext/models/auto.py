@@ -49,13 +49,17 @@ class AutoModelForCausalLM:
         return model
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, seed: int = 0, dtype: str = "float32") -> CausalLM:
+    def from_config(
+        cls, config: Mapping[str, Any], *, seed: int = 0, dtype: str = "float32", name_or_path: str | None = None
+    ) -> CausalLM:
         """Build a model with random weights from a config.json dict; the same seed gives the same weights.
+
+        `name_or_path` is what the user called the model, if there is such a name.
 
         Raises:
             ValueError: the configuration is not one that the decoder can be built from.
         """
-        decoder_config = DecoderConfig.from_dict(config)
+        decoder_config = DecoderConfig.from_dict(config, name_or_path)
         with _parameters_in(dtype):
             model = CausalLM(decoder_config)
         initialize_weights(model, seed, decoder_config.initializer_range)

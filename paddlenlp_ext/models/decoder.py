@@ -185,7 +185,7 @@ class CausalLM(nn.Layer):
         A tied head is left out, as there.
         """
         dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
-        write_model_config(folder, {**self.config.source, "torch_dtype": dtype})
+        write_model_config(folder, self.config.source, dtype)
         write_generation_config(folder, self.generation_config)
         save_sharded(folder, self.named_parameters(), max_shard_bytes)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from paddle import nn
@@ -71,7 +70,7 @@ def write_merged_weights(
     for name in source.names():
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
         module, _, leaf = name.rpartition(".")
-        if module in modules:
+        if module in modules and (leaf == "weight" or stored.config.changes_bias):
             read = partial(_merge, module, leaf, written, source, adapter_over)
         else:
             read = partial(source.read, name, written)
@@ -124,10 +123,7 @@ def _merge(
 
 def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:
     """Config, generation config, tokenizer and chat template; the adapter's own tokenizer where it carries one."""
-    config: dict[str, Any] = dict(read_model_config(base))
-    if dtype:
-        config["dtype" if "dtype" in config else "torch_dtype"] = dtype
-    write_model_config(folder, config)
+    write_model_config(folder, read_model_config(base), dtype)
     if base.is_file():
         write_generation_config(folder, read_generation_config(base))
     elif (base / "generation_config.json").is_file():

@@ -6,7 +6,12 @@ import json
 
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config, write_model_config
+from paddlenlp_ext.checkpoint.model_config import (
+    read_generation_config,
+    read_model_config,
+    write_generation_config,
+    write_model_config,
+)
 
 
 def folder_with(tmp_path, config: dict, generation: dict | None = None):
@@ -37,6 +42,14 @@ def test_config_alone_is_enough(tmp_path):
 
 def test_no_end_is_an_empty_list(tmp_path):
     assert read_generation_config(folder_with(tmp_path, {}))["eos_token_id"] == []
+
+
+def test_no_end_is_written_as_null_and_wins_over_config_json(tmp_path):
+    """transformers asks for the first of a list of ends."""
+    folder = folder_with(tmp_path, {"eos_token_id": 4})
+    write_generation_config(folder, {"eos_token_id": []})
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": None}
+    assert read_generation_config(folder)["eos_token_id"] == []
 
 
 def test_ids_must_be_ids(tmp_path):

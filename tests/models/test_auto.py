@@ -46,6 +46,22 @@ def test_what_is_saved_loads_to_the_bit(tmp_path: Path, tied: bool, model_type: 
     assert config == {**TINY, **changes, "architectures": [architecture], "torch_dtype": "float32"}
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "a", "torch_dtype": "b"}]
+)
+def test_the_saved_format_is_named_once_under_the_configs_own_key(tmp_path: Path, given: dict[str, str]):
+    """With both keys transformers believes `dtype`, and would round what was trained."""
+    make_model(**given).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    key = "dtype" if "dtype" in given else "torch_dtype"
+    assert {name: config[name] for name in ("dtype", "torch_dtype") if name in config} == {key: "float32"}
+
+
+def test_a_random_model_keeps_the_name_that_its_config_came_from():
+    assert make_model().config.name_or_path is None
+    assert AutoModelForCausalLM.from_config(TINY, name_or_path="some/name").config.name_or_path == "some/name"
+
+
 def test_shards_load_like_one_file(tmp_path: Path):
     model = make_model()
     model.save_pretrained(tmp_path, max_shard_bytes=20_000)
