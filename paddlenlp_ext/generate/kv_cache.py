@@ -102,17 +102,6 @@ class KVCache:
         return self._layers[-1].length if self._layers else 0
 
     @paddle.no_grad()
-    def update(
-        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Append a layer's new keys and values; return views of all it holds, each [B, T, K, H]."""
-        layer = self._layer(layer_index)
-        layer.append(k_BSKH, v_BSKH)
-        own = slice(layer.num_before, layer.end)
-        k_BKTH, v_BKTH = layer.k_BKCH[:, :, own], layer.v_BKCH[:, :, own]
-        return k_BKTH.transpose([0, 2, 1, 3]), v_BKTH.transpose([0, 2, 1, 3])
-
-    @paddle.no_grad()
     def attend(
         self,
         layer_index: int,
@@ -125,10 +114,10 @@ class KVCache:
     ) -> paddle.Tensor:
         """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
 
-        The same as attention over what `update` returns, without copying it: the whole capacity is read in place, and
-        the bias that hides padding, future and empty positions is made once a step, not once a layer. Into an empty
-        cache the queries come with all their keys: that is attention as in training, by `implementation`, with padding
-        as a document of its own.
+        A single new position reads the whole capacity in place instead of a copy of what is stored; the bias that hides
+        padding, future and empty positions is made once a step, not once a layer. Into an empty cache the queries come
+        with all their keys: that is attention as in training, by `implementation`, with padding as a document of its
+        own.
         """
         layer = self._layer(layer_index)
         start, num_queries = layer.length, q_BSNH.shape[1]

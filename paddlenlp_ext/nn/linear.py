@@ -20,9 +20,9 @@ class Linear(nn.Layer):
         self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features], in the format that the matmul gives (under autocast, half)."""
         y = paddle.matmul(x, self.weight, transpose_y=True)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.attention_flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
 
-__all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference", "cached_attention"]
+__all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
 
 
 def masked_attention(
@@ -85,24 +85,3 @@ def attention(
         ValueError: the implementation asked for is unknown or cannot run here.
     """
     return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale, prefix)
-
-
-def cached_attention(
-    q_BSNH: paddle.Tensor,
-    k_BTKH: paddle.Tensor,
-    v_BTKH: paddle.Tensor,
-    key_starts_B: paddle.Tensor,
-    window: int | None,
-    scale: float,
-) -> paddle.Tensor:
-    """Attention of the last S positions over T cached ones, `key_starts_B` being each row's first real key.
-
-    A query inside the left padding looks at itself alone, so that its (unused) row stays finite.
-    """
-    length, total = q_BSNH.shape[1], k_BTKH.shape[1]
-    query_1S1 = paddle.arange(total - length, total).reshape([1, -1, 1])
-    key_11T = paddle.arange(total).reshape([1, 1, -1])
-    mask_BST = (key_11T <= query_1S1) & (key_11T >= key_starts_B.reshape([-1, 1, 1]))
-    if window is not None:
-        mask_BST = mask_BST & (key_11T > query_1S1 - window)
-    return masked_attention(q_BSNH, k_BTKH, v_BTKH, mask_BST | (key_11T == query_1S1), scale)

@@ -45,9 +45,10 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale = plan, scale
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        for tile in plan.tiles:
-            probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile)
-            outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
+        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which has to make the same numbers again
+            for tile in plan.tiles:
+                probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile)
+                outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
         return _untile(outputs, plan).reshape(q_BSNH.shape)
 
     @staticmethod

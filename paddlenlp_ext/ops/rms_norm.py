@@ -15,7 +15,7 @@ def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
     """`x / sqrt(mean(x^2) + epsilon) * weight` over the last axis, the statistics in fp32 whatever the input."""
     x_fp32 = x.astype("float32")
     inverse_rms = paddle.rsqrt(x_fp32.square().mean(axis=-1, keepdim=True) + epsilon)
-    return (x_fp32 * inverse_rms).astype(x.dtype) * weight_D
+    return (x_fp32 * inverse_rms).astype(x.dtype) * weight_D.astype(x.dtype)
 
 
 def rms_norm_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.generate import kv_cache
 from paddlenlp_ext.generate.kv_cache import KVCache
-from paddlenlp_ext.ops.attention import cached_attention
+from tests.ops.cached_attention import cached_attention
 
 B, N, K, H = 3, 6, 2, 8
 STARTS = [0, 2, 5]
@@ -53,16 +53,13 @@ def test_layers_with_different_windows_share_a_step():
         assert_same_after_padding(cache.attend(layer, q, k, v, window, 1.0), expected, first=0)
 
 
-def test_update_returns_everything_stored_and_no_gradient(monkeypatch):
-    monkeypatch.setattr(kv_cache, "BLOCK", 4)
-    cache, keys = KVCache(STARTS), []
+def test_nothing_that_is_stored_wants_a_gradient():
+    cache = KVCache(STARTS)
     for step, length in enumerate((3, 1, 5)):
-        _, k, v = random_step(length, seed=step)
-        k.stop_gradient = False
-        keys.append(k)
-        all_k, all_v = cache.update(0, k, v)
-        np.testing.assert_array_equal(all_k.numpy(), paddle.concat(keys, axis=1).numpy())
-        assert all_k.shape == all_v.shape == [B, cache.length, K, H] and all_k.stop_gradient
+        inputs = random_step(length, seed=step)
+        for x in inputs:
+            x.stop_gradient = False
+        assert cache.attend(0, *inputs, None, 1.0).stop_gradient
 
 
 def test_keeping_rows_keeps_their_keys_and_padding():
@@ -79,4 +76,4 @@ def test_keeping_rows_keeps_their_keys_and_padding():
 
 def test_a_layer_cannot_write_before_the_one_below():
     with pytest.raises(AssertionError, match="layer 1 writes before layer 0"):
-        KVCache([0]).update(1, *random_step(1, seed=0)[1:])
+        KVCache(STARTS).attend(1, *random_step(1, seed=0), None, 1.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from tests.ops.elementwise import normal
@@ -19,6 +20,18 @@ def test_it_multiplies_by_the_transposed_weight():
     assert layer.weight.shape == [3, 5] and layer.bias.shape == [3]
     expected = x @ layer.weight.numpy().T + layer.bias.numpy()
     np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_wider_bias_does_not_widen_the_result():
+    """Under autocast the matmul gives half precision beside a bias in fp32; here it is fp32 beside fp64."""
+    layer, x = make(bias=True), paddle.to_tensor(normal(7, 4, 5))
+    whole = layer(x)
+    layer.bias = paddle.create_parameter([3], "float64", default_initializer=nn.initializer.Assign(layer.bias.numpy()))
+    y = layer(x)
+    assert y.dtype == paddle.float32
+    np.testing.assert_array_equal(y.numpy(), whole.numpy())
+    y.sum().backward()
+    assert layer.bias.grad.dtype == paddle.float64
 
 
 def test_a_frozen_weight_has_no_part_in_the_backward_pass():

@@ -3,9 +3,12 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
+from paddle.base.core import AmpLevel
+from paddle.base.framework import _dygraph_tracer
 
-from paddlenlp_ext.ops import attention_tiles
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, cached_attention
+from paddlenlp_ext.ops import attention_blocks, attention_tiles
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
+from tests.ops.cached_attention import cached_attention
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
 
 LAYOUTS = {
@@ -90,6 +93,23 @@ def test_decoding_attention_is_the_end_of_the_whole():
     q, k, v = map(paddle.to_tensor, inputs)
     actual = cached_attention(q[:, 7:], k, v, paddle.to_tensor([3, 0]), 6, 0.3)
     np.testing.assert_allclose(actual.numpy(), whole[:, 7:], rtol=0, atol=2e-6)
+
+
+def test_autocast_is_off_in_the_tiles(monkeypatch):
+    """It is off in the backward pass, which makes the same probabilities again."""
+    tracer, made, levels = _dygraph_tracer(), attention_blocks._probabilities, []
+    layout = AttentionLayout.from_documents([[5]])
+    inputs = [paddle.to_tensor(array) for array in make(layout, 2, 1)]
+
+    def probabilities(*arguments):
+        levels.append(tracer._amp_level)
+        return made(*arguments)
+
+    monkeypatch.setattr(attention_blocks, "_probabilities", probabilities)
+    monkeypatch.setattr(tracer, "_amp_dtype", "bfloat16")
+    monkeypatch.setattr(tracer, "_amp_level", AmpLevel.O1)  # paddle.amp.auto_cast does not switch it on without a GPU
+    attention(*inputs, layout, 0.3, "blocks")
+    assert levels == [AmpLevel.O0] and tracer._amp_level == AmpLevel.O1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from paddlenlp_ext.ops.rms_norm import rms_norm, rms_norm_cpu, rms_norm_reference
@@ -29,3 +30,8 @@ def test_a_frozen_weight_gets_no_gradient():
             lambda x, w, run=implementation: run(x, w, EPSILON), [x, weight], gradient, frozen=[1]
         )
         assert weight_gradient is None and np.abs(x_gradient).max() > 0
+
+
+def test_the_result_has_the_inputs_format_whatever_the_weights():
+    x, weight = paddle.to_tensor(normal(1, 4, 8)).astype("bfloat16"), paddle.to_tensor(normal(2, 8))
+    assert rms_norm(x, weight, EPSILON).dtype == paddle.bfloat16
