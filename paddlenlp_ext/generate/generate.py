@@ -1,6 +1,6 @@
 """Continue many prompts: sorted by length into batches, decoded step by step with a key-value cache.
 
-Shapes: B batch, S positions of a prefill chunk, D hidden, V vocab.
+Shapes: B batch, S positions of the prompts, D hidden, V vocab.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from paddlenlp_ext.generate.decoding import TokenChooser
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
 
-PREFILL_CHUNK = 1024  # prompt positions in one forward pass: bounds the memory that long prompts take
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
 
@@ -66,7 +65,6 @@ def generate(
     seed: int = 0,
     batch_size: int = 8,
     max_total_length: int | None = None,
-    num_beams: int = 1,
     first_row: int = 0,
     on_token: Callable[[int, int], None] | None = None,
     on_row: Callable[[int, list[int]], None] | None = None,
@@ -90,7 +88,6 @@ def generate(
         seed: of the draws.
         batch_size: rows decoded together.
         max_total_length: most tokens of a prompt and its continuation together, None for no such limit.
-        num_beams: 1.
         first_row: the number of `prompts[0]`, where a caller hands over one part of its prompts after another.
         on_token: called with (row, token) as tokens come.
         on_row: called with (row, tokens) when a row has ended.
@@ -98,8 +95,6 @@ def generate(
     Raises:
         ValueError: an option out of range, no room after a prompt, an empty prompt or a token outside the vocabulary.
     """
-    if num_beams != 1:
-        raise ValueError(f"num_beams is {num_beams}: beam search is not available yet; use 1.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1.")
     options = DecodingOptions(
@@ -172,15 +167,15 @@ def _decode(
 
 
 def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> paddle.Tensor:
-    """Run the left-padded prompts through the model, a chunk at a time; logits [B, V] of their last positions."""
+    """Run the left-padded prompts through the model; logits [B, V] of their last positions.
+
+    In one pass: dynamic rope turns all positions of a pass by the longest.
+    """
     padding = [width - len(row.prompt) for row in rows]
     ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)
     positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
-    for start in range(0, width, PREFILL_CHUNK):
-        chunk = slice(start, start + PREFILL_CHUNK)
-        ids, positions = paddle.to_tensor(ids_BS[:, chunk]), paddle.to_tensor(positions_BS[:, chunk])
-        hidden_BSD = model.hidden_states(ids, position_ids=positions, cache=cache)
-    return _last_logits(model, hidden_BSD)
+    positions_BS = paddle.to_tensor(positions_BS)
+    return _last_logits(model, model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache))
 
 
 def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:

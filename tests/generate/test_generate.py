@@ -9,8 +9,8 @@ from pathlib import Path
 import paddle
 import pytest
 
-from paddlenlp_ext.generate import generate as module
 from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 
@@ -19,7 +19,7 @@ sys.path[:0] = [str(GOLDEN), str(Path(__file__).parent)]
 from generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts  # noqa: E402
 from model_cases import CASES as MODELS  # noqa: E402
 from model_cases import make_weight  # noqa: E402
-from tiny import FAMILIES, greedy_without_cache, random_prompts, tiny_model  # noqa: E402
+from tiny import FAMILIES, SIZES, greedy_without_cache, random_prompts, tiny_model  # noqa: E402
 
 LENGTHS = (5, 1, 17, 40, 9, 2, 23)
 END = (3, 5, 7)
@@ -48,10 +48,13 @@ def test_greedy_in_batches_equals_decoding_by_definition(family):
     assert generate(model, prompts, max_new_tokens=24, eos_token_id=end, batch_size=4) == expected
 
 
-def test_a_long_prompt_goes_through_in_chunks(monkeypatch):
-    monkeypatch.setattr(module, "PREFILL_CHUNK", 7)
-    model, prompts = tiny_model("mistral_window"), random_prompts((30, 3, 15))
-    assert generate(model, prompts, max_new_tokens=5) == [greedy_without_cache(model, p, 5) for p in prompts]
+def test_dynamic_rope_stretches_with_the_whole_prompt():
+    """Far past the trained context the first new token is that of the logits without a cache."""
+    rope = {"rope_type": "dynamic", "factor": 8.0}
+    settings = {**SIZES, "model_type": "llama", "max_position_embeddings": 16, "rope_scaling": rope}
+    model, prompts = AutoModelForCausalLM.from_config(settings), random_prompts((1500, 1300, 1100))
+    expected = [greedy_without_cache(model, prompt, 1) for prompt in prompts]
+    assert generate(model, prompts, max_new_tokens=1, batch_size=1) == expected
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -136,7 +139,6 @@ def test_modes_and_gradients_are_as_before():
     [
         ({"decode_strategy": "beam_search"}, "'beam_search' is not available yet"),
         ({"decode_strategy": "greedy"}, "did you mean 'greedy_search'"),
-        ({"num_beams": 4}, "num_beams is 4: beam search is not available yet"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0: it must be at least 1"),
         ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
         ({"top_p": 1.5}, "top_p is 1.5: it must be from 0 to 1"),

@@ -10,7 +10,6 @@ import pytest
 from tiny_adapted import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.data.batch import EncodedRow, collate
-from paddlenlp_ext.generate import generate as generate_module
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.merge import merge_adapter
@@ -105,10 +104,8 @@ def test_wrong_prompt_lengths_are_an_error():
 
 
 # -- generation -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chunk", [1024, 4])
-def test_generation_changes_the_prompt_alone_in_batches_and_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch):
+def test_generation_changes_the_prompt_alone_in_batches():
     """Left-padded prompts of unequal length, against forward passes over each row as it grows."""
-    monkeypatch.setattr(generate_module, "PREFILL_CHUNK", chunk)
     model = trained(10, position="f2+l3")
     prompts = [GENERATOR.integers(1, 61, length).tolist() for length in (3, 11, 6, 1)]
     together = model.generate(prompts, max_new_tokens=6, batch_size=4)
