@@ -84,8 +84,10 @@ class _LinearCrossEntropy(PyLayer):
             if learns_hidden:
                 hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
             if learns_weight:
-                part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), own_dtype)
+                part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
                 weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
+        if learns_weight:
+            weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
         return loss
 
@@ -101,11 +103,13 @@ def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
-    """[R, 1]: sums over long rows, taken in two steps.
+    """[R, 1]: sums over long rows, on the CPU taken in two steps.
 
-    Paddle's own sum adds one number after the other on the CPU: over 49152 columns it is off by 2e-4 of the value. A
+    Paddle's own sum adds one number after the other there: over 49152 columns it is off by 2e-4 of the value. A
     matmul with ones adds in blocks and is faster; blocks of blocks bring the error to 1e-7.
     """
+    if not values_RV.place.is_cpu_place():
+        return values_RV.sum(axis=1, keepdim=True)
     num_columns = values_RV.shape[1]
     width = max(width for width in range(1, 513) if num_columns % width == 0)
     blocks = paddle.matmul(values_RV.reshape([-1, width]), paddle.ones([width, 1], values_RV.dtype))

@@ -76,6 +76,18 @@ def test_without_gradients_it_only_counts():
     assert num_correct == dense(hidden, weight, labels)[1]
 
 
+def test_the_gradient_of_a_half_weight_is_summed_in_fp32():
+    """Chunk by chunk in bfloat16 it would lose what is small beside what has come together."""
+    hidden, weight, labels = make(300, 4, 5, 1.0)
+    weight_t = paddle.to_tensor(weight).astype("bfloat16")
+    weight_t.stop_gradient = False
+    loss, _ = linear_cross_entropy(paddle.to_tensor(hidden), weight_t, paddle.to_tensor(labels), chunk=1)
+    loss.backward()
+    expected = dense(hidden, weight_t.astype("float32").numpy(), labels)[3]
+    assert weight_t.grad.dtype == paddle.bfloat16
+    np.testing.assert_allclose(weight_t.grad.astype("float32").numpy(), expected, rtol=2**-8, atol=1e-4)
+
+
 @pytest.mark.parametrize("vocab_size", [49152, 50257, 32003])
 def test_a_large_vocabulary_costs_no_precision(vocab_size):
     """Paddle's own sum would be off by 2e-4 here."""
