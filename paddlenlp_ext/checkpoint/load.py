@@ -10,48 +10,37 @@ import paddle
 
 from paddlenlp_ext.checkpoint.weights import WeightSource
 
-_NOT_WEIGHTS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rope_freqs)$|(^|\.)attn\.(masked_)?bias$")
+_NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10
-TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+_TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-def load_weights(layer: paddle.nn.Layer, source: WeightSource, tied: Mapping[str, str] = TIED) -> None:
+def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
     """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
 
-    Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time.
+    Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
+    without a head of its own may find one stored if it holds the embedding's values.
 
     Args:
         layer: its parameters' names and shapes are those of the file.
         source: where the tensors are.
-        tied: stored names the layer may lack because another parameter stands for them. Such a stored tensor must
-            hold the same values as the one it is tied to.
 
     Raises:
-        ValueError: tensors are missing, surplus or misshapen; one message names them all and nothing has been loaded.
+        ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
+            all, and nothing has been loaded.
     """
     parameters = dict(layer.named_parameters())
-    check_names_and_shapes({name: tuple(p.shape) for name, p in parameters.items()}, source, tied)
+    _check_names_and_shapes({name: tuple(p.shape) for name, p in parameters.items()}, source)
     for name, parameter in parameters.items():
         dtype = str(parameter.dtype).removeprefix("paddle.")
         parameter.set_value(source.read(name, dtype))
 
 
-def check_names_and_shapes(
-    expected: Mapping[str, tuple[int, ...]], source: WeightSource, tied: Mapping[str, str] = TIED
-) -> None:
-    """Compare what a model wants with what is stored.
-
-    Args:
-        expected: shape by name.
-        source: the stored tensors.
-        tied: as in `load_weights`.
-
-    Raises:
-        ValueError: they differ; the message names every missing, surplus and misshapen tensor, up to a limit each.
-    """
+def _check_names_and_shapes(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:
+    """Compare what a model wants, shape by name, with what is stored."""
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name)]
     missing = [name for name in expected if name not in set(stored)]
-    surplus = [name for name in stored if name not in expected and tied.get(name) not in expected]
+    surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [
         f"{name} (stored {list(source.shape(name))}, wanted {list(expected[name])})"
         for name in stored
@@ -59,7 +48,7 @@ def check_names_and_shapes(
     ]
     groups = {"missing": missing, "surplus": surplus, "misshapen": misshapen}
     problems = [f"{len(names)} {kind}: {_some(names)}" for kind, names in groups.items() if names]
-    problems += _untied(expected, stored, source, tied)
+    problems += _untied(expected, stored, source)
     if problems:
         raise ValueError(f"{source.path}: the stored tensors are not those of this model.\n  " + "\n  ".join(problems))
 
@@ -69,10 +58,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _untied(expected: Mapping, stored: list[str], source: WeightSource, tied: Mapping[str, str]) -> list[str]:
+def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[str]:
     """Stored tensors that the model ties to another although their values differ."""
     problems = []
-    for name, other in tied.items():
+    for name, other in _TIED.items():
         if name in stored and name not in expected and other in stored:
             same = source.shape(name) == source.shape(other)
             if not same or not np.array_equal(source.read(name, "float32"), source.read(other, "float32")):

@@ -54,7 +54,7 @@ class SafetensorsFile(WeightSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.metadata, self._entries = _read_header(self.path)
+        self._entries = _read_header(self.path)
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -88,7 +88,8 @@ class ShardedSafetensors(WeightSource):
         index: the index file.
 
     Raises:
-        ValueError: the index is damaged, names a missing file, one outside its folder, or a tensor its file lacks.
+        ValueError: the index is damaged, names a missing file, one outside its folder, or a tensor its file lacks, or
+            leaves out a tensor of its files.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -98,13 +99,22 @@ class ShardedSafetensors(WeightSource):
             raise ValueError(f'{self.path}: expected "weight_map": {{tensor name: file name}}')
         self._shard_of: dict[str, SafetensorsFile] = {}
         shards = {file: self._open_shard(file) for file in dict.fromkeys(weight_map.values())}
-        absent = [f"{name} ({file})" for name, file in weight_map.items() if name not in shards[file]._entries]
-        if absent:
-            raise ValueError(
-                f"{self.path}: {len(absent)} tensors of the index are not in the file it names: {', '.join(absent[:8])}"
-                f"{', ...' if len(absent) > 8 else ''}; the shards and the index are not of one save"
-            )
+        self._refuse(
+            "tensors of the index are not in the file it names",
+            [f"{name} ({file})" for name, file in weight_map.items() if name not in shards[file]._entries],
+        )
+        self._refuse(
+            "tensors of the files are not in the index",
+            [f"{name} ({file})" for file, shard in shards.items() for name in shard.names() if name not in weight_map],
+        )
         self._shard_of = {name: shards[file] for name, file in weight_map.items()}
+
+    def _refuse(self, what: str, tensors: list[str]) -> None:
+        if tensors:
+            raise ValueError(
+                f"{self.path}: {len(tensors)} {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
+                "the shards and the index are not of one save"
+            )
 
     def _open_shard(self, file: str) -> SafetensorsFile:
         if file != os.path.basename(file) or file in ("", ".", ".."):
@@ -127,7 +137,7 @@ class ShardedSafetensors(WeightSource):
         return self._shard_of[name].read(name, dtype)
 
 
-def _read_header(path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
+def _read_header(path: Path) -> dict[str, _Entry]:
     """Let the library check the whole header against the file's size, then read where each tensor starts."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -139,10 +149,10 @@ def _read_header(path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
     with open(path, "rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
-    metadata = header.pop("__metadata__", {})
+    header.pop("__metadata__", None)
     data_start = 8 + header_bytes
     entries = {
         name: _Entry(item["dtype"], tuple(item["shape"]), data_start + item["data_offsets"][0])
         for name, item in header.items()
     }
-    return metadata, dict(sorted(entries.items(), key=lambda pair: pair[1].start))
+    return dict(sorted(entries.items(), key=lambda pair: pair[1].start))

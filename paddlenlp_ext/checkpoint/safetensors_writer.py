@@ -22,6 +22,7 @@ from paddlenlp_ext.checkpoint.safetensors_reader import FORMAT_OF_CODE
 from paddlenlp_ext.utils.atomic import write_text
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
+_METADATA = {"format": "pt"}  # transformers asks for it
 _CODE_OF_FORMAT = {name: code for code, name in FORMAT_OF_CODE.items()}
 _OWN_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
@@ -50,18 +51,16 @@ def as_lazy(tensor: Any) -> LazyTensor:
 def write_safetensors(
     path: str | os.PathLike[str],
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
-    dtype: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write one file, in one step: it appears under its name only when it is whole.
 
     Args:
         path: the file to write.
-        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name.
-        dtype: floating tensors are written in this format; None keeps each one's own.
+        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format.
         metadata: text entries for the header.
     """
-    _write_file(Path(path), _prepare(named_tensors, dtype), metadata)
+    _write_file(Path(path), _prepare(named_tensors, None), metadata)
 
 
 def save_sharded(
@@ -69,38 +68,39 @@ def save_sharded(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: str | None = None,
-    metadata: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write `model.safetensors`, or shards and `model.safetensors.index.json`, as transformers lays them out.
 
-    Weights of an earlier save in the folder are removed once the new ones stand, so that no reader mixes the two.
+    Weights of an earlier save in the folder are removed once the new ones stand, so that no reader mixes the two. Where
+    shards take the names of the earlier ones, the old index goes first: an interrupted save is no model then.
 
     Args:
         folder: made if absent.
         named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name.
         max_shard_bytes: size at which the next shard begins; a larger single tensor gets a file of its own.
         dtype: floating tensors are written in this format; None keeps each one's own.
-        metadata: text entries of each header; None means `{"format": "pt"}`, which transformers asks for.
 
     Returns:
         The files written.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": "pt"} if metadata is None else metadata
     shards = _cut(_prepare(named_tensors, dtype), max_shard_bytes)
     if len(shards) == 1:
         files = [folder / "model.safetensors"]
     else:
         files = [folder / f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    index_file = folder / "model.safetensors.index.json"
+    if len(shards) > 1 and any(file.exists() for file in files):
+        index_file.unlink(missing_ok=True)
     for file, shard in zip(files, shards, strict=True):
-        _write_file(file, shard, metadata)
+        _write_file(file, shard, _METADATA)
     if len(shards) > 1:
         total = sum(_num_bytes(tensor) for shard in shards for _, tensor in shard)
         weight_map = {name: file.name for file, shard in zip(files, shards, strict=True) for name, _ in shard}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        files.append(folder / "model.safetensors.index.json")
-        write_text(files[-1], json.dumps(index, indent=2) + "\n")
+        files.append(index_file)
+        write_text(index_file, json.dumps(index, indent=2) + "\n")
     written = {file.name for file in files}
     for stale in folder.iterdir():
         if _OWN_FILES.fullmatch(stale.name) and stale.name not in written:

@@ -144,6 +144,26 @@ def test_an_index_of_another_save_is_refused(tmp_path):
         open_weights(tmp_path)
 
 
+def test_an_index_that_leaves_out_a_tensor_is_refused(tmp_path):
+    index = sharded(tmp_path)
+    save_file({"a": np.zeros(8, np.float32), "c": np.ones(1, np.float32)}, tmp_path / index["weight_map"]["a"])
+    with pytest.raises(ValueError, match=r"1 tensors of the files are not in the index: c \(model-00001"):
+        open_weights(tmp_path)
+
+
+def test_shards_saved_half_over_earlier_ones_are_no_model(tmp_path):
+    sharded(tmp_path)
+
+    def fail() -> np.ndarray:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        new = {"a": np.ones(8, np.float32), "b": LazyTensor((8,), "float32", fail)}
+        save_sharded(tmp_path, new, max_shard_bytes=32)
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/secret.safetensors", "sub/x.safetensors", ".."])
 def test_an_index_that_points_elsewhere_is_refused(tmp_path, file):
     index = sharded(tmp_path)
