@@ -64,8 +64,11 @@ def unpack_builtin(name: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
             unpack_gguf(file, Path(draft) / "model")
-            if not folder.is_dir():
+            try:
                 (Path(draft) / "model").rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
     return folder
 
 

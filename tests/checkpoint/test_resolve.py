@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -104,6 +105,29 @@ def test_a_failure_half_way_leaves_nothing(carried, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         resolve_model("tiny")
     assert list((tmp_path / "cache" / "paddlenlp_ext" / "models").iterdir()) == []
+
+
+def test_another_rank_may_finish_first(carried, monkeypatch):
+    rename, made = Path.rename, []
+
+    def late(draft: Path, folder: Path) -> Path:
+        if draft.name == "model":  # the moment before, somebody else's folder stands there
+            shutil.copytree(draft, folder)
+            made.append(folder)
+        return rename(draft, folder)
+
+    monkeypatch.setattr(Path, "rename", late)
+    folder = resolve_model("tiny")
+    assert made == [folder] and open_weights(folder).names()
+
+
+def test_a_folder_that_cannot_be_put_in_place_is_an_error(carried, monkeypatch):
+    def fail(draft: Path, folder: Path) -> Path:
+        raise OSError("no permission")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no permission"):
+        resolve_model("tiny")
 
 
 def test_an_absent_package_says_how_to_install_it(monkeypatch, tmp_path):
