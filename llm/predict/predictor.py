@@ -151,17 +151,21 @@ def choose_dtype(asked: str | None, device: str) -> str:
 
 
 def check_context(arguments: PredictorArguments, config: dict[str, Any]) -> None:
-    """Compare the lengths asked for with what the model was made for.
+    """Compare the lengths asked for with what the model was made for, scaled as its config says.
 
     Raises:
         ValueError: they are longer.
     """
-    longest = config.get("max_position_embeddings")
+    from paddlenlp_ext.models.config import DecoderConfig
+
+    if config.get("max_position_embeddings") is None:
+        return
+    longest = DecoderConfig.from_dict(config).rope.longest_context
     wanted = arguments.src_length + arguments.max_length
-    if longest is not None and wanted > longest:
+    if wanted > longest:
         raise ValueError(
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, more "
-            f"than the model's context of {longest} (max_position_embeddings): lower one of them."
+            f"than the model's context of {longest} (max_position_embeddings, scaled): lower one of them."
         )
 
 

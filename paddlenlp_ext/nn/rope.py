@@ -72,6 +72,14 @@ class RopeSettings:
             raise ValueError(f"rope type {self.rope_type!r} needs {key!r} in the model's rope settings.")
         return float(value)
 
+    @property
+    def longest_context(self) -> int:
+        """The most positions that the frequencies are made for: the config's context, or the trained one stretched."""
+        if self.rope_type not in ("linear", "dynamic", "yarn"):
+            return self.max_position_embeddings
+        trained = self.number("original_max_position_embeddings", self.max_position_embeddings)
+        return max(self.max_position_embeddings, int(self.number("factor", 1.0) * trained))
+
 
 def _plain(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
     exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
