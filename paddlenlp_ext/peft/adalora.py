@@ -63,15 +63,18 @@ class AdaLoRAModel(PeftModel):
             return None
         return paddle.stack(distances).mean() * self.peft_config.orth_reg_weight
 
-    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Take the step's gradients in, and cut singular values where the schedule says so.
+    def plan_steps(self, total_steps: int) -> None:
+        """Decide the steps that were left open: in this model's config, which files record, not in the run's."""
+        self.peft_config = self.peft_config.for_run(total_steps)
+        self._schedule(total_steps)
 
-        Raises:
-            ValueError: the schedule does not fit into the run.
-        """
-        layers = self.layers()
-        num_values = sum(layer.rank for layer in layers.values())
-        schedule = self.peft_config.plan(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
+    def _schedule(self, total_steps: int) -> BudgetSchedule:
+        num_values = sum(layer.rank for layer in self.layers().values())
+        return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
+
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """Take the step's gradients in, and cut singular values where the schedule says so."""
+        layers, schedule = self.layers(), self._schedule(total_steps)
         if step < schedule.last_choice:
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.chooses(step):
@@ -121,6 +124,10 @@ class AdaLoRAConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "ADALORA"
     model_class: ClassVar[type[nn.Layer] | None] = AdaLoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        *("target_r", "tinit", "tfinal", "delta_t", "total_step"),
+        *("beta1", "beta2", "orth_reg_weight"),
+    }
 
     init_r: int = option(12, help="Rank of every layer's update at the start.", minimum=1)
     target_r: int = option(8, help="Rank of a layer's update at the end, on average.", minimum=1)
@@ -172,16 +179,25 @@ class AdaLoRAConfig(PeftConfig):
         shape = {name: getattr(stored, name) for name in ("init_r", "alpha", "target_modules", "rank_pattern")}
         return dataclasses.replace(self, **shape)
 
-    def plan(self, total_steps: int, num_values: int, num_layers: int) -> BudgetSchedule:
-        """The schedule of a run over `num_values` singular values; the steps that were left open are decided."""
-        self.total_step = total_steps
-        self.tinit = total_steps // 10 if self.tinit is None else self.tinit
-        self.tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
+    def for_run(self, total_steps: int) -> AdaLoRAConfig:
+        """The same with the steps decided that were left open."""
+        tinit = total_steps // 10 if self.tinit is None else self.tinit
+        tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
+        return dataclasses.replace(self, total_step=total_steps, tinit=tinit, tfinal=tfinal)
+
+    def schedule(self, total_steps: int, num_values: int, num_layers: int) -> BudgetSchedule:
+        """The schedule of a run over `num_values` singular values.
+
+        Raises:
+            ValueError: it does not fit into the run.
+        """
+        decided = self.for_run(total_steps)
+        assert decided.tinit is not None and decided.tfinal is not None
         return BudgetSchedule(
             initial=num_values,
             target=min(self.target_r * num_layers, num_values),
-            warmup=self.tinit,
-            final=self.tfinal,
+            warmup=decided.tinit,
+            final=decided.tfinal,
             interval=self.delta_t,
             total_steps=total_steps,
         )
@@ -271,15 +287,13 @@ class AdaLoRALinear(LinearAdapter):
 
     def delta_weight(self) -> paddle.Tensor:
         """s P Λ Q, float32 [out, in]."""
-        factors = self.low_rank_factors()
-        if factors is None:
-            return paddle.zeros([self.out_features, self.in_features])
-        return paddle.matmul(factors[1], factors[0])
+        a, b = self.low_rank_factors()
+        return paddle.matmul(b, a)
 
-    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """s Λ Q and P."""
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """s Λ Q and P; zeros of rank 1 where no rank is left, for readers that know no rank 0."""
         if self.rank == 0:
-            return None
+            return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
 
     def placements(self, style: Style) -> dict[str, int | None]:

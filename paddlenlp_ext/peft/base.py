@@ -15,9 +15,11 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.files import read_adapter, write_adapter
+from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.peft.fold import fold_in_place
-from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer
+from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer, take_off
+from paddlenlp_ext.peft.resume import require_same_function, require_same_method
+from paddlenlp_ext.peft.targets import linear_names, without_idle
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -40,6 +42,21 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
         replace_layer(model, name, wrap(name, base))
 
 
+@contextmanager
+def undone_on_failure(model: nn.Layer) -> Iterator[None]:
+    """Where the block raises, an adapter that it put on comes off and what it froze trains again."""
+    had_adapter = next(adapter_layers(model), None) is not None
+    frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
+    try:
+        yield
+    except BaseException:
+        if not had_adapter:
+            take_off(model)
+        for parameter, stop_gradient in frozen:
+            parameter.stop_gradient = stop_gradient
+        raise
+
+
 def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftModel:
     """Add an adapter to a model, in place. Only the adapter trains from then on.
 
@@ -50,34 +67,41 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
         seed: fixes the adapter's random values, together with each parameter's name.
 
     Raises:
-        ValueError: as `inject` and `PeftModel.load_weights`.
+        ValueError: as `inject` and `PeftModel.load_weights`; the model is as it was then.
     """
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
-        if type(stored.config) is not type(config):
-            theirs, ours = (f"{each.peft_type} ({type(each).__name__})" for each in (stored.config, config))
-            raise ValueError(
-                f"{stored.folder} holds an adapter of type {theirs}, and the run's is of type {ours}: start from an "
-                "adapter of the run's method, or change the method."
-            )
-        asked, config = config, config.warm_start(stored.config)
+        require_same_method(str(stored.folder), stored.config, config)
+        asked, config = config, config.warm_start(_fitted(stored.config, model))
         for field in dataclasses.fields(config):
             taken, wanted = getattr(config, field.name), getattr(asked, field.name)
             if field.compare and taken != wanted:
                 logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
-    inject(model, config, seed)
-    peft_model = (config.model_class or PeftModel)(model, config)
-    if stored is not None:
-        peft_model.load_tensors(stored.tensors, str(stored.folder))
+    with undone_on_failure(model):
+        inject(model, config, seed)
+        peft_model = (config.model_class or PeftModel)(model, config)
+        if stored is not None:
+            peft_model.load_tensors(stored.tensors, str(stored.folder))
     return peft_model
+
+
+def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
+    """A stored config without targets that this model lacks, as long as it has some of them.
+
+    PaddleNLP lists the layers of all variants of a family; whether the adapter is this model's, its tensors say.
+    """
+    targets = getattr(config, "target_modules", None)
+    if not targets:
+        return config
+    return dataclasses.replace(config, target_modules=without_idle(linear_names(model), targets))
 
 
 class PeftModel(nn.Layer):
     """A model and its adapter; used wherever the model itself is.
 
     A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
-    overrides `hidden_states` (all paths lead through it), `before_training`, `auxiliary_loss`, `after_step`,
-    `training_state` with `restore_training_state`, or `save_finished`.
+    overrides `hidden_states` (all paths lead through it), `plan_steps`, `before_training`, `auxiliary_loss`,
+    `after_step`, `training_state` with `restore_training_state`, or `save_finished`.
     """
 
     def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
@@ -126,6 +150,13 @@ class PeftModel(nn.Layer):
         """What the learning rate of that parameter is multiplied by."""
         return self.peft_config.learning_rate_scale(parameter_name)
 
+    def plan_steps(self, total_steps: int) -> None:
+        """Called before the first step of every run, fresh or resumed, and in a dry run.
+
+        Raises:
+            ValueError: the method's schedule does not fit into so many steps.
+        """
+
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Called once before a fresh run's first step; `run_batch()` does forward and backward on the next batch."""
 
@@ -161,15 +192,16 @@ class PeftModel(nn.Layer):
     def adapter_disabled(self) -> Iterator[None]:
         """Within the block the model is its base."""
         layers = [layer for _, layer in adapter_layers(self)]
-        self._enable(layers, False)
+        was_enabled, were_enabled = self.adapter_enabled, [layer.enabled for layer in layers]
+        self._enable(False, layers, [False] * len(layers))
         try:
             yield
         finally:
-            self._enable(layers, True)
+            self._enable(was_enabled, layers, were_enabled)
 
-    def _enable(self, layers: list[AdapterLayer], enabled: bool) -> None:
-        self.adapter_enabled = enabled
-        for layer in layers:
+    def _enable(self, adapter: bool, layers: list[AdapterLayer], each: list[bool]) -> None:
+        self.adapter_enabled = adapter
+        for layer, enabled in zip(layers, each, strict=True):
             layer.enabled = enabled
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -218,12 +250,19 @@ class PeftModel(nn.Layer):
             folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
 
         Raises:
-            ValueError: no such adapter, one that asks for what is not available here, or one of another model.
+            ValueError: no such adapter, one that asks for what is not available here, or one of another model; the
+                model is as it was then.
         """
-        stored = read_adapter(folder)
-        inject(model, stored.config)
-        peft_model = (stored.config.model_class or PeftModel)(model, stored.config)
-        peft_model.load_tensors(stored.tensors, str(stored.folder))
+        return cls.from_files(model, read_adapter(folder))
+
+    @classmethod
+    def from_files(cls, model: nn.Layer, stored: AdapterFiles) -> PeftModel:
+        """As `from_pretrained`, of an adapter that was read already."""
+        with undone_on_failure(model):
+            config = _fitted(stored.config, model)
+            inject(model, config)
+            peft_model = (config.model_class or PeftModel)(model, config)
+            peft_model.load_tensors(stored.tensors, str(stored.folder))
         peft_model.eval()
         return peft_model
 
@@ -231,9 +270,15 @@ class PeftModel(nn.Layer):
         """Take the tensors of a saved adapter of the same structure, to resume.
 
         Raises:
-            ValueError: its tensors are not this adapter's; the message names those missing, surplus and misshapen.
+            ValueError: its options make another function of them, or its tensors are not this adapter's; the message
+                names the options, or the tensors missing, surplus and misshapen.
         """
-        self.load_tensors(read_adapter(folder).tensors, str(folder))
+        self.resume_from(read_adapter(folder))
+
+    def resume_from(self, stored: AdapterFiles) -> None:
+        """As `load_weights`, of an adapter that was read already."""
+        require_same_function(str(stored.folder), stored.config, self.peft_config)
+        self.load_tensors(stored.tensors, str(stored.folder))
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Take tensors by their names in files; all or none.

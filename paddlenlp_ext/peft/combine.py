@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.base import PeftModel, inject
+from paddlenlp_ext.peft.base import PeftModel, inject, undone_on_failure
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers, take_off
 from paddlenlp_ext.peft.lora import LoRAConfig
 
@@ -31,19 +31,19 @@ def load_combined(model: nn.Layer, adapters: Mapping[str | os.PathLike[str], flo
         adapters: folder -> weight; a negative weight takes the adapter away.
 
     Raises:
-        ValueError: no adapter, one that can't be read, one of another model, or one whose update is not low-rank.
+        ValueError: no adapter, one that can't be read, one of another model, or one whose update is not low-rank; the
+            model is as it was then.
     """
     if not adapters:
         raise ValueError("no adapter to combine: give at least one folder and its weight.")
     parts: dict[str, list[Factors]] = {}
-    for folder, weight in adapters.items():
-        adapted = PeftModel.from_pretrained(model, folder)
-        try:
+    with undone_on_failure(model):
+        for folder, weight in adapters.items():
+            adapted = PeftModel.from_pretrained(model, folder)
             for name, (a, b) in factors_of(adapted).items():
                 parts.setdefault(name, []).append((a, b * weight))
-        finally:
             take_off(model)
-    return _plain_lora(model, parts)
+        return _plain_lora(model, parts)
 
 
 def save_as_lora(model: PeftModel, folder: str | os.PathLike[str]) -> None:

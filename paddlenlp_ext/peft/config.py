@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +37,9 @@ class PeftConfig:
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
         paddlenlp_array: the name of a NumPy file beside it that holds the whole adapter; where it is there, it is read,
             by `from_paddlenlp_array`.
+        changes_bias: whether it changes biases too.
+        free_on_resume: fields in which a run may differ from the checkpoint that it resumes: how training goes, how
+            the adapter began, and what the tensors' names and shapes say better than the spelling of an option.
         own_keys: name of a tensor that belongs to no layer of the model -> its whole key in the file, where Hugging
             Face PEFT has such tensors.
     """
@@ -51,6 +54,8 @@ class PeftConfig:
     paddlenlp_config: ClassVar[str | None] = None
     paddlenlp_array: ClassVar[str | None] = None
     own_keys: ClassVar[Mapping[str, str]] = {}
+    changes_bias: ClassVar[bool] = False
+    free_on_resume: ClassVar[frozenset[str]] = frozenset({"path", "dropout", "target_modules"})
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
 
@@ -84,6 +89,10 @@ class PeftConfig:
         """What the learning rate of this adapter parameter is multiplied by."""
         return 1.0
 
+    def decays(self, parameter_name: str) -> bool:
+        """Whether weight decay may act on this adapter parameter, if it is a matrix; not so where 0 is no rest."""
+        return True
+
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         """The method's fields of adapter_config.json. `model` carries the adapter."""
         raise NotImplementedError
@@ -96,6 +105,10 @@ class PeftConfig:
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors as they are written, made from the adapter's own; for a method whose files differ."""
         return dict(tensors)
+
+    def for_tensors(self, names: Collection[str]) -> PeftConfig:
+        """The config of a file with these tensors, for a method whose fields say less than they do."""
+        return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The reverse of `to_stored`, to the bit."""
@@ -124,6 +137,17 @@ class PeftConfig:
     def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
         """PaddleNLP's tensor under this package's name and in its layout; None for one that is not needed."""
         raise NotImplementedError
+
+
+def required_field(fields: Mapping[str, Any], name: str) -> Any:
+    """The value of a field that a file has to have.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if fields.get(name) is None:
+        raise ValueError(f"{name} is missing.")
+    return fields[name]
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:

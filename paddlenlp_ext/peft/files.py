@@ -18,6 +18,7 @@ from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, Sharded
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.pickled import read_pickled_arrays
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.atomic import write_text
 
@@ -41,8 +42,12 @@ class AdapterFiles:
     tensors: dict[str, np.ndarray]
 
 
-def read_adapter(folder: str | os.PathLike[str]) -> AdapterFiles:
+def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> AdapterFiles:
     """Read an adapter folder.
+
+    Args:
+        folder: as `PeftModel.from_pretrained`'s.
+        allow_pickle: take the weights of a PaddleNLP folder from its `.pdparams` file where it has no others.
 
     Raises:
         ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
@@ -52,7 +57,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> AdapterFiles:
         return _read_huggingface(folder)
     for file in {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}:
         if (folder / file).is_file():
-            return _read_paddlenlp(folder, file)
+            return _read_paddlenlp(folder, file, allow_pickle)
     if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
         raise ValueError(_without_weights(folder, CONFIG_FILE))
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
@@ -97,6 +102,7 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     if strangers:
         raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
+    config = config.for_tensors(named)
     tensors = config.from_stored(named)
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
 
@@ -107,7 +113,7 @@ def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 
 
-def _read_paddlenlp(folder: Path, file: str) -> AdapterFiles:
+def _read_paddlenlp(folder: Path, file: str, allow_pickle: bool) -> AdapterFiles:
     """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
     fields = read_json_object(folder / file)
     method = _reader([method for _, method in PEFT_METHODS.items() if method.paddlenlp_config == file], fields)
@@ -115,24 +121,30 @@ def _read_paddlenlp(folder: Path, file: str) -> AdapterFiles:
         config = method.from_paddlenlp(fields)
     except ValueError as error:
         raise ValueError(f"{folder / file}: {error}") from error
-    if method.paddlenlp_array and (folder / method.paddlenlp_array).is_file():
+    if method.paddlenlp_array:
+        if not (folder / method.paddlenlp_array).is_file():
+            raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read.")
         array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
         tensors = method.from_paddlenlp_array(array.astype(np.float32))
         return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
-    index = folder / "peft_model.safetensors.index.json"
-    single = sorted(folder.glob("*.safetensors"))
-    if index.is_file():
-        source: WeightSource = ShardedSafetensors(index)
-    elif len(single) == 1:
-        source = SafetensorsFile(single[0])
-    else:
-        raise ValueError(_without_weights(folder, index.name))
     tensors = {}
-    for name, value in _read_all(source).items():
+    for name, value in _paddlenlp_tensors(folder, allow_pickle).items():
         renamed = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
         if renamed is not None:
             tensors[renamed[0]] = np.ascontiguousarray(renamed[1])
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+
+
+def _paddlenlp_tensors(folder: Path, allow_pickle: bool) -> dict[str, np.ndarray]:
+    index = folder / "peft_model.safetensors.index.json"
+    if index.is_file():
+        return _read_all(ShardedSafetensors(index))
+    single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))
+    if len(single) == 1:
+        return _read_all(SafetensorsFile(single[0]))
+    if allow_pickle and not single and len(pickled) == 1:
+        return read_pickled_arrays(pickled[0])
+    raise ValueError(_without_weights(folder, index.name))
 
 
 def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
@@ -144,6 +156,7 @@ def _without_weights(folder: Path, expected: str) -> str:
     if pickles:
         return (
             f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
-            "code inside it, so it is refused; save the adapter again as safetensors where it came from."
+            "code inside it, so it is refused; save the adapter again as safetensors where it came from. A single "
+            ".pdparams file of PaddleNLP is read by the merge commands with --allow_pickle, as arrays and nothing else."
         )
     return f"{folder}: {expected} is missing."

@@ -44,6 +44,8 @@ class IA3Config(PeftConfig):
 
     peft_type: ClassVar[str] = "IA3"
     random_start: ClassVar[bool] = False
+    changes_bias: ClassVar[bool] = True
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"feedforward_modules"}
 
     target_modules: tuple[str, ...] | None = option(
         TARGETS, help="Linear layers to scale, as ends of names or regular expressions."
@@ -69,6 +71,10 @@ class IA3Config(PeftConfig):
     def warm_start(self, stored: PeftConfig) -> IA3Config:
         assert isinstance(stored, IA3Config)
         return dataclasses.replace(stored, path=self.path)
+
+    def decays(self, parameter_name: str) -> bool:
+        """No: the base is a scale of 1, and decay pulls to 0."""
+        return False
 
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         targets = [name for name, _ in adapter_layers(model)]

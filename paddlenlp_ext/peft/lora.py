@@ -50,6 +50,7 @@ class LoRAConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "LORA"
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
 
     rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536)
     alpha: float | None = option(

@@ -82,6 +82,7 @@ class LoRAGAConfig(LoRAConfig):
     refines: ClassVar[str | None] = "lora"
     model_class: ClassVar[type[nn.Layer] | None] = LoRAGAModel
     paddlenlp_config: ClassVar[str | None] = None  # there, what is stored depends on the run that wrote it
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
     ga_batches: int = option(8, help="LoRA-GA: how many micro-batches the starting gradient is summed over.", minimum=1)
     ga_stable_gamma: float = option(

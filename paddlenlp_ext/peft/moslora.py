@@ -53,6 +53,7 @@ class MoSLoRAConfig(LoRAConfig):
     peft_type: ClassVar[str] = "MOSLORA"
     refines: ClassVar[str | None] = "lora"
     model_class: ClassVar[type[nn.Layer] | None] = MoSLoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(
         False, help="What the run leaves at its end is a plain LoRA, the mixer folded in.", key="mixer_to_lora"

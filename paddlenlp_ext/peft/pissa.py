@@ -47,6 +47,7 @@ class PissaConfig(LoRAConfig):
 
     refines: ClassVar[str | None] = "lora"
     random_start: ClassVar[bool] = False
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 
     svd: str = option(
         "fast",
@@ -95,9 +96,10 @@ class PissaConfig(LoRAConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PissaConfig:
         if is_doubled("pissa", fields):
             return replace(super().from_adapter_config(halved_fields(fields)), start="stored")
-        if fields["init_lora_weights"] != "pissa":
+        start = fields.get("init_lora_weights")
+        if start != "pissa":
             raise ValueError(
-                f"init_lora_weights={fields['init_lora_weights']!r} began at an SVD with random numbers that the file "
+                f"init_lora_weights={start!r} began at an SVD with random numbers that the file "
                 "does not hold: save it from PEFT with path_initial_model_for_weight_conversion, as a plain LoRA."
             )
         return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), start="computed again")

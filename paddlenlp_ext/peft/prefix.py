@@ -15,7 +15,7 @@ Shapes: P prefix tokens, K key-value heads, H head dimension, E = K * H.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.prefix_layers import PrefixAttention, PrefixModel
 from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -50,6 +50,7 @@ class PrefixConfig(PeftConfig):
     model_class: ClassVar[type[nn.Layer] | None] = PrefixModel
     paddlenlp_config: ClassVar[str | None] = "prefix_config.json"
     paddlenlp_array: ClassVar[str | None] = "pre_caches.npy"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
 
     path: str | None = option(None, help="Folder of a prefix to start from; its structure is taken.", key="prefix_path")
     num_tokens: int = option(128, help="Length of the prefix.", minimum=1, maximum=65536, key="num_prefix_tokens")
@@ -112,7 +113,7 @@ class PrefixConfig(PeftConfig):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
         return cls(
-            num_tokens=fields["num_virtual_tokens"],
+            num_tokens=required_field(fields, "num_virtual_tokens"),
             init="random",  # what comes first is overwritten by what is stored
             projection=bool(fields.get("prefix_projection")),
             projection_hidden_size=fields.get("encoder_hidden_size"),
@@ -125,17 +126,20 @@ class PrefixConfig(PeftConfig):
         made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(made, axis=1), **tensors}
 
-    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def for_tensors(self, names: Collection[str]) -> PrefixConfig:
         """A projection that was left out (PEFT keeps its result alone) leaves a prefix without one."""
-        if any(name.startswith(_LEARNED_PROJECTION) for name in tensors):
-            return {name: value for name, value in tensors.items() if name != STORED}
-        self.projection, self.projection_hidden_size = False, None
-        return dict(tensors)
+        if any(name.startswith(_LEARNED_PROJECTION) for name in names):
+            return self
+        return dataclasses.replace(self, projection=False, projection_hidden_size=None)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a projection made is beside it in the file, and is made again."""
+        return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixConfig:
         dropout = fields.get("prefix_dropout") or 0.0
-        return cls(num_tokens=fields["num_prefix_tokens"], init="random", dropout=dropout)
+        return cls(num_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
 
     @classmethod
     def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:

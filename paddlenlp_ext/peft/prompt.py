@@ -23,7 +23,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layer import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -96,6 +96,11 @@ class PromptConfig(PeftConfig):
     starts_as_base: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = PromptModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        "init",
+        "init_text",
+        "tokenizer_name_or_path",
+    }
 
     num_tokens: int = option(20, help="How many vectors are learned.", minimum=1, maximum=65536)
     init: str = option(
@@ -144,7 +149,7 @@ class PromptConfig(PeftConfig):
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
-        return cls(num_tokens=fields["num_virtual_tokens"], init="random")
+        return cls(num_tokens=required_field(fields, "num_virtual_tokens"), init="random")
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {STORED: tensors[f"{_LAYER}.{STORED}"]}

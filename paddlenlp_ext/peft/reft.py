@@ -87,6 +87,7 @@ class ReftConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     reads_prompts: ClassVar[bool] = True
     model_class: ClassVar[type[nn.Layer] | None] = ReftModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
 
     layers: str = option("all", help='Decoder layers behind which h is changed: "all", or "0;1;2".', key="layers")
     position: str = option(

@@ -98,6 +98,7 @@ class SoRAConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "SORA"
     model_class: ClassVar[type[nn.Layer] | None] = SoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
     rank: int = option(16, help="Rank of every layer's update at the start.", minimum=1, maximum=65536)
     alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: 2 * rank.", above=0)

@@ -61,6 +61,12 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
     return [name for name in names if name in chosen]
 
 
+def without_idle(names: Sequence[str], entries: Sequence[str]) -> tuple[str, ...]:
+    """Those of the entries that match one of `names`; all of them where none does, for `select_targets` to refuse."""
+    kept = tuple(entry for entry in entries if any(matches(entry, name, "target_modules") for name in names))
+    return kept or tuple(entries)
+
+
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
     """The shortest list of name endings that means exactly `chosen` among all layers of the model.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +26,7 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.files import AdapterFiles
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
@@ -40,12 +39,13 @@ from paddlenlp_ext.plan import Style
 class VeRAModel(PeftModel):
     """Resumes with the pair that the checkpoint was trained with, whatever key this run began with."""
 
-    def load_weights(self, folder: str | os.PathLike[str]) -> None:
-        stored = read_adapter(folder)
-        self.load_tensors(stored.tensors, str(folder))
-        if isinstance(stored.config, VeRAConfig) and not stored.config.save_projection:
-            pairs = {id(layer.projections): layer.projections for _, layer in adapter_layers(self.base_model)}
-            for pair in pairs.values():
+    def resume_from(self, stored: AdapterFiles) -> None:
+        super().resume_from(stored)
+        pairs = {id(layer.projections): layer.projections for _, layer in adapter_layers(self.base_model)}
+        for pair in pairs.values():
+            if pair.stored:
+                pair.key = stored.config.projection_prng_key
+            else:
                 pair.redraw(stored.config.projection_prng_key)
 
 
@@ -62,6 +62,7 @@ class VeRAConfig(PeftConfig):
     model_class: ClassVar[type[nn.Layer] | None] = VeRAModel
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
     paddlenlp_config: ClassVar[str | None] = "vera_config.json"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
 
     rank: int = option(
         256, help="Rank r of the shared matrices; a layer trains r + out numbers.", minimum=1, maximum=65536

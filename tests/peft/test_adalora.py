@@ -20,6 +20,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import load_combined, save_as_lora
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
 from paddlenlp_ext.train.optim import build_optimizer
@@ -90,7 +91,9 @@ def test_logits_gradients_and_merged_weights_are_pefts(case: str):
 def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path: Path):
     golden, model, total = golden_of(case), load(case).train(), CASES[case]["adalora"]["total_step"]
     optimizer, compared = adamw(model), 0
-    schedule = model.peft_config.plan(total, sum(layer.rank for layer in model.layers().values()), len(model.layers()))
+    schedule = model.peft_config.schedule(
+        total, sum(layer.rank for layer in model.layers().values()), len(model.layers())
+    )
     for step in range(1, total + 1):
         loss = whole_loss(model, case)
         np.testing.assert_allclose(float(loss), golden["losses"][step - 1], rtol=1e-5)
@@ -153,6 +156,7 @@ def test_the_finished_adapter_merges(case: str):
 def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
     config = AdaLoRAConfig(**{"init_r": 6, "target_r": 2, "orth_reg_weight": 0.1, **options})
     model, losses = get_peft_model(tiny_model(), config), []
+    model.plan_steps(steps)
     optimizer = adamw(model, 3e-2, 0.0)
     for step in range(1, steps + 1):
         loss = loss_of(model)
@@ -194,6 +198,37 @@ def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
         loss_of(warm).backward()
         warm.after_step(step, 4, 0.1)
     assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), "the budget was met before"
+
+
+def test_a_layer_without_ranks_is_combined_and_saved_as_lora(tmp_path: Path):
+    model, _ = trained(20)
+    model.eval()
+    model.save_finished(tmp_path / "finished")
+    finished = PeftModel.from_pretrained(tiny_model(), tmp_path / "finished")
+    assert len(finished.layers()) < 14, "no layer has lost all its ranks"
+    save_as_lora(finished, tmp_path / "lora")
+    for loaded in (
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "lora"),
+        load_combined(tiny_model(), {tmp_path / "finished": 1.0}),
+    ):
+        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=TOLERANCE)
+
+
+def test_the_steps_that_a_run_decides_are_the_models_not_the_configs(tmp_path: Path):
+    config = AdaLoRAConfig(init_r=3, target_r=2)
+    for total in (40, 20):
+        model = get_peft_model(tiny_model(), config)
+        model.plan_steps(total)
+        model.save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "adapter_config.json").read_text())
+        assert (written["tinit"], written["tfinal"], written["total_step"]) == (total // 10, 3 * total // 10, total)
+    assert (config.tinit, config.tfinal, config.total_step) == (None, None, None)
+
+
+def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
+    model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
+        model.plan_steps(30)
 
 
 def test_an_adapter_that_was_never_trained_is_saved_whole(tmp_path: Path):

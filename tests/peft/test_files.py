@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
+from tiny_adapted import logits_of, state_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 
 def trained_adapter(folder: Path, **settings: Any) -> PeftModel:
@@ -167,3 +170,96 @@ def test_paddlenlps_pickle_is_refused(tmp_path: Path):
     (tmp_path / "theirs" / "lora_model_state.pdparams").write_bytes(b"")
     with pytest.raises(ValueError, match=r"pickled .*lora_model_state.pdparams"):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+
+
+PADDLENLP_TARGETS = {
+    "llama": "q_proj k_proj v_proj o_proj qkv_proj gate_proj down_proj up_proj gate_up_fused_proj",
+    "mistral": "q_proj k_proj v_proj o_proj gate_proj w1 w2 w3",
+}
+
+
+@pytest.mark.parametrize("family", PADDLENLP_TARGETS)
+@pytest.mark.parametrize("method", ["lora", "use_mora"])
+def test_targets_that_paddlenlp_lists_and_the_model_lacks_are_passed_over(method: str, family: str, tmp_path: Path):
+    """Its defaults name the layers of every variant of a family."""
+    leaves = PADDLENLP_TARGETS[family].split()
+    own = [leaf for leaf in leaves if not leaf.startswith(("qkv", "gate_up", "w"))]
+    model = get_peft_model(tiny_model(), PEFT_METHODS.get(method)(rank=3, target_modules=own))
+    train(model, steps=2)
+    patterns = [f".*{leaf}.*" for leaf in leaves]
+    as_paddlenlp(tmp_path / "theirs", model, target_modules=patterns, use_mora=method == "use_mora")
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    warm = get_peft_model(tiny_model(), PEFT_METHODS.get(method)(path=str(tmp_path / "theirs")))
+    assert warm.adapter_state().keys() == model.adapter_state().keys()
+
+
+def test_a_stored_target_that_matches_too_much_is_judged_by_the_tensors(tmp_path: Path):
+    model = trained_adapter(tmp_path / "ours", target_modules=["q_proj"])
+    as_paddlenlp(tmp_path / "theirs", model, target_modules=[".*q_proj.*", ".*v_proj.*", ".*w1.*"])
+    with pytest.raises(ValueError, match=r"4 missing: .*v_proj"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("way", ["from_pretrained", "path", "combined", "wrap"])
+def test_after_a_load_that_failed_the_model_is_as_it_was(way: str, tmp_path: Path):
+    trained_adapter(tmp_path / "good")
+    trained_adapter(tmp_path / "bad")
+    change(tmp_path / "bad", r=5)
+    model = tiny_model()
+    model.model.norm.weight.stop_gradient = True
+    names, frozen = list(state_of(model)), [p.stop_gradient for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"28 misshapen|lora_rank=30 is more than"):
+        if way == "from_pretrained":
+            PeftModel.from_pretrained(model, tmp_path / "bad")
+        elif way == "path":
+            get_peft_model(model, LoRAConfig(path=str(tmp_path / "bad")))
+        elif way == "combined":
+            load_combined(model, {tmp_path / "good": 0.5, tmp_path / "bad": 0.5})
+        else:
+            get_peft_model(model, PissaConfig(rank=30))
+    assert list(state_of(model)) == names
+    assert [p.stop_gradient for p in model.parameters()] == frozen
+    PeftModel.from_pretrained(model, tmp_path / "good")
+
+
+def test_a_second_adapter_that_is_refused_leaves_the_first(tmp_path: Path):
+    model = trained_adapter(tmp_path)
+    logits = logits_of(model)
+    with pytest.raises(ValueError, match="already carries an adapter"):
+        PeftModel.from_pretrained(model.base_model, tmp_path)
+    assert np.array_equal(logits_of(model), logits)
+    assert any(not p.stop_gradient for p in model.parameters())
+
+
+def test_switching_off_within_switching_off_stays_off():
+    model = trained_adapter_in_memory()
+    base, on = logits_of(tiny_model()), logits_of(model)
+    with model.adapter_disabled():
+        with model.adapter_disabled():
+            pass
+        assert np.array_equal(logits_of(model), base)
+    assert np.array_equal(logits_of(model), on)
+
+
+def trained_adapter_in_memory() -> PeftModel:
+    model = get_peft_model(tiny_model(), LoRAConfig(rank=3))
+    train(model, steps=2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("adapter_config.json", {"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens is missing"),
+        ("adapter_config.json", {"peft_type": "PROMPT_TUNING"}, "num_virtual_tokens is missing"),
+        ("prefix_config.json", {}, "num_prefix_tokens is missing"),
+        ("prefix_config.json", {"num_prefix_tokens": 4}, "pre_caches.npy is missing"),
+        ("adapter_config.json", {"peft_type": "LORA", "pissa": True}, "init_lora_weights=None"),
+    ],
+)
+def test_a_config_without_a_field_that_it_needs_is_a_clear_error(file: str, fields: dict, message: str, tmp_path: Path):
+    (tmp_path / file).write_text(json.dumps(fields))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from tiny_adapted import logits_of, tiny_model, train
 
+from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.ia3 import IA3Config
 from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.merge_files import tensors_by_module, write_merged_weights
+from paddlenlp_ext.train.optim import parameter_groups
 
 
 def test_keys_values_and_the_feedforwards_input_are_scaled():
@@ -91,3 +96,25 @@ def test_merging_files_scales_the_biases_too(tmp_path: Path):
     changed = {name.rpartition(".layers.0.")[2] for name in before if not np.array_equal(before[name], after[name])}
     assert {"self_attn.k_proj.bias", "self_attn.v_proj.bias"} <= changed
     assert "self_attn.q_proj.bias" not in changed
+
+
+def test_weight_decay_leaves_the_scales():
+    """A scale of 0 is no base: decay would pull the model away from it."""
+    model = get_peft_model(tiny_model(), IA3Config())
+    groups = parameter_groups(model, 0.1)
+    assert groups
+    assert all(group["weight_decay"] == 0 for group in groups)
+
+
+def test_an_adapter_without_a_part_in_biases_is_not_made_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny_model("qwen2").save_pretrained(tmp_path / "base")
+    model = get_peft_model(tiny_model("qwen2"), LoRAConfig(rank=2, target_modules=["q_proj"]))
+    train(model)
+    model.save_pretrained(tmp_path / "adapter")
+    made = []
+    wrap = LoRAConfig.wrap
+    monkeypatch.setattr(LoRAConfig, "wrap", lambda self, name, *rest: (made.append(name), wrap(self, name, *rest))[1])
+    stored, source = read_adapter(tmp_path / "adapter"), open_weights(tmp_path / "base")
+    (tmp_path / "merged").mkdir()
+    write_merged_weights(tmp_path / "merged", source, stored, tensors_by_module(stored, source), None)
+    assert sorted(made) == [f"model.layers.{index}.self_attn.q_proj" for index in (0, 1)]

@@ -64,3 +64,11 @@ def test_wrong_values_are_named(keys: dict, message: str, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, lora=True, **keys)
     assert message in str(raised.value)
+
+
+def test_a_key_that_the_variant_does_not_use_is_noted_as_that(tmp_path: Path):
+    keys = {"lora": True, "use_mora": True, "lora_alpha": 9}
+    load(tmp_path, **keys)
+    file = tmp_path / "run.json"
+    notes = load_run_config([str(file)], peft_methods()).notes
+    assert any(note.startswith("lora_alpha has no effect: use_mora does not use it") for note in notes)

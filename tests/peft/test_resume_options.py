@@ -1,0 +1,87 @@
+"""A checkpoint's tensors under other options are another model: resuming says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+
+def trained(switch: str, **options: Any) -> PeftModel:
+    model = get_peft_model(tiny_model(), PEFT_METHODS.get(switch)(**options))
+    train(model, steps=2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("switch", "before", "now", "message"),
+    [
+        ("lora", {"alpha": 16}, {"alpha": 4}, "lora_alpha was 16 and is 4 now"),
+        ("lora", {"alpha": 4}, {"alpha": 4, "rslora": True}, "rslora was False and is True now"),
+        ("pissa", {"rank": 3}, {"rank": 3, "alpha": 6}, "lora_alpha was 3 and is 6 now"),
+        ("lokr", {}, {"alpha": 3}, "lokr_alpha was 8 and is 3 now"),
+        ("use_mora", {}, {"folding": "sharing"}, "mora_folding was 'rotated' and is 'sharing' now"),
+        ("adapter", {}, {"kind": "parallel"}, "adapter_kind was 'houlsby' and is 'parallel' now"),
+        ("adapter", {}, {"activation": "relu"}, "adapter_activation was 'gelu' and is 'relu' now"),
+        ("adapter", {}, {"scale": 4.0}, "adapter_scale was 1.0 and is 4.0 now"),
+        ("reft", {}, {"position": "l3"}, r"position was 'f7\+l7' and is 'l3' now"),
+        ("reft", {}, {"act_fn": "relu"}, "act_fn was 'linear' and is 'relu' now"),
+        ("oft", {}, {"neumann_terms": 5}, "oft_neumann_terms was 0 and is 5 now"),
+        ("sora", {}, {"alpha": 7}, "sora_alpha was 32 and is 7 now"),
+        ("adalora", {}, {"alpha": 7}, "adalora_alpha was 24 and is 7 now"),
+    ],
+)
+def test_options_that_shape_the_function_have_to_be_the_checkpoints(
+    switch: str, before: dict[str, Any], now: dict[str, Any], message: str, tmp_path: Path
+):
+    trained(switch, **before).save_pretrained(tmp_path)
+    other = get_peft_model(tiny_model(), PEFT_METHODS.get(switch)(**now))
+    with pytest.raises(ValueError, match=message):
+        other.load_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("switch", "before", "now"),
+    [
+        ("lora", {}, {"dropout": 0.3, "plus_scale": 4.0, "target_modules": [".*_proj"]}),
+        ("pissa", {}, {"svd": "exact"}),
+        ("lora_ga", {}, {"ga_batches": 3}),
+        ("sora", {}, {"sparse_lambda": 0.1, "penalty": 0.0}),
+        ("adalora", {}, {"tinit": 5, "target_r": 4, "orth_reg_weight": 0.1}),
+        ("prefix_tuning", {"num_tokens": 4}, {"num_tokens": 4, "init": "random", "dropout": 0.1}),
+        ("prompt_tuning", {"num_tokens": 4}, {"num_tokens": 4, "init": "random"}),
+        ("reft", {}, {"layers": "0;1"}),
+        ("ia3", {}, {"feedforward_modules": ["mlp.down_proj"]}),
+        ("vera", {}, {"d_initial": 0.2, "projection_prng_key": 5}),
+    ],
+)
+def test_how_it_trains_and_how_it_began_may_change(
+    switch: str, before: dict[str, Any], now: dict[str, Any], tmp_path: Path
+):
+    model = trained(switch, **before)
+    model.save_pretrained(tmp_path)
+    other = get_peft_model(tiny_model(), PEFT_METHODS.get(switch)(**now))
+    other.load_weights(tmp_path)
+    other.eval()
+    assert np.array_equal(logits_of(other), logits_of(model))
+
+
+def test_another_method_is_no_checkpoint(tmp_path: Path):
+    trained("lora").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"type LORA \(LoRAConfig\), and the run's is of type LORA \(DoRAConfig\)"):
+        get_peft_model(tiny_model(), PEFT_METHODS.get("use_dora")()).load_weights(tmp_path)
+
+
+def test_veras_pair_is_written_with_the_key_that_it_came_with(tmp_path: Path):
+    trained("vera", projection_prng_key=5).save_pretrained(tmp_path / "first")
+    other = get_peft_model(tiny_model(), PEFT_METHODS.get("vera")(projection_prng_key=9))
+    other.load_weights(tmp_path / "first")
+    other.save_pretrained(tmp_path / "second")
+    first, second = ((tmp_path / name / "adapter_config.json").read_text() for name in ("first", "second"))
+    assert first == second
