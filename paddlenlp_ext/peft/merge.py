@@ -57,6 +57,7 @@ def merge_adapter(
     base: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
+    allow_pickle: bool = False,
 ) -> MergeReport:
     """Write the base model with the adapter folded in, as a Hugging Face folder.
 
@@ -69,12 +70,13 @@ def merge_adapter(
         base: the base model, None for the one that the adapter names.
         dtype: format of the merged weights, None for each base tensor's own.
         overwrite: replace a model that stands at `output`.
+        allow_pickle: as `read_adapter`'s.
 
     Raises:
         ValueError: no base, an adapter of another model, one that changes nothing or can't be merged, an output that
             stands already, or logits that differ by more than the tolerance; nothing is left at `output` then.
     """
-    stored = read_adapter(adapter)
+    stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
     base_path = resolve_model(_base_name(base, stored))
     _check_output(Path(output), overwrite, (base_path, stored.folder))
@@ -83,7 +85,7 @@ def merge_adapter(
     input_ids = _prompts(read_model_config(base_path)["vocab_size"])
     model = load_model(base_path)
     plain = _logits(model, input_ids)
-    adapted = PeftModel.from_pretrained(model, stored.folder)
+    adapted = PeftModel.from_files(model, stored)
     wanted = _logits(adapted, input_ids)
     effect = _largest(wanted - plain)
     if effect == 0.0:

@@ -40,6 +40,11 @@ def merge_arguments(
         "--safe_serialization", nargs="?", const="true", default="true", help="true; pickles are not written"
     )
     parser.add_argument(
+        "--allow_pickle",
+        action="store_true",
+        help="take PaddleNLP's .pdparams where there are no safetensors; what is no array in it is refused",
+    )
+    parser.add_argument(
         "--low_gpu_mem", nargs="?", const="true", help="taken and without effect: tensors are merged one at a time"
     )
     arguments = parser.parse_args(argv)
@@ -68,6 +73,7 @@ def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[[Path], n
         base=arguments.model_name_or_path,
         dtype=arguments.dtype,
         overwrite=arguments.overwrite,
+        allow_pickle=arguments.allow_pickle,
     )
     return (
         f"{report.output}: {report.num_merged} layers merged. On fixed prompts the adapter changes logits by up to "

@@ -1,0 +1,95 @@
+"""Adapters in PaddleNLP's own pickles: read where that is asked for, and never run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.lokr import LoKrConfig
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.pickled import read_pickled_arrays
+
+
+def lokr_folder(folder: Path, protocol: int = 4) -> PeftModel:
+    model = get_peft_model(tiny_model(), LoKrConfig(rank=2, target_modules=["q_proj", "up_proj"]))
+    train(model, steps=3)
+    folder.mkdir()
+    tensors = {name.replace("model.", "llama.", 1): tensor for name, tensor in model.adapter_state().items()}
+    paddle.save(tensors, str(folder / "lokr_model_state.pdparams"), protocol=protocol)
+    fields = {"lokr_dim": 2, "lokr_alpha": 0.0, "target_modules": [".*q_proj.*", ".*up_proj.*"]}
+    (folder / "lokr_config.json").write_text(json.dumps(fields))
+    return model
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_paddlenlps_lokr_is_read_where_pickles_are_allowed(protocol: int, tmp_path: Path):
+    model = lokr_folder(tmp_path / "adapter", protocol)
+    with pytest.raises(ValueError, match="--allow_pickle"):
+        read_adapter(tmp_path / "adapter")
+    loaded = PeftModel.from_files(tiny_model(), read_adapter(tmp_path / "adapter", allow_pickle=True))
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    tiny_model().save_pretrained(tmp_path / "base")
+    merge_adapter(
+        tmp_path / "adapter",
+        tmp_path / "merged",
+        AutoModelForCausalLM.from_pretrained,
+        base=tmp_path / "base",
+        allow_pickle=True,
+    )
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    merged.eval()
+    np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
+
+
+def test_half_precision_is_widened(tmp_path: Path):
+    value = paddle.to_tensor([1.0, -2.5, 3.0])
+    paddle.save({"b": value.astype("bfloat16"), "h": value.astype("float16")}, str(tmp_path / "x.pdparams"))
+    for name, array in read_pickled_arrays(tmp_path / "x.pdparams").items():
+        assert array.dtype == np.float32, name
+        assert array.tolist() == [1.0, -2.5, 3.0]
+
+
+class Malicious:
+    def __init__(self, call: object, *arguments: object) -> None:
+        self.made = (call, arguments)
+
+    def __reduce__(self) -> tuple:
+        return self.made
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"lora_A": Malicious(os.system, "touch pwned")},
+        {"lora_A": Malicious(eval, "open('pwned', 'w')")},
+        {"lora_A": Malicious(np.save, "pwned.npy", 1)},
+        {"lora_A": Malicious(getattr, "text", "upper")},
+        Malicious(os.mkdir, "pwned"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_pickle_that_asks_for_anything_else_is_refused_and_not_run(
+    content: object, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("x.pdparams").write_bytes(pickle.dumps(content, protocol))
+    with pytest.raises(ValueError, match=r"x.pdparams: not read as arrays \(it asks for .*, which no array needs"):
+        read_pickled_arrays(Path("x.pdparams"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.pdparams"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps([1]), pickle.dumps({"a": "text"})])
+def test_what_holds_no_tensors_is_refused(content: bytes, tmp_path: Path):
+    (tmp_path / "x.pdparams").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x.pdparams: "):
+        read_pickled_arrays(tmp_path / "x.pdparams")
