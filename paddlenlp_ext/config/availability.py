@@ -19,7 +19,7 @@ class Row:
     Attributes:
         neutral: the values that ask for nothing; the first is the default.
         reason: a half sentence for the message.
-        kind: the key's type, None where a section already has the key.
+        kind: the key's type (object: any value), None where a section already has the key.
         outcome: what a value that is not neutral meets: "not yet" and "not here" refuse it, "no effect" notes it.
         of: the switch without which the key means nothing; such a row never refuses, its switch does.
     """
@@ -108,7 +108,7 @@ TRAINING = (
     Row("ssa_group_size_ratio", (0.25,), "shifted sparse attention", float, of="use_ssa"),
     Row("hidden_dropout_prob", (0.0, 0), "these decoders have no dropout", float, "not here"),
     Row("attention_probs_dropout_prob", (0.0, 0), "these decoders have no dropout", float, "not here"),
-    Row("no_recompute_layers", (None,), "recompute takes all layers", list[str]),
+    Row("no_recompute_layers", (None,), "recompute takes all layers", object),
     Row("refined_recompute", ("",), "recompute takes whole layers", str),
     Row("offload_recompute_inputs", OFF, "recompute keeps its inputs on the device", bool),
     Row("recompute_use_reentrant", OFF, "recompute has one form here", bool, "no effect"),
@@ -118,7 +118,7 @@ TRAINING = (
     Row("release_grads", OFF, "gradients are freed after every step anyway", bool, "no effect"),
     Row("flatten_param_grads", OFF, "gradients are kept one by one", bool),
     Row("to_static", OFF, "training runs eagerly", bool),
-    Row("skip_data_intervals", (None,), "leaving out data by step is not built", list[str]),
+    Row("skip_data_intervals", (None,), "leaving out data by step is not built", object),
     Row("ignore_load_lr_and_optim", OFF, "a resume takes the whole state", bool),
     Row("ignore_save_lr_and_optim", OFF, "a checkpoint holds the whole state", bool),
     Row("metrics_output_path", (None,), "metrics go to metrics.jsonl in output_dir", str, "not here"),
@@ -175,8 +175,8 @@ NO_EFFECT = tuple(
         ("dataset_num_proc", (None,), "tokens are cached, see data_cache_dir", int),
         ("dataset_batch_size", (1000,), _LEFTOVER, int),
         ("eval_packing", (None,), "evaluation rows are never packed greedily", bool),
-        ("model_init_kwargs", (None,), _LEFTOVER, str),
-        ("dataset_kwargs", (None,), _LEFTOVER, str),
+        ("model_init_kwargs", (None,), _LEFTOVER, object),
+        ("dataset_kwargs", (None,), _LEFTOVER, object),
         ("apply_hadamard", OFF, "there are no quantized matmuls", bool),
         ("hadamard_block_size", (32,), "there are no quantized matmuls", int),
         ("quant_input_grad", OFF, "there are no quantized matmuls", bool),

@@ -19,6 +19,8 @@ _NO_VALUE = object()
 
 def type_words(option: Option) -> str:
     """The option's type as a user would say it."""
+    if object in option.kinds:
+        return "any value"
     words = [word for kind, word in _KIND_WORDS if kind in option.kinds]
     if not option.kinds.isdisjoint((list, tuple)):
         words.append("a list of strings")
@@ -44,6 +46,8 @@ def convert(option: Option, written: Any, from_command_line: bool) -> Any:
 
 def _from_json(option: Option, written: Any) -> Any:
     kinds = option.kinds
+    if object in kinds:
+        return written
     if bool in kinds and (isinstance(written, bool) or (type(written) is int and written in (0, 1))):
         return bool(written)
     if isinstance(written, bool):
@@ -71,7 +75,7 @@ def _from_word(option: Option, word: str) -> Any:
         return float(word)
     if not kinds.isdisjoint((list, tuple)):
         return _list_from_word(word)
-    return word if str in kinds else _NO_VALUE
+    return word if str in kinds or object in kinds else _NO_VALUE
 
 
 def _list_from_word(word: str) -> Any:

@@ -99,6 +99,16 @@ def test_keys_with_an_effect_or_at_their_default_are_not_noted(tmp_path, values)
     assert load(write(tmp_path, SMALLEST | values)).notes == []
 
 
+@pytest.mark.parametrize(
+    "values", [{"no_recompute_layers": [0, 1]}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
+)
+def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, values):
+    (found,) = problems(write(tmp_path, SMALLEST | values))
+    assert "is not available yet" in found.message
+    (note,) = load(write(tmp_path, SMALLEST | {"model_init_kwargs": {"a": 1}})).notes
+    assert note.startswith("model_init_kwargs has no effect")
+
+
 @pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
 def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
     monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)

@@ -71,6 +71,8 @@ def test_a_typo_alone_in_a_valid_file(tmp_path):
 
 def wrong_values(option: Option) -> list[Any]:
     """JSON values of types that the option does not take."""
+    if object in option.kinds:
+        return []
     wrong: list[Any] = [{"a": 1}, [1], [["a"]], 1.5, 7, "word", True]
     if bool in option.kinds:
         wrong.remove(True)
