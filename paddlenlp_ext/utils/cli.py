@@ -20,7 +20,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
-        scripts = Path(sys.modules[main.__module__].__file__ or "").resolve().parent
+        scripts = Path(main.__code__.co_filename).resolve().parent
         if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
             raise
         print(f"error: {error}", file=sys.stderr)
