@@ -285,11 +285,6 @@ class AdaLoRALinear(LinearAdapter):
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """s P Λ Q, float32 [out, in]."""
-        a, b = self.low_rank_factors()
-        return paddle.matmul(b, a)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """s Λ Q and P; zeros of rank 1 where no rank is left, for readers that know no rank 0."""
         if self.rank == 0:

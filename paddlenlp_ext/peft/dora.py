@@ -91,7 +91,8 @@ class DoRALinear(LoRALinear):
     def delta_weight(self) -> paddle.Tensor:
         """m (W + s B A) / c - W, float32 [out, in]."""
         weight = self.base.weight.astype("float32")
-        directed = weight + super().delta_weight()
+        a, b = super().low_rank_factors()
+        directed = weight + paddle.matmul(b, a)
         lengths_O = _squared_rows(directed).sqrt()
         return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight
 

@@ -64,8 +64,13 @@ class LinearAdapter(AdapterLayer):
         return self.base.out_features
 
     def delta_weight(self) -> paddle.Tensor:
-        """What the adapter adds to the base's weight, float32 [out, in]. Pure: merging uses this formula alone."""
-        raise NotImplementedError
+        """What the adapter adds to the base's weight, float32 [out, in]. Pure: merging uses this formula alone.
+
+        A method without `low_rank_factors` writes its own.
+        """
+        factors = self.low_rank_factors()
+        assert factors is not None, "a method without low-rank factors writes delta_weight itself"
+        return paddle.matmul(factors[1], factors[0])
 
     def delta_bias(self) -> paddle.Tensor | None:
         """What the adapter adds to the base's bias, float32 [out]; None where it leaves the bias alone. Pure, and of

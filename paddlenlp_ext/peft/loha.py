@@ -24,6 +24,7 @@ from paddle import nn
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import LinearAdapter, kaiming_uniform
+from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.lycoris import from_lycoris, to_lycoris
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -122,14 +123,8 @@ class LoHaLinear(LinearAdapter):
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: A1 and A2 along the outputs, B1 and B2 along the inputs."""
-        cuts: dict[str, tuple[int | None, int | None]] = {
-            "colwise": (0, None),
-            "rowwise": (None, 1),
-            "replicated": (None, None),
-        }
-        assert style in cuts, f"a linear is not cut {style}"
-        a_axis, b_axis = cuts[style]
-        return {"hada_w1_a": a_axis, "hada_w1_b": b_axis, "hada_w2_a": a_axis, "hada_w2_b": b_axis}
+        in_axis, out_axis = factor_axes(style)
+        return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}
 
     def _in_float32(self) -> tuple[paddle.Tensor, ...]:
         factors = (self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)

@@ -178,11 +178,6 @@ class LoRALinear(LinearAdapter):
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """s B A, float32 [out, in]."""
-        b, a = self.lora_B.weight.astype("float32"), self.lora_A.weight.astype("float32")
-        return paddle.matmul(b, a) * self.scaling
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B."""
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling

@@ -88,11 +88,6 @@ class MoSLoRALinear(LoRALinear):
         inner = paddle.matmul(inner, self.lora_AB.weight, transpose_y=True)
         return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """s B M A, float32 [out, in]."""
-        a, b = self.low_rank_factors()
-        return paddle.matmul(b, a)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B M."""
         a, b = super().low_rank_factors()

@@ -69,11 +69,6 @@ class OffsetLoRALinear(LoRALinear):
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
         return self.base(x) + (self.update(x) - start)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """s (B A - B0 A0), float32 [out, in]."""
-        a, b = self.low_rank_factors()
-        return paddle.matmul(b, a)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """[A; A0] and s [B, -B0]."""
         a, b = super().low_rank_factors()

@@ -206,11 +206,6 @@ class SoRALinear(LinearAdapter):
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """s B diag(g) A, float32 [out, in]."""
-        a, b = self.low_rank_factors()
-        return paddle.matmul(b, a)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """s diag(g) A and B."""
         gate = (self.gate * self.scaling).unsqueeze(1)

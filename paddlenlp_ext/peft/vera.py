@@ -173,11 +173,6 @@ class VeRALinear(LinearAdapter):
         b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
 
-    def delta_weight(self) -> paddle.Tensor:
-        """diag(b) B diag(d) A, float32 [out, in]."""
-        a, b = self.low_rank_factors()
-        return paddle.matmul(b, a)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """diag(d) A and diag(b) B."""
         a = self._own_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
