@@ -17,6 +17,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.train.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
+from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.memory import estimate_memory
 
 _GB = 1e9
@@ -29,10 +30,15 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
         config: the run's configuration.
         data: what `load_data` gave for it.
         console: where to; standard output if absent.
+
+    Raises:
+        ValueError: the adapter method's schedule does not fit into the run.
     """
     console = console or Console()
     model = build_skeleton(config)
     order = None if data.train_rows is None else build_data_order(config, data.train_rows)
+    if order is not None:
+        training_hooks(model).plan_steps(order.total_steps)
     console.print(_plan_table(config, data, model, order))
     if order is not None:
         console.print(_memory_table(config, data, model, order))

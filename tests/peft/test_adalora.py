@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tiny_adapted import logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
@@ -23,6 +24,9 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined, save_as_lora
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.build import build_trainer, load_data
+from paddlenlp_ext.train.dry_run import describe_run
 from paddlenlp_ext.train.optim import build_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -229,6 +233,32 @@ def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
         model.plan_steps(30)
+
+
+def test_a_run_that_is_too_short_fails_in_a_dry_run_and_before_its_first_step(run_folders: Path, tmp_path: Path):
+    keys = {
+        "model_name_or_path": str(run_folders / "model"),
+        "dataset_name_or_path": str(run_folders / "data"),
+        "data_cache_dir": str(run_folders / "cache"),
+        "output_dir": str(run_folders / "out"),
+        "chat_template": "none",
+        "do_train": True,
+        "max_steps": 3,
+        "device": "cpu",
+        "adalora": True,
+        "adalora_tinit": 3,
+    }
+    (tmp_path / "run.json").write_text(json.dumps(keys))
+    config = load_run_config([str(tmp_path / "run.json")], peft_methods())
+    data = load_data(config)
+    message = "adalora_tinit=3 and adalora_tfinal=0 leave no step of 3"
+    with pytest.raises(ValueError, match=message):
+        describe_run(config, data)
+    trainer = build_trainer(config, data)
+    before = {name: tensor.numpy().copy() for name, tensor in trainer.model.adapter_state().items()}
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert all(np.array_equal(tensor, before[name]) for name, tensor in trainer.model.adapter_state().items())
 
 
 def test_an_adapter_that_was_never_trained_is_saved_whole(tmp_path: Path):
