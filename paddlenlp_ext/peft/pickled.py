@@ -14,15 +14,27 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
+
+class _Latin1Bytes:
+    """How Python 3 writes bytes into a pickle of Python 2's form; without attributes that a pickle could set."""
+
+    __slots__ = ()
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"it asks for text as {encoding!r}, which no array needs")
+        return text.encode("latin1")
+
+
 # By the spellings of Python 2 and 3, and of NumPy before and since 2.0.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
+    ("_codecs", "encode"): _Latin1Bytes(),
 }
-_REBUILDERS = {"_reconstruct", "_frombuffer"}
-_NUMPY_MODULES = {"numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"}
+_NUMPY_MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 
 
 def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -46,18 +58,9 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
-        if module in _NUMPY_MODULES and name in _REBUILDERS:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
+        if module in _NUMPY_MODULES and name == "_reconstruct":
+            return super().find_class("numpy._core.multiarray", name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-
-
-def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into a pickle of Python 2's form."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for text as {encoding!r}, which no array needs")
-    return text.encode("latin1")
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:

@@ -93,3 +93,12 @@ def test_what_holds_no_tensors_is_refused(content: bytes, tmp_path: Path):
     (tmp_path / "x.pdparams").write_bytes(content)
     with pytest.raises(ValueError, match=r"x.pdparams: "):
         read_pickled_arrays(tmp_path / "x.pdparams")
+
+
+@pytest.mark.parametrize("name", ["_codecs encode", "numpy dtype", "numpy.core.multiarray _reconstruct"])
+def test_what_arrays_are_made_with_can_not_be_changed(name: str, tmp_path: Path):
+    """A pickle may set attributes of what it names; here there are none to set."""
+    module, function = name.split()
+    (tmp_path / "x.pdparams").write_bytes(f"c{module}\n{function}\n(dS'x'\nI1\nsb.".encode())
+    with pytest.raises(ValueError, match="not read as arrays"):
+        read_pickled_arrays(tmp_path / "x.pdparams")
