@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
@@ -58,3 +59,22 @@ def test_paddlenlps_folder_merges_as_it_was_trained(
     merged.eval()
     np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
     assert np.abs(logits_of(merged) - logits_of(tiny_model("qwen2"))).max() > 1e-3
+
+
+def test_a_pickle_is_merged_only_where_that_is_asked_for(script: ModuleType, tmp_path: Path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    model = get_peft_model(tiny_model(), LoKrConfig(rank=2, target_modules=["q_proj"]))
+    train(model, steps=3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    tensors = {name.replace("model.", "llama.", 1): tensor for name, tensor in model.adapter_state().items()}
+    paddle.save(tensors, str(adapter / "lokr_model_state.pdparams"))
+    (adapter / "lokr_config.json").write_text(json.dumps({"lokr_dim": 2, "target_modules": [".*q_proj.*"]}))
+    arguments = ["--lokr_path", adapter, "--output_path", tmp_path / "merged", "--model_name_or_path", tmp_path / "base"]
+    arguments = [str(argument) for argument in [*arguments, "--device", "cpu"]]
+    with pytest.raises(ValueError, match="--allow_pickle"):
+        script.main(arguments)
+    script.main([*arguments, "--allow_pickle"])
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    merged.eval()
+    np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
