@@ -70,7 +70,14 @@ def test_a_pickle_is_merged_only_where_that_is_asked_for(script: ModuleType, tmp
     tensors = {name.replace("model.", "llama.", 1): tensor for name, tensor in model.adapter_state().items()}
     paddle.save(tensors, str(adapter / "lokr_model_state.pdparams"))
     (adapter / "lokr_config.json").write_text(json.dumps({"lokr_dim": 2, "target_modules": [".*q_proj.*"]}))
-    arguments = ["--lokr_path", adapter, "--output_path", tmp_path / "merged", "--model_name_or_path", tmp_path / "base"]
+    arguments = [
+        "--lokr_path",
+        adapter,
+        "--output_path",
+        tmp_path / "merged",
+        "--model_name_or_path",
+        tmp_path / "base",
+    ]
     arguments = [str(argument) for argument in [*arguments, "--device", "cpu"]]
     with pytest.raises(ValueError, match="--allow_pickle"):
         script.main(arguments)
