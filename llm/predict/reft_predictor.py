@@ -37,7 +37,7 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--num_beams", type=int, default=1, help="1: beam search is not available")
     parser.add_argument("--device", help="cpu, gpu, gpu:1, ...; unset: a GPU where there is one")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
-    parser.add_argument("--chat_template", help='Jinja or JSON file, or "none"; unset: the tokenizer\'s own')
+    parser.add_argument("--chat_template", help="Jinja or JSON file, or none; unset: the training's")
     arguments = vars(parser.parse_args(argv))
     check_reft(Path(arguments["reft_path"]))
     arguments["lora_path"] = arguments.pop("reft_path")

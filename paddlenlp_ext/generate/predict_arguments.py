@@ -29,7 +29,9 @@ class PredictorArguments:
     prefix_path: str | None = _argument(None, str, "the same as --lora_path, for prefix tuning")
     data_file: str | None = _argument(None, str, "rows to answer, one JSON object a line; none: chat in the terminal")
     output_file: str = _argument("output.json", str, 'where the lines {"src", "tgt", "output"} go')
-    chat_template: str | None = _argument(None, str, 'Jinja or JSON file, or "none"; default: the tokenizer\'s own')
+    chat_template: str | None = _argument(
+        None, str, "Jinja or JSON file, or none; default: the training's, else the tokenizer's own"
+    )
     src_length: int = _argument(1024, int, "most tokens of a prompt; a longer one is cut")
     max_length: int = _argument(1024, int, "most new tokens")
     total_max_length: int = _argument(4096, int, "most tokens of prompt and answer together")

@@ -122,12 +122,17 @@ def _merge(
 
 
 def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:
-    """Config, generation config, tokenizer and chat template; the adapter's own tokenizer where it carries one."""
+    """Config, generation config, tokenizer and chat template; the adapter's own tokenizer where it carries one.
+
+    The run's configuration goes along: prompts are written by the chat template that it names.
+    """
     write_model_config(folder, read_model_config(base), dtype)
     if base.is_file():
         write_generation_config(folder, read_generation_config(base))
     elif (base / "generation_config.json").is_file():
         shutil.copy(base / "generation_config.json", folder)
+    if (adapter / "run_config.json").is_file():
+        shutil.copy(adapter / "run_config.json", folder)
     if (adapter / "tokenizer_config.json").is_file():
         _copy_tokenizer(adapter, folder)
     elif base.is_file():

@@ -129,7 +129,9 @@ def test_the_adapters_own_tokenizer_is_preferred(script: ModuleType, base: Path,
     adapter = save_adapter(tmp_path / "adapter", base=base)
     (adapter / "tokenizer_config.json").write_text('{"mine": 1}')
     (adapter / "chat_template.jinja").write_text("adapter's template")
+    (adapter / "run_config.json").write_text('{"chat_template": "none"}')
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 0
+    assert json.loads((tmp_path / "merged" / "run_config.json").read_text()) == {"chat_template": "none"}
     assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"mine": 1}
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "adapter's template"
 
