@@ -26,7 +26,6 @@ from tiny_adapted import logits_of, tiny_model, train  # noqa: E402
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("merge_lokr_params", TESTS.parent / "llm" / "merge_lokr_params.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where `run_command` looks a script up
     spec.loader.exec_module(module)
     return module
 

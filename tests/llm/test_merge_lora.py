@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,7 +42,6 @@ CONFIG = {
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("merge_lora_params", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where `run_command` looks a script up
     spec.loader.exec_module(module)
     return module
 
