@@ -6,6 +6,7 @@ Every step is a command that a user would type; this script runs them one after 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -47,6 +48,8 @@ def show(seconds: float) -> None:
     for heading in ("", "before", "after"):
         scores.add_column(heading, justify="left" if not heading else "right")
     scores.add_row("exact match", f"{before['eval_exact_match']:.1%}", f"{after['eval_exact_match']:.1%}")
+    named = [share_naming_the_word(answers) for answers in (answers_before, answers_after)]
+    scores.add_row("the right word is in the answer", f"{named[0]:.1%}", f"{named[1]:.1%}")
     console.print(scores)
 
     samples = Table(title="The first three questions", title_justify="left")
@@ -61,6 +64,11 @@ def show(seconds: float) -> None:
     for what, where in [("adapter", ADAPTER), ("loss curve", ADAPTER / "loss.png"), ("merged model", MERGED)]:
         console.print(f"{what:>12}: {where}")
     console.print(f"\nDone in {seconds:.0f} s.")
+
+
+def share_naming_the_word(answers: list[dict[str, str]]) -> float:
+    """How many answers have the right word somewhere: a model that speaks in sentences may still know it."""
+    return sum(row["tgt"].lower() in re.findall(r"[a-z]+", row["output"].lower()) for row in answers) / len(answers)
 
 
 def shorten(text: str, limit: int = 80) -> str:
