@@ -5,20 +5,32 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
-from safetensors import safe_open
+from golden_checks import (
+    GOLDEN,
+    TOLERANCE,
+    adamw,
+    base_model,
+    check_config_fields,
+    check_gradients,
+    check_merged,
+    check_same_tensors,
+    check_tensors,
+    close,
+    golden_of,
+    ids_of,
+    make_inputs,
+    mean_loss,
+    part_of,
+)
 from tiny_adapted import logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined, save_as_lora
@@ -27,74 +39,38 @@ from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import build_trainer, load_data
 from paddlenlp_ext.train.dry_run import describe_run
-from paddlenlp_ext.train.optim import build_optimizer
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
-from adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY  # noqa: E402
-from model_cases import CASES as MODELS  # noqa: E402
-from model_cases import make_inputs, make_weight  # noqa: E402
+from adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 
-TOLERANCE = 1e-5
+FOLDER = GOLDEN / "adalora"
 both = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str, which: str = "start") -> AdaLoRAModel:
-    base = CASES[case]["base"]
-    model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
-    for name, parameter in model.named_parameters():
-        parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
-    return PeftModel.from_pretrained(model, GOLDEN / "adalora" / case / which)
-
-
-def golden_of(case: str) -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDEN / "adalora" / case / "golden.npz"))
-
-
-def ids_of(case: str) -> paddle.Tensor:
-    return paddle.to_tensor(make_inputs(CASES[case]["base"])[0])
+    return PeftModel.from_pretrained(base_model(CASES[case]["base"]), FOLDER / case / which)
 
 
 def whole_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
     input_ids, labels = make_inputs(CASES[case]["base"])
     labels[:, -1] = -100  # transformers, which shifts labels itself, has none there
-    hidden_TD = model.hidden_states(paddle.to_tensor(input_ids)).flatten(0, 1)
-    loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(labels.flatten()))
-    return loss_sum / int((labels != -100).sum()) + model.auxiliary_loss()
-
-
-def adamw(model: PeftModel, learning_rate: float = LEARNING_RATE, weight_decay: float = WEIGHT_DECAY):
-    options = SimpleNamespace(optim="adamw", learning_rate=learning_rate, weight_decay=weight_decay)
-    options.adam_beta1, options.adam_beta2, options.adam_epsilon = 0.9, 0.999, EPSILON
-    return build_optimizer(model, options)
-
-
-def close(ours: paddle.Tensor | np.ndarray, golden: np.ndarray, name: str = "") -> None:
-    np.testing.assert_allclose(np.asarray(ours), golden, rtol=0, atol=TOLERANCE, err_msg=name)
+    return mean_loss(model, input_ids, labels) + model.auxiliary_loss()
 
 
 @both
 def test_logits_gradients_and_merged_weights_are_pefts(case: str):
-    golden, model = golden_of(case), load(case)
-    logits = model(ids_of(case))
+    golden, model, base = golden_of(FOLDER / case), load(case), CASES[case]["base"]
+    logits = model(ids_of(base))
     close(logits, golden["logits"])
     whole_loss(model, case).backward()
-    state = model.adapter_state()
-    assert {f"gradient:{name}" for name in state} == {name for name in golden if name.startswith("gradient:")}
-    for name, tensor in state.items():
-        close(tensor.grad, golden[f"gradient:{name}"], name)
-    merged = model.merge_and_unload()
-    close(merged(ids_of(case)), logits.numpy())
-    wanted = [name for name in golden if name.startswith("merged:")]
-    assert wanted
-    for name in wanted:
-        close(merged.state_dict()[name.removeprefix("merged:")], golden[name], name)
+    check_gradients(model.adapter_state(), part_of(golden, "gradient"))
+    check_merged(model, base, golden, logits.numpy())
 
 
 @both
 def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path: Path):
-    golden, model, total = golden_of(case), load(case).train(), CASES[case]["adalora"]["total_step"]
-    optimizer, compared = adamw(model), 0
+    golden, model, total = golden_of(FOLDER / case), load(case).train(), CASES[case]["adalora"]["total_step"]
+    optimizer, compared = adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON), 0
     schedule = model.peft_config.schedule(
         total, sum(layer.rank for layer in model.layers().values()), len(model.layers())
     )
@@ -115,34 +91,21 @@ def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path
                 np.testing.assert_allclose(score, golden[f"score:{step}:{name}"], rtol=2e-3, atol=1e-9)
                 compared += 1
     assert compared == sum(name.startswith("score:") for name in golden) > 0
-    for name, tensor in model.adapter_state().items():
-        close(tensor, golden[f"trained:{name}"], name)
-    close(model(ids_of(case)), golden["last_logits"])
+    check_tensors(model.adapter_state(), part_of(golden, "trained"))
+    close(model(ids_of(CASES[case]["base"])), golden["last_logits"])
 
     model.save_finished(tmp_path)
-    written, theirs = (
-        json.loads((folder / "adapter_config.json").read_text())
-        for folder in (tmp_path, GOLDEN / "adalora" / case / "finished")
-    )
-    assert written.keys() <= theirs.keys()
-    for field in written.keys() - {"target_modules"}:
-        assert written[field] == theirs[field], field
+    written, _ = check_config_fields(tmp_path, FOLDER / case / "finished")
     assert any(not all(flags) for flags in written["rank_pattern"].values())
 
 
 @both
 def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_path: Path):
     model = load(case, "finished")
-    close(model(ids_of(case)), golden_of(case)["last_logits"])
+    close(model(ids_of(CASES[case]["base"])), golden_of(FOLDER / case)["last_logits"])
     for save in (model.save_pretrained, model.save_finished):
         save(tmp_path)
-        with (
-            safe_open(GOLDEN / "adalora" / case / "finished" / "adapter_model.safetensors", "np") as wanted,
-            safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
-        ):
-            assert sorted(written.keys()) == sorted(wanted.keys())
-            for key in wanted.keys():  # noqa: SIM118 (a safetensors file, not a dict)
-                assert np.array_equal(written.get_tensor(key), wanted.get_tensor(key))
+        check_same_tensors(tmp_path, FOLDER / case / "finished")
     loaded = PeftModel.from_pretrained(load(case).merge_and_unload(), tmp_path)
     ranks = [layer.rank for layer in loaded.layers().values()]
     assert ranks == [layer.rank for layer in model.layers().values()]
@@ -153,15 +116,15 @@ def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_pat
 @both
 def test_the_finished_adapter_merges(case: str):
     model = load(case, "finished")
-    before = model(ids_of(case)).numpy()
-    close(model.merge_and_unload()(ids_of(case)), before)
+    before = model(ids_of(CASES[case]["base"])).numpy()
+    close(model.merge_and_unload()(ids_of(CASES[case]["base"])), before)
 
 
 def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
     config = AdaLoRAConfig(**{"init_r": 6, "target_r": 2, "orth_reg_weight": 0.1, **options})
     model, losses = get_peft_model(tiny_model(), config), []
     model.plan_steps(steps)
-    optimizer = adamw(model, 3e-2, 0.0)
+    optimizer = adamw(model, 3e-2, 0.0, EPSILON)
     for step in range(1, steps + 1):
         loss = loss_of(model)
         losses.append(float(loss))

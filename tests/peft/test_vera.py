@@ -5,101 +5,74 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
+from golden_checks import (
+    GOLDEN,
+    TOLERANCE,
+    adamw,
+    base_model,
+    check_config_fields,
+    check_gradients,
+    check_loss_and_go_back,
+    check_merged,
+    check_same_tensors,
+    check_tensors,
+    close,
+    golden_of,
+    ids_of,
+    part_of,
+    take_steps,
+)
+from golden_checks import loss_of as golden_loss
 from safetensors import safe_open
 from tiny_adapted import logits_of, loss_of, same_bits, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
-from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
-from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
+from paddlenlp_ext.train.optim import trainable_parameters
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
-from model_cases import CASES as MODELS  # noqa: E402
-from model_cases import make_inputs, make_weight  # noqa: E402
-from vera_cases import CASES  # noqa: E402
-from weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS  # noqa: E402
+from vera_cases import CASES
+from weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS
 
-TOLERANCE = 1e-5
 with_golden = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> PeftModel:
-    base = CASES[case]["base"]
-    model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
-    for name, parameter in model.named_parameters():
-        parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
-    return PeftModel.from_pretrained(model, GOLDEN / "adapters" / case)
-
-
-def golden_loss(model: PeftModel, case: str) -> paddle.Tensor:
-    input_ids, labels = (paddle.to_tensor(array) for array in make_inputs(CASES[case]["base"]))
-    hidden_TD = model.hidden_states(input_ids).flatten(0, 1)
-    loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), labels.flatten())
-    return loss_sum / int((labels != -100).sum())
+    return PeftModel.from_pretrained(base_model(CASES[case]["base"]), GOLDEN / "adapters" / case)
 
 
 def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
     return {name: tensor for name, tensor in model.adapter_state().items() if name not in VeRAConfig.own_keys}
 
 
-def close(ours: paddle.Tensor, golden: np.ndarray, what: str = "") -> None:
-    np.testing.assert_allclose(ours.numpy(), golden, rtol=0, atol=TOLERANCE, err_msg=what)
-
-
 @with_golden
 def test_logits_gradients_and_merged_weights(case: str):
-    golden, model = dict(np.load(GOLDEN / "adapters" / case / "golden.npz")), load(case)
-    input_ids = paddle.to_tensor(make_inputs(CASES[case]["base"])[0])
-    close(model(input_ids), golden["logits"])
-    loss = golden_loss(model, case)
-    np.testing.assert_allclose(float(loss), golden["loss"], rtol=1e-6)
-    loss.backward()
-    assert vectors(model).keys() == {name[9:] for name in golden if name.startswith("gradient:")}
-    for name, tensor in vectors(model).items():
-        close(tensor.grad, golden[f"gradient:{name}"], name)
-    merged = model.merge_and_unload()
-    close(merged(input_ids), golden["logits"])
-    wanted = [name for name in golden if name.startswith("merged:")]
-    assert wanted
-    for name in wanted:
-        close(merged.state_dict()[name[7:]], golden[name], name)
+    golden, model, base = golden_of(GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    close(model(ids_of(base)), golden["logits"])
+    check_loss_and_go_back(model, base, golden)
+    check_gradients(vectors(model), part_of(golden, "gradient"))
+    check_merged(model, base, golden, golden["logits"])
 
 
 @with_golden
 def test_vectors_after_some_steps_of_adamw(case: str):
-    golden, model = np.load(GOLDEN / "adapters" / case / "golden.npz"), load(case).train()
-    options = SimpleNamespace(
-        optim="adamw",
-        learning_rate=LEARNING_RATE,
-        weight_decay=0.01,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        adam_epsilon=EPSILON,
-    )
-    optimizer = build_optimizer(model, options)
-    for _ in range(STEPS):
-        golden_loss(model, case).backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    for name, tensor in vectors(model).items():
-        close(tensor, golden[f"trained:{name}"], name)
+    golden, model = golden_of(GOLDEN / "adapters" / case), load(case).train()
+    optimizer = adamw(model, LEARNING_RATE, 0.01, EPSILON)
+    take_steps(optimizer, STEPS, lambda: golden_loss(model, CASES[case]["base"]))
+    check_tensors(vectors(model), part_of(golden, "trained"))
 
 
 @with_golden
 def test_the_seed_gives_the_pair_that_peft_drew(case: str):
-    golden = np.load(GOLDEN / "adapters" / case / "golden.npz")
+    golden = golden_of(GOLDEN / "adapters" / case)
     key = CASES[case]["settings"]["projection_prng_key"]
     rank = CASES[case]["settings"]["r"]
     model = load(case)
@@ -112,21 +85,10 @@ def test_the_seed_gives_the_pair_that_peft_drew(case: str):
 
 @with_golden
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
-    theirs = GOLDEN / "adapters" / case
     load(case).save_pretrained(tmp_path)
-    with (
-        safe_open(theirs / "adapter_model.safetensors", "np") as wanted,
-        safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
-    ):
-        assert sorted(written.keys()) == sorted(wanted.keys())
-        assert ("base_model.vera_A" in written.keys()) == ("stored" in case)  # noqa: SIM118 (a file, not a dict)
-        for key in wanted.keys():  # noqa: SIM118
-            assert np.array_equal(written.get_tensor(key), wanted.get_tensor(key))
-    ours = json.loads((tmp_path / "adapter_config.json").read_text())
-    golden = json.loads((theirs / "adapter_config.json").read_text())
-    assert ours.keys() <= golden.keys()
-    for field in ours.keys() - {"target_modules"}:
-        assert ours[field] == golden[field], field
+    keys = check_same_tensors(tmp_path, GOLDEN / "adapters" / case)
+    assert ("base_model.vera_A" in keys) == ("stored" in case)
+    check_config_fields(tmp_path, GOLDEN / "adapters" / case)
 
 
 def test_the_formula_of_one_layer():
