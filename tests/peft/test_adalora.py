@@ -6,26 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
-from golden_checks import (
-    GOLDEN,
-    TOLERANCE,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_merged,
-    check_same_tensors,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    make_inputs,
-    mean_loss,
-    part_of,
-)
 from tiny_adapted import logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
@@ -40,37 +24,37 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import build_trainer, load_data
 from paddlenlp_ext.train.dry_run import describe_run
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 
-FOLDER = GOLDEN / "adalora"
+FOLDER = shared.GOLDEN / "adalora"
 both = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str, which: str = "start") -> AdaLoRAModel:
-    return PeftModel.from_pretrained(base_model(CASES[case]["base"]), FOLDER / case / which)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), FOLDER / case / which)
 
 
 def whole_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
-    input_ids, labels = make_inputs(CASES[case]["base"])
+    input_ids, labels = shared.make_inputs(CASES[case]["base"])
     labels[:, -1] = -100  # transformers, which shifts labels itself, has none there
-    return mean_loss(model, input_ids, labels) + model.auxiliary_loss()
+    return shared.mean_loss(model, input_ids, labels) + model.auxiliary_loss()
 
 
 @both
 def test_logits_gradients_and_merged_weights_are_pefts(case: str):
-    golden, model, base = golden_of(FOLDER / case), load(case), CASES[case]["base"]
-    logits = model(ids_of(base))
-    close(logits, golden["logits"])
+    golden, model, base = shared.golden_of(FOLDER / case), load(case), CASES[case]["base"]
+    logits = model(shared.ids_of(base))
+    shared.close(logits, golden["logits"])
     whole_loss(model, case).backward()
-    check_gradients(model.adapter_state(), part_of(golden, "gradient"))
-    check_merged(model, base, golden, logits.numpy())
+    shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
+    shared.check_merged(model, base, golden, logits.numpy())
 
 
 @both
 def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path: Path):
-    golden, model, total = golden_of(FOLDER / case), load(case).train(), CASES[case]["adalora"]["total_step"]
-    optimizer, compared = adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON), 0
+    golden, model, total = shared.golden_of(FOLDER / case), load(case).train(), CASES[case]["adalora"]["total_step"]
+    optimizer, compared = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON), 0
     schedule = model.peft_config.schedule(
         total, sum(layer.rank for layer in model.layers().values()), len(model.layers())
     )
@@ -84,28 +68,28 @@ def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path
         assert schedule.budget(step) == golden["budgets"][step - 1]
         for name, layer in model.layers().items():
             values = golden[f"values:{step}:{name}.lora_E"]
-            close(layer.lora_E, values, name)
+            shared.close(layer.lora_E, values, name)
             assert np.array_equal(layer.lora_E.numpy() == 0, values == 0)
         if model.importance.averages:
             for name, score in model.importance.scores(model.layers()).items():
                 np.testing.assert_allclose(score, golden[f"score:{step}:{name}"], rtol=2e-3, atol=1e-9)
                 compared += 1
     assert compared == sum(name.startswith("score:") for name in golden) > 0
-    check_tensors(model.adapter_state(), part_of(golden, "trained"))
-    close(model(ids_of(CASES[case]["base"])), golden["last_logits"])
+    shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
+    shared.close(model(shared.ids_of(CASES[case]["base"])), golden["last_logits"])
 
     model.save_finished(tmp_path)
-    written, _ = check_config_fields(tmp_path, FOLDER / case / "finished")
+    written, _ = shared.check_config_fields(tmp_path, FOLDER / case / "finished")
     assert any(not all(flags) for flags in written["rank_pattern"].values())
 
 
 @both
 def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_path: Path):
     model = load(case, "finished")
-    close(model(ids_of(CASES[case]["base"])), golden_of(FOLDER / case)["last_logits"])
+    shared.close(model(shared.ids_of(CASES[case]["base"])), shared.golden_of(FOLDER / case)["last_logits"])
     for save in (model.save_pretrained, model.save_finished):
         save(tmp_path)
-        check_same_tensors(tmp_path, FOLDER / case / "finished")
+        shared.check_same_tensors(tmp_path, FOLDER / case / "finished")
     loaded = PeftModel.from_pretrained(load(case).merge_and_unload(), tmp_path)
     ranks = [layer.rank for layer in loaded.layers().values()]
     assert ranks == [layer.rank for layer in model.layers().values()]
@@ -116,15 +100,15 @@ def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_pat
 @both
 def test_the_finished_adapter_merges(case: str):
     model = load(case, "finished")
-    before = model(ids_of(CASES[case]["base"])).numpy()
-    close(model.merge_and_unload()(ids_of(CASES[case]["base"])), before)
+    before = model(shared.ids_of(CASES[case]["base"])).numpy()
+    shared.close(model.merge_and_unload()(shared.ids_of(CASES[case]["base"])), before)
 
 
 def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
     config = AdaLoRAConfig(**{"init_r": 6, "target_r": 2, "orth_reg_weight": 0.1, **options})
     model, losses = get_peft_model(tiny_model(), config), []
     model.plan_steps(steps)
-    optimizer = adamw(model, 3e-2, 0.0, EPSILON)
+    optimizer = shared.adamw(model, 3e-2, 0.0, EPSILON)
     for step in range(1, steps + 1):
         loss = loss_of(model)
         losses.append(float(loss))
@@ -153,12 +137,12 @@ def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
     assert sizes[1] < 0.6 * sizes[0]
     for name in ("checkpoint", "finished"):
         loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / name)
-        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=TOLERANCE)
+        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=shared.TOLERANCE)
     assert len(loaded.layers()) < 14, "no layer has lost all its ranks"
     tiny_model().save_pretrained(tmp_path / "base")
     folders = (tmp_path / "finished", tmp_path / "merged")
     report = merge_adapter(*folders, AutoModelForCausalLM.from_pretrained, base=tmp_path / "base")
-    assert report.difference < TOLERANCE
+    assert report.difference < shared.TOLERANCE
     warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
     assert sum(layer.rank for layer in warm.layers().values()) == 28
     for step in (1, 2, 3, 4):
@@ -178,7 +162,7 @@ def test_a_layer_without_ranks_is_combined_and_saved_as_lora(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "lora"),
         load_combined(tiny_model(), {tmp_path / "finished": 1.0}),
     ):
-        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=TOLERANCE)
+        np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=shared.TOLERANCE)
 
 
 def test_the_steps_that_a_run_decides_are_the_models_not_the_configs(tmp_path: Path):
@@ -276,4 +260,4 @@ def test_over_a_half_precision_base_the_values_stay_float32_and_the_rest_is_the_
     ours, theirs = model.layers(), PeftModel.from_pretrained(tiny_model(), tmp_path).layers()
     for name, layer in theirs.items():
         assert layer.rank == 2
-        close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)
+        shared.close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)

@@ -5,30 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import pytest
-from golden_checks import (
-    GOLDEN,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_loss_and_go_back,
-    check_merged,
-    check_same_tensors,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    loss_of,
-    part_of,
-    take_steps,
-)
 
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.optim import trainable_parameters
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 
 pytestmark = pytest.mark.parametrize("case", CASES)
@@ -36,31 +20,31 @@ pytestmark = pytest.mark.parametrize("case", CASES)
 
 def load(case: str) -> tuple[PeftModel, str, dict[str, np.ndarray]]:
     """PEFT's adapter over its base, the base's name, and the golden results."""
-    base, folder = CASES[case]["base"], GOLDEN / "adapters" / case
-    return PeftModel.from_pretrained(base_model(base), folder), base, golden_of(folder)
+    base, folder = CASES[case]["base"], shared.GOLDEN / "adapters" / case
+    return PeftModel.from_pretrained(shared.base_model(base), folder), base, shared.golden_of(folder)
 
 
 def test_logits_gradients_and_merged_weights(case: str):
     model, base, golden = load(case)
-    logits = model(ids_of(base))
-    close(logits, golden["logits"])
-    check_loss_and_go_back(model, base, golden)
-    check_gradients(model.adapter_state(), part_of(golden, "gradient"))
-    check_merged(model, base, golden, logits.numpy())
+    logits = model(shared.ids_of(base))
+    shared.close(logits, golden["logits"])
+    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
+    shared.check_merged(model, base, golden, logits.numpy())
 
 
 def test_weights_after_some_steps_of_adamw_and_lora_plus(case: str):
     model, base, golden = load(case)
     model.train()
     model.peft_config.plus_scale = CASES[case]["plus_ratio"]
-    optimizer = adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
+    optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
     assert len(trainable_parameters(model)) == len(model.adapter_state())
-    take_steps(optimizer, STEPS, lambda: loss_of(model, base))
-    check_tensors(model.adapter_state(), part_of(golden, "trained"))
+    shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, base))
+    shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
     load(case)[0].save_pretrained(tmp_path)
-    check_same_tensors(tmp_path, GOLDEN / "adapters" / case)
-    check_config_fields(tmp_path, GOLDEN / "adapters" / case)
+    shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
+    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)

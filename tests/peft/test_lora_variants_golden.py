@@ -5,26 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
-from golden_checks import (
-    GOLDEN,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_loss_and_go_back,
-    check_merged,
-    check_same_tensors,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    loss_of,
-    part_of,
-    take_steps,
-)
 
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -34,44 +18,44 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from lora_variant_cases import CASES, GRADIENT_CASE
 from peft_cases import EPSILON, LEARNING_RATE, STEPS
 
 
 def evaluated_base(base: str) -> CausalLM:
-    model = base_model(base)
+    model = shared.base_model(base)
     model.eval()
     return model
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(evaluated_base(CASES[case]["base"]), GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(evaluated_base(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_gradients_and_merged_weights_as_in_peft(case: str):
-    golden, model, base = golden_of(GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
-    logits = model(ids_of(base))
-    close(logits, golden["logits"])
-    check_loss_and_go_back(model, base, golden)
-    check_gradients(model.adapter_state(), part_of(golden, "gradient"))
-    check_merged(model, base, golden, logits.numpy())
+    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    logits = model(shared.ids_of(base))
+    shared.close(logits, golden["logits"])
+    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
+    shared.check_merged(model, base, golden, logits.numpy())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_after_some_steps_of_adamw_as_in_peft(case: str):
-    golden, model = golden_of(GOLDEN / "adapters" / case), load(case).train()
-    optimizer = adamw(model, LEARNING_RATE, 0.0, EPSILON)
-    take_steps(optimizer, STEPS, lambda: loss_of(model, CASES[case]["base"]))
-    check_tensors(model.adapter_state(), part_of(golden, "trained"))
+    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
+    optimizer = shared.adamw(model, LEARNING_RATE, 0.0, EPSILON)
+    shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
+    shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_of_peft_saved_again_reads_as_pefts_own(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
-    check_same_tensors(tmp_path, GOLDEN / "adapters" / case)
-    check_config_fields(tmp_path, GOLDEN / "adapters" / case)
+    shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
+    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)
 
 
 @pytest.mark.parametrize("svd", ["fast", "exact"])
@@ -88,49 +72,49 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
     )
     model = get_peft_model(evaluated_base(CASES[case]["base"]), config)
     layers = dict(adapter_layers(model.base_model))
-    wanted = part_of(golden_of(GOLDEN / "adapters" / case), "start:product")
+    wanted = shared.part_of(shared.golden_of(shared.GOLDEN / "adapters" / case), "start:product")
     assert wanted
     for name, product in wanted.items():
         layer = layers[name]
         ours = paddle.matmul(layer.lora_B_start, layer.lora_A_start) * layer.scaling
-        close(ours, product)
+        shared.close(ours, product)
 
 
 def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path):
-    base, theirs = CASES["llama_pissa"]["base"], GOLDEN / "adapters" / "llama_pissa"
+    base, theirs = CASES["llama_pissa"]["base"], shared.GOLDEN / "adapters" / "llama_pissa"
     model = get_peft_model(evaluated_base(base), PissaConfig(path=str(theirs)))
     optimizer = paddle.optimizer.AdamW(0.01, parameters=[p for p in model.parameters() if not p.stop_gradient])
-    loss_of(model, base).backward()
+    shared.loss_of(model, base).backward()
     optimizer.step()
     model.eval()
-    input_ids = ids_of(base)
+    input_ids = shared.ids_of(base)
     logits = model(input_ids).numpy()
-    assert np.abs(logits - golden_of(theirs)["logits"]).max() > 0.1
+    assert np.abs(logits - shared.golden_of(theirs)["logits"]).max() > 0.1
     model.save_pretrained(tmp_path / "pissa")
     again = PeftModel.from_pretrained(evaluated_base(base), tmp_path / "pissa")
     assert np.array_equal(again(input_ids).numpy(), logits)
     save_as_lora(model, tmp_path / "plain")
     plain = PeftModel.from_pretrained(evaluated_base(base), tmp_path / "plain")
     assert type(plain.peft_config) is LoRAConfig
-    close(plain(input_ids), logits)
+    shared.close(plain(input_ids), logits)
 
 
 def test_pefts_conversion_of_a_pissa_adapter_is_the_same_model():
     base = CASES["llama_pissa"]["base"]
-    converted = PeftModel.from_pretrained(evaluated_base(base), GOLDEN / "adapters" / "llama_pissa_converted")
-    close(converted(ids_of(base)), golden_of(GOLDEN / "adapters" / "llama_pissa")["logits"])
+    converted = PeftModel.from_pretrained(evaluated_base(base), shared.GOLDEN / "adapters" / "llama_pissa_converted")
+    shared.close(converted(shared.ids_of(base)), shared.golden_of(shared.GOLDEN / "adapters" / "llama_pissa")["logits"])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_lora_ga_starts_from_the_gradient_that_torch_computes(recompute: bool):
     """A0 and B0 by the paper's formula in NumPy, from the base's own gradients."""
-    gradients = np.load(GOLDEN / "lora_ga_gradients.npz")
+    gradients = np.load(shared.GOLDEN / "lora_ga_gradients.npz")
     config = LoRAGAConfig(rank=4, alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], ga_stable_gamma=9.0)
     model = get_peft_model(evaluated_base(GRADIENT_CASE), config)
     if recompute:
         model.enable_recompute()
     model.train()
-    model.before_training(lambda: loss_of(model, GRADIENT_CASE).backward())
+    model.before_training(lambda: shared.loss_of(model, GRADIENT_CASE).backward())
     layers = dict(adapter_layers(model.base_model))
     assert len(gradients.files) == 3
     for name in gradients.files:

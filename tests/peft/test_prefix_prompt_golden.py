@@ -5,39 +5,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import pytest
-from golden_checks import (
-    GOLDEN,
-    MODELS,
-    TOLERANCE,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_loss_and_go_back,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    loss_of,
-    part_of,
-    take_steps,
-)
 from safetensors import safe_open
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.prefix import PrefixConfig
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 
 
 def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
     """PEFT's tensors (`start`, `gradient`, `trained`) under the names and in the shapes that they have here."""
-    theirs = part_of(golden, kind)
-    config, embedding = DecoderConfig.from_dict(MODELS[CASES[case]["base"]]), theirs["embedding.weight"]
+    theirs = shared.part_of(golden, kind)
+    config, embedding = DecoderConfig.from_dict(shared.MODELS[CASES[case]["base"]]), theirs["embedding.weight"]
     layers = [f"model.layers.{index}.self_attn" for index in range(config.num_hidden_layers)]
     if CASES[case]["method"] == "prompt":
         return {"model.embed_tokens.prompt_embeddings": embedding}
@@ -60,53 +44,53 @@ def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
     """With a projection where PEFT had one: its file has the result alone."""
     options = CASES[case]["options"]
     if "prefix_projection" not in options:
-        return PeftModel.from_pretrained(base_model(CASES[case]["base"]), GOLDEN / "adapters" / case)
+        return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
     config = PrefixConfig(
         num_tokens=options["num_virtual_tokens"],
         projection=True,
         projection_hidden_size=options["encoder_hidden_size"],
     )
-    model = get_peft_model(base_model(CASES[case]["base"]), config)
+    model = get_peft_model(shared.base_model(CASES[case]["base"]), config)
     model.load_tensors(own_tensors(case, golden, "start"), case)
     return model
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_peft_has_pefts_logits(case: str):
-    base, folder = CASES[case]["base"], GOLDEN / "adapters" / case
-    model = PeftModel.from_pretrained(base_model(base), folder)
-    close(model(ids_of(base)), golden_of(folder)["logits"])
+    base, folder = CASES[case]["base"], shared.GOLDEN / "adapters" / case
+    model = PeftModel.from_pretrained(shared.base_model(base), folder)
+    shared.close(model(shared.ids_of(base)), shared.golden_of(folder)["logits"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case: str):
-    golden = golden_of(GOLDEN / "adapters" / case)
+    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
     model = learning_model(case, golden)
-    check_loss_and_go_back(model, CASES[case]["base"], golden)
-    check_gradients(model.adapter_state(), own_tensors(case, golden, "gradient"))
+    shared.check_loss_and_go_back(model, CASES[case]["base"], golden)
+    shared.check_gradients(model.adapter_state(), own_tensors(case, golden, "gradient"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_after_some_steps_of_adamw(case: str):
-    golden = golden_of(GOLDEN / "adapters" / case)
+    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
     model = learning_model(case, golden).train()
-    optimizer = adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
-    take_steps(optimizer, STEPS, lambda: loss_of(model, CASES[case]["base"]))
-    check_tensors(model.adapter_state(), own_tensors(case, golden, "trained"))
+    optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
+    shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
+    shared.check_tensors(model.adapter_state(), own_tensors(case, golden, "trained"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same key, same bytes; a projection's learned parts beside it, and no field that PEFT does not write."""
-    theirs = GOLDEN / "adapters" / case
-    learning_model(case, golden_of(theirs)).save_pretrained(tmp_path)
+    theirs = shared.GOLDEN / "adapters" / case
+    learning_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)
     with (
         safe_open(theirs / "adapter_model.safetensors", "np") as wanted,
         safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
     ):
         assert list(wanted.keys()) == ["prompt_embeddings"]
-        tolerance = TOLERANCE if "prefix_projection" in CASES[case]["options"] else 0
+        tolerance = shared.TOLERANCE if "prefix_projection" in CASES[case]["options"] else 0
         np.testing.assert_allclose(
             written.get_tensor("prompt_embeddings"), wanted.get_tensor("prompt_embeddings"), rtol=0, atol=tolerance
         )
-    check_config_fields(tmp_path, theirs, but=())
+    shared.check_config_fields(tmp_path, theirs, but=())

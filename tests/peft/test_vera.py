@@ -6,27 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
-from golden_checks import (
-    GOLDEN,
-    TOLERANCE,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_loss_and_go_back,
-    check_merged,
-    check_same_tensors,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    part_of,
-    take_steps,
-)
-from golden_checks import loss_of as golden_loss
 from safetensors import safe_open
 from tiny_adapted import logits_of, loss_of, same_bits, tiny_model, train
 
@@ -38,7 +21,7 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
 from paddlenlp_ext.train.optim import trainable_parameters
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from vera_cases import CASES
 from weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS
 
@@ -46,7 +29,7 @@ with_golden = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(base_model(CASES[case]["base"]), GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
 
 
 def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
@@ -55,24 +38,24 @@ def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
 
 @with_golden
 def test_logits_gradients_and_merged_weights(case: str):
-    golden, model, base = golden_of(GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
-    close(model(ids_of(base)), golden["logits"])
-    check_loss_and_go_back(model, base, golden)
-    check_gradients(vectors(model), part_of(golden, "gradient"))
-    check_merged(model, base, golden, golden["logits"])
+    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    shared.close(model(shared.ids_of(base)), golden["logits"])
+    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_gradients(vectors(model), shared.part_of(golden, "gradient"))
+    shared.check_merged(model, base, golden, golden["logits"])
 
 
 @with_golden
 def test_vectors_after_some_steps_of_adamw(case: str):
-    golden, model = golden_of(GOLDEN / "adapters" / case), load(case).train()
-    optimizer = adamw(model, LEARNING_RATE, 0.01, EPSILON)
-    take_steps(optimizer, STEPS, lambda: golden_loss(model, CASES[case]["base"]))
-    check_tensors(vectors(model), part_of(golden, "trained"))
+    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
+    optimizer = shared.adamw(model, LEARNING_RATE, 0.01, EPSILON)
+    shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
+    shared.check_tensors(vectors(model), shared.part_of(golden, "trained"))
 
 
 @with_golden
 def test_the_seed_gives_the_pair_that_peft_drew(case: str):
-    golden = golden_of(GOLDEN / "adapters" / case)
+    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
     key = CASES[case]["settings"]["projection_prng_key"]
     rank = CASES[case]["settings"]["r"]
     model = load(case)
@@ -86,9 +69,9 @@ def test_the_seed_gives_the_pair_that_peft_drew(case: str):
 @with_golden
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
-    keys = check_same_tensors(tmp_path, GOLDEN / "adapters" / case)
+    keys = shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
     assert ("base_model.vera_A" in keys) == ("stored" in case)
-    check_config_fields(tmp_path, GOLDEN / "adapters" / case)
+    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)
 
 
 def test_the_formula_of_one_layer():
@@ -169,7 +152,7 @@ def test_it_can_be_written_as_a_plain_lora(tmp_path: Path):
     save_as_lora(model, tmp_path)
     loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
     assert loaded.peft_config.peft_type == "LORA"
-    np.testing.assert_allclose(logits_of(loaded), logits_of(model), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(logits_of(loaded), logits_of(model), rtol=0, atol=shared.TOLERANCE)
 
 
 def test_a_lost_pair_is_named(tmp_path: Path):

@@ -8,71 +8,56 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden_checks as shared
 import numpy as np
 import pytest
-from golden_checks import (
-    GOLDEN,
-    adamw,
-    base_model,
-    check_config_fields,
-    check_gradients,
-    check_loss_and_go_back,
-    check_same_tensors,
-    check_tensors,
-    close,
-    golden_of,
-    ids_of,
-    loss_of,
-    part_of,
-    take_steps,
-)
 
 from paddlenlp_ext.peft.base import PeftModel
 
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(shared.GOLDEN))
 from weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(base_model(CASES[case]["base"]), GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
 
 
 def test_logits_and_gradients(case: str):
-    golden, model, base = golden_of(GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
-    close(model(ids_of(base)), golden["logits"])
-    check_loss_and_go_back(model, base, golden)
-    check_gradients(model.adapter_state(), part_of(golden, "gradient"))
+    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    shared.close(model(shared.ids_of(base)), golden["logits"])
+    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
 
 
 def test_merged_weights_and_biases(case: str):
-    golden, model, base = golden_of(GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
-    before = {name: parameter.numpy() for name, parameter in base_model(base).named_parameters()}
+    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    before = {name: parameter.numpy() for name, parameter in shared.base_model(base).named_parameters()}
     merged = dict(model.merge_and_unload().named_parameters())
     changed = {
         name for name in before if ".layers.1." in name and not np.array_equal(merged[name].numpy(), before[name])
     }
     assert changed
-    check_tensors({name: merged[name] for name in changed}, part_of(golden, "merged"))
-    close(merged_logits := model.base_model(ids_of(base)), golden["logits"])
+    shared.check_tensors({name: merged[name] for name in changed}, shared.part_of(golden, "merged"))
+    shared.close(merged_logits := model.base_model(shared.ids_of(base)), golden["logits"])
     assert merged_logits.shape[-1] == 96
 
 
 def test_weights_after_some_steps_of_adamw(case: str):
-    golden, model = golden_of(GOLDEN / "adapters" / case), load(case).train()
+    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
     model.peft_config.decays = lambda name: True  # PyTorch's AdamW decayed IA3's scales too
-    optimizer = adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
-    take_steps(optimizer, STEPS, lambda: loss_of(model, CASES[case]["base"]))
-    check_tensors(model.adapter_state(), part_of(golden, "trained"))
+    optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
+    shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
+    shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
-    theirs = GOLDEN / "adapters" / case
+    theirs = shared.GOLDEN / "adapters" / case
     load(case).save_pretrained(tmp_path)
-    check_same_tensors(tmp_path, theirs)
+    shared.check_same_tensors(tmp_path, theirs)
     lists = "feedforward_modules"  # of IA3; in any order
-    written, wanted = check_config_fields(tmp_path, theirs, but=("target_modules", "peft_version", lists))
+    written, wanted = shared.check_config_fields(tmp_path, theirs, but=("target_modules", "peft_version", lists))
     if lists in written:
         assert sorted(written[lists]) == sorted(wanted[lists])
