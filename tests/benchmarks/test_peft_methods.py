@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +16,21 @@ from paddlenlp_ext.peft.registry import peft_methods
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "peft_methods"
 sys.path.insert(0, str(FOLDER))
 from entries import LORA_RANKS, all_entries  # noqa: E402
-from outcome import Outcome, best_of_each, markdown, write_outcomes  # noqa: E402
+from outcome import Cost, Outcome, best_of_each  # noqa: E402
+from table import markdown, table_lines, write_outcomes  # noqa: E402
 
 LORA = Outcome(
+    task="inflection",
     method="lora",
     learning_rate=1e-3,
     score=0.5,
     loss=1.0,
     train_loss=1.1,
     trainable_parameters=1000,
-    peak_memory_gb=1.5,
-    tokens_per_second=2000.0,
     num_tokens=4096,
     file_mb=0.5,
 )
+LORA_COST = Cost(method="lora", tokens_per_second=2000.0, peak_memory_gb=1.5)
 
 
 def test_every_registered_method_full_fine_tuning_and_lora_at_all_ranks_are_planned(tmp_path: Path):
@@ -62,37 +62,42 @@ def test_the_best_learning_rate_is_that_of_the_lowest_dev_loss():
 
 
 def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
-    other = dataclasses.replace(LORA, method="sora", score=0.75)
-    text = markdown([LORA, other], {"model": "m"})
+    better = dataclasses.replace(LORA, method="sora", score=0.75)
+    on_gsm8k = dataclasses.replace(LORA, task="gsm8k", score=None, loss=0.8, learning_rate=3e-3, num_tokens=9)
+    lines = table_lines([LORA, better, on_gsm8k], [LORA_COST])
+    text = markdown(lines, {"model": "m"})
     assert "model: m" in text
-    line = "| lora | 50.0% | 1.0000 | 1,000 | 1.50 GB | 2,000 | 0.5 MB | 0.001 |"
-    assert text.index("| sora | 75.0%") < text.index(line)
-    write_outcomes(tmp_path, [LORA, other], {})
+    sora, lora = text.splitlines()[-2:]
+    assert sora == "| sora | 75% | 1.000 | 0.001 |  |  | 1,000 | 0.5 MB |  |  |"
+    assert lora == "| lora | 50% | 1.000 | 0.001 | 0.800 | 0.003 | 1,000 | 0.5 MB | 1.50 GB | 2,000 |"
+    assert write_outcomes(tmp_path, [LORA, better, on_gsm8k], [LORA_COST], {}).endswith(f"{sora}\n{lora}\n")
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["lora", "sora"]
+        assert [row["method"] for row in csv.DictReader(file)] == ["lora", "sora", "lora"]
 
 
 @pytest.mark.slow
 def test_a_quick_run_leaves_the_table_and_is_not_made_twice(tmp_path: Path):
     def launch(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--out", str(tmp_path), "--methods", *more]
-        return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+        command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--jobs", "2", "--out", str(tmp_path)]
+        return subprocess.run([*command, "--methods", *more], capture_output=True, text=True, check=False)
 
     first = launch("full", "lora_r2", "adalora", "sora")
     assert first.returncode == 0, first.stderr
-    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
-        rows = {row["method"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["full", "lora_r2", "adalora", "sora"]
-    assert len({row["num_tokens"] for row in rows.values()}) == 1
-    assert int(rows["full"]["trainable_parameters"]) > int(rows["lora_r2"]["trainable_parameters"]) > 0
-    for row in rows.values():
-        assert all(float(row[name]) >= 0 for name in row if name != "method")
-        assert float(row["file_mb"]) > 0
+    with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == 2 * ["full", "lora_r2", "adalora", "sora"]
+    assert [row["task"] for row in rows] == 4 * ["inflection"] + 4 * ["gsm8k"]
+    assert len({row["num_tokens"] for row in rows}) == 1
+    assert int(rows[0]["trainable_parameters"]) > int(rows[1]["trainable_parameters"]) > 0
+    assert [bool(row["score"]) for row in rows] == 4 * [True] + 4 * [False]
+    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
+        costs = {row["method"]: row for row in csv.DictReader(file)}
+    assert all(float(cost["tokens_per_second"]) > 0 and float(cost["peak_memory_gb"]) > 0 for cost in costs.values())
     assert (tmp_path / "table.png").is_file() and "| lora_r2 |" in (tmp_path / "table.md").read_text()
 
-    logs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/run.log")}
-    assert len(logs) == 4
+    logs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/run.log")}
+    assert len(logs) == 12
     again = launch("full", "lora_r2")
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in logs} == logs

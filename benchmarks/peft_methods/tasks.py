@@ -1,0 +1,91 @@
+"""What each method learns, and the short run that its speed and memory are read from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_OF_ALL_RUNS: dict[str, Any] = {
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "per_device_eval_batch_size": 25,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.1,
+    "zero_padding": True,
+    "greedy_zero_padding": True,
+    "do_train": True,
+    "disable_tqdm": True,
+    "seed": 42,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows, and how long and how they are learned.
+
+    Attributes:
+        name: in the table, and of the folder of its runs.
+        keys: what a run of any method has in its configuration, but for the method's own keys and learning rate.
+    """
+
+    name: str
+    keys: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, name: str, dataset: str, *, steps: int, pack_tokens: int, eval_batches: int, new_tokens: int = 0
+    ) -> Task:
+        """A task of `steps` optimizer steps of one pack each.
+
+        Args:
+            name: as the attribute.
+            dataset: built-in name, or a folder of train.json and dev.json.
+            steps: optimizer steps.
+            pack_tokens: the most tokens of a pack.
+            eval_batches: batches of 25 dev rows; 0: nothing is evaluated.
+            new_tokens: tokens of a generated answer; 0: no answers, so no score.
+        """
+        keys = {
+            **_OF_ALL_RUNS,
+            "dataset_name_or_path": dataset,
+            "max_steps": steps,
+            "logging_steps": max(1, steps // 20),
+            "max_length": pack_tokens,
+            "src_length": pack_tokens // 2,
+            "do_eval": eval_batches > 0,
+            "max_evaluate_steps": eval_batches,
+            "eval_with_do_generation": new_tokens > 0,
+            "max_new_tokens": new_tokens or 1,
+        }
+        return cls(name, keys)
+
+    def on(self, model: str, settings: Sequence[Sequence[str]]) -> Task:
+        """The task on a model, with `settings` (key, JSON value) above its own keys."""
+        more = {key: json.loads(value) for key, value in settings}
+        return Task(self.name, {**self.keys, "model_name_or_path": model, **more})
+
+
+INFLECTION = Task.of("inflection", "inflection", steps=100, pack_tokens=128, eval_batches=4, new_tokens=16)
+COST = Task.of("cost", "inflection", steps=6, pack_tokens=512, eval_batches=0)
+"""Run alone, whatever else runs side by side: its time and memory are those of one process on all cores."""
+
+
+def gsm8k(folder: Path) -> Task:
+    """Worked answers to school mathematics (Cobbe et al. 2021, arXiv:2110.14168), judged by the loss on 50 dev rows."""
+    return Task.of("gsm8k", str(folder), steps=40, pack_tokens=384, eval_batches=2)
+
+
+def tiny(folder: Path) -> list[Task]:
+    """Both kinds of task in little, on a tiny random model: no figure of theirs means anything."""
+    from tiny_inputs import make_tiny_inputs
+
+    model, data = make_tiny_inputs(folder)
+    keys = {"chat_template": "none", "device": "cpu", "data_cache_dir": str(folder / "cache")}
+    settings = [(key, json.dumps(value)) for key, value in keys.items()]
+    scored = Task.of("inflection", str(data), steps=2, pack_tokens=32, eval_batches=1, new_tokens=4)
+    unscored = Task.of("gsm8k", str(data), steps=2, pack_tokens=32, eval_batches=1)
+    cost = Task.of("cost", str(data), steps=2, pack_tokens=32, eval_batches=0)
+    return [task.on(str(model), settings) for task in (scored, unscored, cost)]
