@@ -29,15 +29,23 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
         ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
             all, and nothing has been loaded.
     """
-    parameters = dict(layer.named_parameters())
-    _check_names_and_shapes({name: tuple(p.shape) for name, p in parameters.items()}, source)
-    for name, parameter in parameters.items():
+    require_tensors({name: tuple(p.shape) for name, p in layer.named_parameters()}, source)
+    fill_parameters(layer, source)
+
+
+def fill_parameters(layer: paddle.nn.Layer, source: WeightSource) -> None:
+    """As `load_weights`, of tensors that were checked already."""
+    for name, parameter in layer.named_parameters():
         dtype = str(parameter.dtype).removeprefix("paddle.")
         parameter.set_value(source.read(name, dtype))
 
 
-def _check_names_and_shapes(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:
-    """Compare what a model wants, shape by name, with what is stored."""
+def require_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:
+    """Check what is stored against what a model wants, shape by name.
+
+    Raises:
+        ValueError: as `load_weights`.
+    """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name)]
     missing = [name for name in expected if name not in set(stored)]
     surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]

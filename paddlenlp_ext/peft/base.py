@@ -14,10 +14,11 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.nn.tree import layer_at, replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.peft.fold import fold_in_place
-from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer, take_off
+from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
 from paddlenlp_ext.utils.log import get_logger

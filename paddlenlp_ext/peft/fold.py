@@ -5,8 +5,9 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers, replace_layer
+from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
 
 
 def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:

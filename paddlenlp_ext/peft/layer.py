@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.plan import Style
 
 
@@ -127,23 +128,6 @@ def put_on(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None:
     """The reverse of `take_off`: nothing is copied."""
     for name, layer in layers.items():
         replace_layer(model, name, layer)
-
-
-def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
-    """Put `layer` at the dotted `name`."""
-    parent_name, _, leaf = name.rpartition(".")
-    parent = layer_at(model, parent_name)
-    if leaf.isdigit():
-        parent[int(leaf)] = layer
-    else:
-        setattr(parent, leaf, layer)
-
-
-def layer_at(model: nn.Layer, name: str) -> nn.Layer:
-    """The sublayer of that dotted name ("" is the model itself)."""
-    for part in name.split(".") if name else ():
-        model = model[int(part)] if part.isdigit() else getattr(model, part)
-    return model
 
 
 def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:

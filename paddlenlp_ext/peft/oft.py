@@ -23,8 +23,9 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.nn.tree import layer_at
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, layer_at
+from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.ranges import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
