@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast lint golden clean
+.PHONY: quickstart test test-fast lint golden check-peers clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -35,6 +35,13 @@ clean:
 # The golden files, written again by PyTorch, transformers and peft in an environment of their own (.venv-peers).
 golden: .venv-peers/installed
 	for script in tests/golden/make_*_golden.py; do echo $$script; .venv-peers/bin/python $$script || exit 1; done
+
+# Models and adapters made here, loaded by transformers and PEFT: the same logits.
+check-peers: .venv/installed-dev .venv-peers/installed
+	rm -rf build/for_peers
+	$(BIN)/python tests/golden/export_for_peers.py build/for_peers
+	.venv-peers/bin/python tests/golden/check_adapter_in_peft.py $$(find build/for_peers -name adapter_config.json -printf '%h ')
+	.venv-peers/bin/python tests/golden/check_model_in_transformers.py $$(find build/for_peers -path '*_merged/config.json' -printf '%h ')
 
 .venv-peers/installed: requirements-peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
