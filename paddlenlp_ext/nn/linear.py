@@ -19,6 +19,16 @@ class Linear(nn.Layer):
         self.weight = self.create_parameter([out_features, in_features], default_initializer=nn.initializer.Constant())
         self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
 
+    @property
+    def compute_dtype(self) -> paddle.dtype:
+        """The format of the activations, which adapters share."""
+        return self.weight.dtype
+
+    @paddle.no_grad()
+    def weight_value(self) -> paddle.Tensor:
+        """The weight, float32 [out, in]; not to be written to."""
+        return self.weight.astype("float32")
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features], in the format that the matmul gives (under autocast, half)."""
         y = paddle.matmul(x, self.weight, transpose_y=True)

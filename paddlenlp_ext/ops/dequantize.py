@@ -1,0 +1,157 @@
+"""From packed codes back to weights, as many rows at a time as one wants.
+
+    w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
+    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        where the scales are quantized too
+
+(Dettmers et al. 2023, QLoRA, arXiv 2305.14314). On a CPU the work is NumPy's, which looks a code up five times as fast
+as Paddle's gather there.
+
+Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+
+_CHUNK = 1 << 20
+"""Weights that are dequantized together: 4 MB in float32."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [out, in] in few bits.
+
+    Attributes:
+        algo: nf4, fp4, weight_only_int8 or weight_only_int4.
+        shape: (out, in).
+        block_size: neighbours in the flattened weight that share a scale; `in` for one scale a row.
+        codes: uint8 [ceil(N / 2)], two a byte, the first in the high half; weight_only_int8: int8 [N].
+        scales: float32 [B], or their uint8 codes where `group_scales` is there.
+        group_scales: float32 [G].
+        offset: float32 [1], the mean of the scales, taken off before they were quantized.
+        group_size: neighbouring scales that share one of `group_scales`; 0 without.
+        kept: what a kernel makes of the codes once and wants to see again.
+    """
+
+    algo: str
+    shape: tuple[int, int]
+    block_size: int
+    codes: paddle.Tensor
+    scales: paddle.Tensor
+    group_scales: paddle.Tensor | None = None
+    offset: paddle.Tensor | None = None
+    group_size: int = 0
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def num_weights(self) -> int:
+        """N."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the tensors occupy."""
+        tensors = (self.codes, self.scales, self.group_scales, self.offset)
+        return sum(tensor.size * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def row_blocks(weight: QuantizedWeight, limit: int = _CHUNK) -> Iterator[tuple[int, int]]:
+    """(first row, row after the last) of parts that begin with a whole scale and a whole byte.
+
+    About `limit` weights each, or as many rows as it takes until a scale ends with a row.
+    """
+    out, width = weight.shape
+    aligned = math.lcm(weight.block_size, 2, width) // width
+    step = aligned * max(1, limit // (aligned * width))
+    return ((first, min(first + step, out)) for first in range(0, out, step))
+
+
+def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
+    """The whole weight, float32 [out, in]."""
+    parts = [dequantize_rows(weight, first, last) for first, last in row_blocks(weight)]
+    return parts[0] if len(parts) == 1 else paddle.concat(parts)
+
+
+@paddle.no_grad()
+def dequantize_rows(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """Those rows, one of `row_blocks`, float32 [last - first, in]."""
+    return dequantize_op.choose(weight.codes)(weight, first, last)
+
+
+def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """The scales from number `first` up to `last`, float32."""
+    scales = weight.scales[first:last]
+    if weight.group_scales is None:
+        return scales
+    table = paddle.to_tensor(dynamic_levels(), place=scales.place)
+    groups = paddle.gather(weight.group_scales, paddle.arange(first, last) // weight.group_size)
+    return paddle.gather(table, scales.astype("int32")) * groups + weight.offset
+
+
+def dequantize_rows_reference(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """In plain Paddle, on any device."""
+    begin, end, first_block, last_block = _extent(weight, first, last)
+    scales_B1 = block_scales(weight, first_block, last_block).unsqueeze(1)
+    if weight.algo == "weight_only_int8":
+        values = weight.codes[begin:end].astype("float32")
+    else:
+        packed = weight.codes[begin // 2 : -(-end // 2)].astype("int32")
+        table = paddle.to_tensor(levels(weight.algo), place=packed.place)
+        both = paddle.stack([packed // 16, packed % 16], axis=1).flatten()
+        values = paddle.gather(table, both)[: end - begin]
+    short = (last_block - first_block) * weight.block_size - (end - begin)
+    if short:
+        values = paddle.concat([values, paddle.zeros([short])])
+    return (values.reshape([-1, weight.block_size]) * scales_B1).flatten()[: end - begin].reshape([last - first, -1])
+
+
+def dequantize_rows_numpy(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """The same on a CPU: a byte is looked up as the pair of weights that it holds."""
+    begin, end, first_block, last_block = _extent(weight, first, last)
+    scales_B = _block_scales_numpy(weight, first_block, last_block)
+    if weight.algo == "weight_only_int8":
+        values = weight.codes[begin:end].numpy().astype(np.float32)
+    else:
+        values = _pairs(weight.algo)[weight.codes[begin // 2 : -(-end // 2)].numpy()].view(np.float32)[: end - begin]
+    whole = (end - begin) // weight.block_size
+    blocks = values[: whole * weight.block_size].reshape(whole, weight.block_size)
+    blocks *= scales_B[:whole, None]
+    values[whole * weight.block_size :] *= scales_B[whole:].sum()  # the last block, where it is short, or nothing
+    return paddle.to_tensor(values.reshape(last - first, -1), place=paddle.CPUPlace())
+
+
+def _block_scales_numpy(weight: QuantizedWeight, first: int, last: int) -> np.ndarray:
+    scales = weight.scales[first:last].numpy()
+    if weight.group_scales is None:
+        return scales
+    groups = weight.group_scales.numpy()[np.arange(first, last) // weight.group_size]
+    return dynamic_levels()[scales] * groups + weight.offset.numpy()
+
+
+def _extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, int, int]:
+    begin, end = first * weight.shape[1], last * weight.shape[1]
+    assert begin % weight.block_size == 0 and begin % 2 == 0, "rows that row_blocks gives"
+    return begin, end, begin // weight.block_size, -(-end // weight.block_size)
+
+
+def _pairs(algo: str) -> np.ndarray:
+    """[256]: both weights of a byte, as one number of 8 bytes."""
+    table = levels(algo)
+    pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)
+    return np.ascontiguousarray(pairs).view(np.float64)[:, 0]
+
+
+def _on_cpu(x: paddle.Tensor) -> str | None:
+    return None if x.place.is_cpu_place() else f"it is for the CPU and the tensor is on {x.place}"
+
+
+dequantize_op = Op("dequantize", cpu=(dequantize_rows_numpy, _on_cpu), reference=dequantize_rows_reference)

@@ -1,0 +1,63 @@
+"""A linear layer whose weight is stored in few bits and does not train."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.quantized_linear import quantized_linear
+
+_TENSORS = ("codes", "scales", "group_scales", "offset")
+
+
+class QuantizedLinear(nn.Layer):
+    """`x @ weight^T + bias` with a packed weight [out_features, in_features].
+
+    The packed weight lies in the buffers `codes`, `scales` and, with double quantization, `group_scales` and `offset`:
+    they move, save and load with the layer.
+
+    Args:
+        weight: from `quant.quantize`.
+        bias: [out_features], or None.
+        compute_dtype: the format of the activations, and of adapters on this layer.
+    """
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.compute_dtype = compute_dtype
+        self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
+        for name in _TENSORS:
+            tensor = getattr(weight, name)
+            if tensor is not None:
+                self.register_buffer(name, tensor)
+        self.bias = bias
+        if bias is not None:
+            bias.stop_gradient = True
+
+    @property
+    def stored(self) -> QuantizedWeight:
+        """The packed weight, over the layer's own tensors."""
+        return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
+
+    @property
+    def num_bytes(self) -> int:
+        """What the packed weight occupies."""
+        return self.stored.num_bytes
+
+    @paddle.no_grad()
+    def weight_value(self) -> paddle.Tensor:
+        """The dequantized weight, float32 [out, in]: made anew at every call."""
+        return dequantize(self.stored)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        return quantized_linear(x, self.stored, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

@@ -1,0 +1,65 @@
+"""What a weight is quantized to, and which layers are."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+ALGOS = ("nf4", "fp4", "weight_only_int8", "weight_only_int4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantOptions:
+    """How linear layers are stored.
+
+    Attributes:
+        algo: one of `ALGOS` for all of them, or a map from patterns to one each. A pattern is a layer's name, the end
+            of it, or a regular expression for the whole of it; the first that fits decides, and None, as a layer that
+            none fits, stays as it is.
+        block_size: nf4, fp4: weights that share a scale.
+        double_quant: keep the scales in 8 bits.
+        double_quant_block_size: scales that share a scale of their own.
+        group_size: weight_only_int4: inputs of a row that share a scale; None for the whole row.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    algo: str | Mapping[str, str | None]
+    block_size: int = 64
+    double_quant: bool = False
+    double_quant_block_size: int = 256
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for algo in self.algo.values() if isinstance(self.algo, Mapping) else (self.algo,):
+            if algo is not None and algo not in ALGOS:
+                hint = did_you_mean(str(algo), ALGOS)
+                raise ValueError(f"weight_quantize_algo={algo!r} is not known{hint} Known: {', '.join(ALGOS)}.")
+        for key, value in (
+            ("qlora_weight_blocksize", self.block_size),
+            ("qlora_weight_double_quant_block_size", self.double_quant_block_size),
+            ("group_size", self.group_size),
+        ):
+            if value is not None and (value < 2 or value % 2):
+                raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2.")
+
+    def for_layer(self, name: str) -> QuantOptions | None:
+        """The options of the layer `name`, of one algo; None where it stays as it is."""
+        if isinstance(self.algo, str):
+            return self
+        algo = next((algo for pattern, algo in self.algo.items() if _fits(pattern, name)), None)
+        return None if algo is None else dataclasses.replace(self, algo=algo)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if name == pattern or name.endswith(f".{pattern}"):
+        return True
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise ValueError(f"weight_quantize_algo: {pattern!r} is no regular expression ({error}).") from None

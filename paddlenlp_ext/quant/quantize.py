@@ -1,0 +1,132 @@
+"""From weights to packed codes.
+
+    nf4, fp4   code = the nearest level to w / max|block|              scale = max|block|
+    int8       code = round(w / scale)                                 scale = max|row| / 127
+    int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
+
+A block is so many neighbours in the flattened weight, row by row; the last one may be short. Codes, scales and rounding
+of nf4 and fp4 are those of bitsandbytes, of int8 and int4 those of Paddle's `weight_quantize`.
+
+Shapes: N = out * in weights; B = ceil(N / block) scales.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.dequantize import QuantizedWeight
+from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels
+from paddlenlp_ext.quant.options import QuantOptions
+
+_CHUNK = 1 << 18
+"""Weights that are compared together: they stay in a core's cache."""
+_SMALLEST = np.float32(1e-38)
+_LARGEST = {"weight_only_int8": 127, "weight_only_int4": 7}
+
+
+def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> QuantizedWeight:
+    """A weight [out, in] in the format of `options`, which name one algo. The work is done on the CPU.
+
+    Raises:
+        ValueError: the weight has values that are not finite, or its rows are no whole number of groups.
+    """
+    assert isinstance(options.algo, str), "options.for_layer gives those of one layer"
+    place = weight.place if isinstance(weight, paddle.Tensor) else None
+    values_OI = weight.astype("float32").numpy() if isinstance(weight, paddle.Tensor) else weight.astype(np.float32)
+    shape, algo = tuple(values_OI.shape), options.algo
+    block = block_size_of(options, shape[1])
+    values_N = np.ascontiguousarray(values_OI).reshape(-1)
+    codes, scales = _integers(values_N, block, algo) if algo in _LARGEST else _nearest_levels(values_N, block, algo)
+    if not np.isfinite(scales).all():
+        raise ValueError(f"a weight of shape {list(shape)} is not finite and can't be quantized: its file is damaged.")
+    stored = {"codes": codes, **_stored_scales(scales, options)}
+    tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
+    group = options.double_quant_block_size if options.double_quant else 0
+    return QuantizedWeight(algo, shape, block, group_size=group, **tensors)
+
+
+def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:
+    """The tensors of a quantized weight [out, in] without values, to be loaded."""
+    num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
+    num_scales = -(-num_weights // block)
+    in_bytes = options.algo == "weight_only_int8"
+    codes = paddle.zeros([num_weights if in_bytes else -(-num_weights // 2)], "int8" if in_bytes else "uint8")
+    if not options.double_quant:
+        return QuantizedWeight(options.algo, tuple(shape), block, codes, paddle.zeros([num_scales]))
+    group = options.double_quant_block_size
+    scales, group_scales = paddle.zeros([num_scales], "uint8"), paddle.zeros([-(-num_scales // group)])
+    return QuantizedWeight(options.algo, tuple(shape), block, codes, scales, group_scales, paddle.zeros([1]), group)
+
+
+def block_size_of(options: QuantOptions, in_features: int) -> int:
+    """How many neighbours share a scale in a weight with rows of `in_features`.
+
+    Raises:
+        ValueError: `group_size` does not divide the rows.
+    """
+    if options.algo not in _LARGEST:
+        return options.block_size
+    if options.algo == "weight_only_int8" or options.group_size is None:
+        return in_features
+    if in_features % options.group_size:
+        raise ValueError(f"group_size={options.group_size} does not divide the {in_features} inputs of a layer.")
+    return options.group_size
+
+
+def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Codes uint8 [ceil(N / 2)] and scales float32 [B]."""
+    middles, order = boundaries(algo)
+    scaled_N, scales_B = _scaled(values_N, block)
+    return _packed(order[_count_below(scaled_N, middles)], zero=order[(middles < 0).sum()]), scales_B
+
+
+def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Codes int8 [N], or uint8 [N / 2] for int4, and scales float32 [B]."""
+    values_BK = values_N.reshape(-1, block)
+    scales_B = np.abs(values_BK).max(axis=1) / np.float32(_LARGEST[algo])
+    codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
+    return (codes, scales_B) if algo == "weight_only_int8" else (_packed((codes + 8).astype(np.uint8), 8), scales_B)
+
+
+def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values over their block's largest, and those float32 [B].
+
+    The last block, where it is short, is divided, and its scale is never 0, as in bitsandbytes.
+    """
+    whole = len(values_N) // block
+    blocks, rest = values_N[: whole * block].reshape(whole, block), values_N[whole * block :]
+    scales_B = np.abs(blocks).max(axis=1)
+    scaled = [(blocks * (1 / np.maximum(scales_B, _SMALLEST))[:, None]).reshape(-1)]
+    if len(rest):
+        last = np.maximum(np.abs(rest).max(keepdims=True), _SMALLEST)
+        scales_B = np.concatenate([scales_B, last])
+        scaled.append(rest / last)
+    return np.clip(np.concatenate(scaled), -1, 1), scales_B
+
+
+def _count_below(values_N: np.ndarray, middles: np.ndarray) -> np.ndarray:
+    """How many of the middles lie below each value, uint8 [N]."""
+    counts = np.zeros(len(values_N), np.uint8)
+    for begin in range(0, len(values_N), _CHUNK):
+        part, count = values_N[begin : begin + _CHUNK], counts[begin : begin + _CHUNK]
+        for middle in middles:
+            count += part > middle
+    return counts
+
+
+def _packed(codes_N: np.ndarray, zero: int) -> np.ndarray:
+    if len(codes_N) % 2:
+        codes_N = np.append(codes_N, np.uint8(zero))
+    return (codes_N[::2] << 4) | codes_N[1::2]
+
+
+def _stored_scales(scales_B: np.ndarray, options: QuantOptions) -> dict[str, np.ndarray]:
+    """The scales as they are, or in 8 bits: their mean off, then the nearest level in blocks."""
+    if not options.double_quant:
+        return {"scales": scales_B}
+    offset = scales_B.mean(dtype=np.float64).astype(np.float32)
+    table = dynamic_levels()
+    scaled_B, group_scales = _scaled(scales_B - offset, options.double_quant_block_size)
+    codes = np.searchsorted((table[:-1] + table[1:]) / np.float32(2), scaled_B).astype(np.uint8)
+    return {"scales": codes, "group_scales": group_scales, "offset": offset.reshape(1)}
