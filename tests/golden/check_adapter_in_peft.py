@@ -35,7 +35,7 @@ def main() -> None:
         assert effect > 100 * ALLOWED, "the adapter was not taken up"
         worst = max(worst, difference / max(1.0, largest))
     print(f"largest relative difference: {worst:.2e}")
-    sys.exit(worst > ALLOWED)
+    sys.exit(int(worst > ALLOWED))
 
 
 if __name__ == "__main__":

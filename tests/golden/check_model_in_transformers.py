@@ -29,7 +29,7 @@ def main() -> None:
         print(f"{folder}: logits differ by {difference:.2e} (largest {largest:.3g})")
         worst = max(worst, difference / max(1.0, largest))
     print(f"largest relative difference: {worst:.2e}")
-    sys.exit(worst > ALLOWED)
+    sys.exit(int(worst > ALLOWED))
 
 
 if __name__ == "__main__":
