@@ -3,9 +3,10 @@
 The house has floors; imports go down only, and rooms on one floor do not import each other
 (`tests/test_floors.py` holds the code to it):
 
-    F5  train                                     the trainer and the order in which a run is assembled
-    F4  parallel                                  how a model is cut over devices
-    F3  models, peft, quant                       decoders and their families; adapters; weights in few bits
+    F6  train                                     the trainer and the order in which a run is assembled
+    F5  parallel                                  how a model is cut over devices
+    F4  models, peft                              decoders and their families; adapters
+    F3  quant                                     weights in few bits: made, read, written, computed with
     F2  nn, data, checkpoint, generate            layers; rows to batches; files; sampling
     F1  ops, config, plan                         kernels; JSON to a tree of dataclasses; words for cutting
     F0  runtime, utils                            threads and logs, before Paddle is loaded
@@ -24,7 +25,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("runtime", "utils"),
     ("ops", "config", "plan"),
     ("nn", "data", "checkpoint", "generate"),
-    ("models", "peft", "quant"),
+    ("quant",),
+    ("models", "peft"),
     ("parallel",),
     ("train",),
 )
