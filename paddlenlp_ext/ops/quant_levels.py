@@ -3,7 +3,7 @@
     nf4      quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3)
     fp4      a sign, two bits of exponent and one of mantissa
     int4     -8 ... 7, of which -8 stays unused
-    dynamic  8 bits for scales: a sign, a decimal exponent in unary, the rest fraction (Dettmers 2016, arXiv 1511.04561)
+    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, the rest fraction (Dettmers 2016, arXiv 1511.04561)
 
 All tables are the same numbers as in bitsandbytes, to the bit.
 """
@@ -26,18 +26,20 @@ def levels(algo: str) -> np.ndarray:
 
 
 @functools.cache
-def dynamic_levels() -> np.ndarray:
-    """float32 [256], rising: what each 8-bit code of a scale stands for.
+def dynamic_levels(signed: bool = True) -> np.ndarray:
+    """float32 [256], rising: what each 8-bit code of a scale or of an optimizer's moment stands for.
 
     The positive half: 1, and for each of seven decades, 10^-7 to 10^-6 first, the middles of 1, 2, 4 ... 64 equal
-    parts of 0.1 ... 1. The larger a number, the finer its part.
+    parts of 0.1 ... 1. The larger a number, the finer its part. Numbers that are never negative need no sign: there are
+    twice as many parts then.
     """
     middles = []
     for decade in range(7):
-        edges = spread(0.1, 1.0, 2**decade + 1)
+        edges = spread(0.1, 1.0, 2 ** (decade + (0 if signed else 1)) + 1)
         middles.append(np.float32(10.0 ** (decade - 6)) * ((edges[:-1] + edges[1:]) / np.float32(2)))
     positive = np.concatenate(middles)
-    return np.sort(np.concatenate([positive, -positive, np.array([0.0, 1.0], np.float32)]))
+    negative = -positive if signed else positive[:0]
+    return np.sort(np.concatenate([positive, negative, np.array([0.0, 1.0], np.float32)]))
 
 
 @functools.cache
@@ -52,10 +54,13 @@ def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread(first: float, last: float, count: int) -> np.ndarray:
-    """`count` numbers at equal distances, counted from both ends in float32: what torch.linspace gives."""
+    """float32: `count` numbers at equal distances, counted from both ends by a step in float32, rounded once each.
+
+    It is what torch.linspace gives, from which the published tables were made.
+    """
     low, high = np.float32(first), np.float32(last)
-    step, index = (high - low) / np.float32(count - 1), np.arange(count, dtype=np.float32)
-    return np.where(np.arange(count) < count // 2, low + step * index, high - step * index[::-1])
+    step, index = np.float64((high - low) / np.float32(count - 1)), np.arange(count)
+    return np.where(index < count // 2, low + step * index, high - step * index[::-1]).astype(np.float32)
 
 
 def _nf4() -> np.ndarray:

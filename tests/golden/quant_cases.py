@@ -1,0 +1,25 @@
+"""The weights that the golden files of quantization hold the codes of; NumPy alone, for both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+CASES: dict[str, dict[str, Any]] = {
+    "whole_blocks": {"shape": (48, 64), "block_size": 64},
+    "two_groups_of_scales": {"shape": (130, 130), "block_size": 64},
+    "short_last_block": {"shape": (7, 33), "block_size": 64},
+    "less_than_a_block": {"shape": (1, 7), "block_size": 64},
+    "large_blocks": {"shape": (20, 90), "block_size": 256},
+}
+
+
+def weight_of(case: str) -> np.ndarray:
+    """float32 [out, in]: rows of very different size, the second one zero, and blocks with a single large value."""
+    rows, columns = CASES[case]["shape"]
+    generator = np.random.default_rng([7, rows, columns])
+    weight = generator.standard_normal((rows, columns)) * 10.0 ** generator.uniform(-3, 1, (rows, 1))
+    weight[1:2] = 0.0
+    weight[2:3, ::17] *= 30.0
+    return weight.astype(np.float32)

@@ -1,0 +1,51 @@
+"""nf4 and fp4 are bitsandbytes': the same codes, scales and weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+
+GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN_FOLDER))
+from quant_cases import CASES, weight_of  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN_FOLDER / "quant.npz") as stored:
+        return dict(stored)
+
+
+def test_tables_are_the_same_numbers(golden: dict[str, np.ndarray]):
+    assert np.array_equal(dynamic_levels(), golden["dynamic_levels"])
+    for algo in ("nf4", "fp4"):
+        assert np.array_equal(levels(algo), golden[f"{algo}/levels"])
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("algo", ["nf4", "fp4"])
+def test_codes_scales_and_weights_are_the_same(golden: dict[str, np.ndarray], algo: str, case: str, double: bool):
+    options = QuantOptions(algo=algo, block_size=CASES[case]["block_size"], double_quant=double)
+    stored = quantize(weight_of(case), options)
+    prefix = f"{algo}/{case}/{'double' if double else 'single'}"
+    assert np.array_equal(stored.codes.numpy(), golden[f"{prefix}/codes"])
+    assert stored.scales.numpy().dtype == golden[f"{prefix}/scales"].dtype
+    if not double or case != "less_than_a_block":  # of one scale the mean leaves 0 / 0: any code means the same
+        assert np.array_equal(stored.scales.numpy(), golden[f"{prefix}/scales"])
+    if double:
+        # the mean is a sum of float32, whose last digit hangs on the order of summing
+        np.testing.assert_allclose(stored.offset.numpy(), golden[f"{prefix}/offset"], rtol=2e-7)
+        np.testing.assert_allclose(stored.group_scales.numpy(), golden[f"{prefix}/group_scales"], rtol=1e-6, atol=1e-37)
+        wanted = golden[f"{prefix}/dequantized"]
+        np.testing.assert_allclose(dequantize(stored).numpy(), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+    else:
+        assert np.array_equal(dequantize(stored).numpy(), golden[f"{prefix}/dequantized"])
