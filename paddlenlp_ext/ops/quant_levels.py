@@ -3,7 +3,8 @@
     nf4      quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3)
     fp4      a sign, two bits of exponent and one of mantissa
     int4     -8 ... 7, of which -8 stays unused
-    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, the rest fraction (Dettmers 2016, arXiv 1511.04561)
+    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, the rest fraction
+             (Dettmers 2016, arXiv 1511.04561)
 
 All tables are the same numbers as in bitsandbytes, to the bit.
 """

@@ -1,4 +1,5 @@
-"""AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), over Paddle's own kernel, and gradient clipping.
+"""AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), over Paddle's own kernel, its relatives with small
+state (optimizers/), and gradient clipping.
 
 Weight decay acts on matrices only: norm weights and biases, all vectors, are left out, as is usual in the field
 (PaddleNLP decays them too; its runs with `weight_decay` above 0 differ in that). Nor does it act on what an adapter
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.train.optimizers.adamw_8bit import AdamW8Bit
+from paddlenlp_ext.train.optimizers.adamw_mini import AdamWMini, num_blocks
 
 
 class OptimOptions(Protocol):
@@ -48,19 +51,24 @@ def _decays(model: Any, name: str, parameter: paddle.Tensor) -> bool:
     return parameter.ndim >= 2 and not kept
 
 
-def build_optimizer(model: Any, options: OptimOptions) -> paddle.optimizer.AdamW:
-    """AdamW over the model's trainable parameters; parameters of half precision get fp32 master weights.
+def build_optimizer(model: Any, options: OptimOptions) -> Any:
+    """The optimizer that `optim` names, over the model's trainable parameters.
 
-    The rate is set anew before every step (schedule.py), and gradients are clipped by `clip_gradients`.
+    Parameters of half precision get fp32 master weights. The rate is set anew before every step (schedule.py), and
+    gradients are clipped by `clip_gradients`.
 
     Raises:
-        ValueError: nothing trains, or `optim` names another optimizer.
+        ValueError: nothing trains, or `optim` names an optimizer that is not built.
     """
-    if options.optim != "adamw":
-        raise ValueError(f"optim {options.optim!r} is not available: use 'adamw'")
+    if options.optim not in _BUILDERS:
+        raise ValueError(f"optim {options.optim!r} is not available: use one of {', '.join(_BUILDERS)}")
     groups = parameter_groups(model, options.weight_decay)
     if not groups:
         raise ValueError("no parameter of the model trains: every one is frozen")
+    return _BUILDERS[options.optim](model, groups, options)
+
+
+def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> paddle.optimizer.AdamW:
     return paddle.optimizer.AdamW(
         learning_rate=options.learning_rate,
         parameters=groups,
@@ -70,6 +78,21 @@ def build_optimizer(model: Any, options: OptimOptions) -> paddle.optimizer.AdamW
         weight_decay=options.weight_decay,
         multi_precision=True,
     )
+
+
+def _adamw_mini(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> AdamWMini:
+    blocks = {
+        parameter.name: num_blocks(name, parameter.shape, model.config.head_dim)
+        for name, parameter in trainable_parameters(model).items()
+    }
+    return AdamWMini(groups, options, blocks)
+
+
+def _adamw_8bit(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> AdamW8Bit:
+    return AdamW8Bit(groups, options)
+
+
+_BUILDERS = {"adamw": _adamw, "adamw_mini": _adamw_mini, "adamw_8bit": _adamw_8bit}
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:

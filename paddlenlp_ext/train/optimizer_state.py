@@ -1,20 +1,28 @@
 """An optimizer's tensors by the model's parameter names.
 
 Paddle names them after its own running numbers (`linear_7.w_0_moment1_0`), which another process need not repeat.
-Here they are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`.
+Here they are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; the optimizers
+with small state name theirs themselves.
 """
 
 from __future__ import annotations
 
 import paddle
 
+from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
+
+Optimizer = paddle.optimizer.Optimizer | SmallStateOptimizer
 _MASTER = "master_weight"
 
 
-def _optimizer_tensors(
-    optimizer: paddle.optimizer.Optimizer, parameters: dict[str, paddle.Tensor]
-) -> dict[str, paddle.Tensor]:
+def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
     """The live tensors, created where no step was made yet."""
+    if isinstance(optimizer, SmallStateOptimizer):
+        return {
+            f"{name}.{kind}": tensor
+            for name, parameter in parameters.items()
+            for kind, tensor in optimizer.state_of(parameter).items()
+        }
     block = paddle.base.framework.default_main_program().global_block()
     optimizer._create_accumulators(block, list(parameters.values()))
     tensors = {}
@@ -28,16 +36,14 @@ def _optimizer_tensors(
     return tensors
 
 
-def optimizer_state(
-    optimizer: paddle.optimizer.Optimizer, parameters: dict[str, paddle.Tensor]
-) -> dict[str, paddle.Tensor]:
+def optimizer_state(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
     """All that the optimizer knows of `parameters` (structured name to parameter)."""
     return _optimizer_tensors(optimizer, parameters)
 
 
 @paddle.no_grad()
 def restore_optimizer_state(
-    optimizer: paddle.optimizer.Optimizer,
+    optimizer: Optimizer,
     parameters: dict[str, paddle.Tensor],
     saved: dict[str, paddle.Tensor],
 ) -> None:

@@ -1,0 +1,1 @@
+"""Relatives of AdamW that keep less of each weight."""

@@ -1,0 +1,63 @@
+"""Adam-mini (Zhang et al. 2024, arXiv:2406.16793): one second moment for a whole block of a parameter.
+
+With g the gradient, and for a block b of it,
+    m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2),
+and the update is AdamW's with v_b for every element of b. Blocks are those of the paper's partition for Transformers:
+a head of a query or key projection; a row of any other matrix, which is an output neuron, or a token in the embedding
+and the head; and the whole of a vector. An adapter's matrices go by their rows too, as the linears that they are:
+those of LoRA's A are its ranks, those of B the output's neurons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.train.optimizers.base import AdamOptions, SmallStateOptimizer
+
+_BY_HEADS = ("q_proj.weight", "k_proj.weight")
+
+
+def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
+    """How many second moments a parameter has.
+
+    Args:
+        name: its structured name.
+        shape: its shape; the last axis is the input's.
+        head_dim: rows of a query or key projection that are one head.
+    """
+    if len(shape) < 2:
+        return 1
+    rows = math.prod(shape[:-1])
+    return rows // head_dim if name.endswith(_BY_HEADS) else rows
+
+
+class AdamWMini(SmallStateOptimizer):
+    """Adam-mini with decoupled weight decay."""
+
+    def __init__(self, groups: list[dict[str, Any]], options: AdamOptions, blocks: Mapping[str, int]) -> None:
+        """As the base class; `blocks` gives the number of blocks by Paddle's parameter name."""
+        super().__init__(groups, options)
+        self._blocks = blocks
+
+    def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        return {
+            "moment1": paddle.zeros(parameter.shape, "float32"),
+            "moment2": paddle.zeros([self._blocks[parameter.name], 1], "float32"),
+        }
+
+    def _move(
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
+    ) -> None:
+        moment1, moment2, step = state["moment1"], state["moment2"], state["step"].item()
+        by_block = gradient.reshape([self._blocks[name], -1])
+        size = by_block.shape[1]
+        # A product, because a sum along an axis loses digits on the CPU.
+        mean_square = paddle.matmul(by_block.square(), paddle.full([size, 1], 1.0 / size))
+        moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
+        moment2.scale_(self.beta2).add_(mean_square * (1.0 - self.beta2))
+        quotient = self.adam_quotient(moment1.reshape(by_block.shape), moment2, step)
+        value.subtract_(quotient.reshape(value.shape).scale_(rate))

@@ -1,0 +1,87 @@
+"""What the optimizers with small state share: parameters in groups, decoupled weight decay, fp32 copies, a step count.
+
+Used as Paddle's optimizers are: `set_lr`, `step`, `clear_grad`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+import paddle
+
+
+class AdamOptions(Protocol):
+    """What AdamW's relatives read of `config.optim`."""
+
+    learning_rate: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+
+
+class SmallStateOptimizer(ABC):
+    """A relative of AdamW; a subclass says what it keeps of a parameter and how it moves it.
+
+    Weight decay acts before the update (Loshchilov and Hutter, 2019). A parameter of half precision is updated in an
+    fp32 copy, `master_weight`. A parameter without a gradient is left alone, and so is its state.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], options: AdamOptions) -> None:
+        """Take groups from `optim.parameter_groups`; `learning_rate` in them multiplies the rate."""
+        self._members = [
+            (parameter, group["learning_rate"], group["weight_decay"])
+            for group in groups
+            for parameter in group["params"]
+        ]
+        self._learning_rate = options.learning_rate
+        self.beta1, self.beta2, self.epsilon = options.adam_beta1, options.adam_beta2, options.adam_epsilon
+        self._states: dict[str, dict[str, paddle.Tensor]] = {}
+
+    def set_lr(self, learning_rate: float) -> None:
+        """The rate of the steps that follow."""
+        self._learning_rate = learning_rate
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Set the gradients to zero, or drop them."""
+        for parameter, _, _ in self._members:
+            parameter.clear_gradient(set_to_zero)  # by position: Paddle ignores the keyword
+
+    @paddle.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        for parameter, rate_scale, weight_decay in self._members:
+            if parameter.grad is None:
+                continue
+            state, rate = self.state_of(parameter), self._learning_rate * rate_scale
+            state["step"].add_(paddle.ones_like(state["step"]))
+            value = state.get("master_weight", parameter)
+            if weight_decay > 0.0:
+                value.scale_(1.0 - rate * weight_decay)
+            self._move(parameter.name, value, parameter.grad.astype("float32"), state, rate)
+            if value is not parameter:
+                parameter.set_value(value.astype(parameter.dtype))
+
+    def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        """The live tensors kept of a parameter, made where no step was yet."""
+        if parameter.name not in self._states:
+            state = {"step": paddle.to_tensor([0], dtype="int64", place=paddle.CPUPlace())}
+            if parameter.dtype != paddle.float32:
+                state["master_weight"] = parameter.detach().astype("float32")
+            self._states[parameter.name] = state | self._new_moments(parameter)
+        return self._states[parameter.name]
+
+    def adam_quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor, step: int) -> paddle.Tensor:
+        """Adam's direction: the first moment over the root of the second, both freed of their start at 0."""
+        root = (moment2 * (1.0 / (1.0 - self.beta2**step))).sqrt_().add_(paddle.full([], self.epsilon))
+        return moment1 * (1.0 / (1.0 - self.beta1**step)) / root
+
+    @abstractmethod
+    def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        """What is kept of the gradients of a parameter, before the first one."""
+
+    @abstractmethod
+    def _move(
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
+    ) -> None:
+        """Update the moments and `value`, in place, all fp32; `state["step"]` already counts this step."""

@@ -1,0 +1,45 @@
+"""The dynamic map is bitsandbytes' bit for bit; each number goes to its nearest level, at every magnitude."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
+from paddlenlp_ext.ops.quant_levels import dynamic_levels
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "adamw_8bit.npz"
+
+
+@pytest.mark.parametrize("kind", ["signed", "unsigned"])
+def test_the_map_is_bitsandbytes(kind: str):
+    with np.load(GOLDEN) as golden:
+        assert np.array_equal(dynamic_levels(kind == "signed"), golden[kind])
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_the_nearest_levels(signed: bool):
+    generator, levels = np.random.default_rng(0), dynamic_levels(signed)
+    values = generator.uniform(0, 1, 40_000) ** generator.integers(1, 30, 40_000)
+    around = [levels, (levels[1:] + levels[:-1]) / 2, [0.0, 1e-30, 1.0]]
+    near = np.concatenate([np.float32(edge) * np.float32(1 + shift) for edge in around for shift in (-1e-6, 0, 1e-6)])
+    values = np.concatenate([values, np.clip(np.abs(near), 0, 1)]).astype(np.float32)
+    if signed:
+        values *= generator.choice([-1, 1], len(values)).astype(np.float32)
+    distances = np.abs(values.astype(np.float64)[:, None] - levels.astype(np.float64))
+    codes = dynamic_8bit(signed).nearest(paddle.to_tensor(values)).numpy()
+    chosen = distances[np.arange(len(values)), codes]
+    half_ulp = 2.0**-24 * np.abs(values)  # the middle between two levels is itself rounded to fp32
+    assert (chosen <= distances.min(axis=1) + 2 * half_ulp).all()
+
+
+def test_levels_come_back_as_they_were_and_a_block_of_zeros_is_zero():
+    quantizer, levels = dynamic_8bit(True), dynamic_levels(True)
+    blocks = np.stack([levels * np.float32(3.5), np.zeros(256, np.float32), levels * np.float32(1e-20)])
+    codes, scales = quantizer.quantize(paddle.to_tensor(blocks))
+    assert codes.dtype == paddle.uint8 and scales.shape == [3, 1]
+    np.testing.assert_allclose(quantizer.dequantize(codes, scales).numpy(), blocks, rtol=1e-6)
+    assert (codes.numpy()[1] == quantizer.zero).all()

@@ -1,0 +1,237 @@
+"""Adam-mini and 8-bit AdamW: formulas in NumPy, bitsandbytes' own steps, half precision, and what a step leaves alone.
+
+That a run goes on with the same bits after a checkpoint is shown in test_resume.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddlenlp_ext.ops.quant_levels import dynamic_levels
+from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.train.optimizers import adamw_8bit
+from paddlenlp_ext.train.optimizers.adamw_mini import num_blocks
+
+BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2
+HEAD_DIM = 4
+# (name, shape, elements that share a second moment in Adam-mini)
+PARAMETERS = [
+    ("embed_tokens.weight", [11, 6], 6),
+    ("q_proj.weight", [8, 6], HEAD_DIM * 6),
+    ("k_proj.weight", [4, 6], HEAD_DIM * 6),
+    ("q_proj.bias", [8], 8),
+    ("v_proj.weight", [4, 6], 6),
+    ("q_proj.lora_A", [3, 6], 6),
+    ("q_proj.lora_B", [8, 3], 3),
+    ("oft_blocks", [2, 5, 3], 3),
+    ("norm.weight", [6], 6),
+]
+
+
+class Toy(nn.Layer):
+    """Parameters with the names and kinds of shapes that occur; LoRA's B learns four times as fast."""
+
+    def __init__(self, parameters: dict[str, list[int]], dtype: str = "float32", seed: int = 0) -> None:
+        super().__init__()
+        generator = np.random.default_rng(seed)
+        self.config = SimpleNamespace(head_dim=HEAD_DIM)
+        for name, shape in parameters.items():
+            parameter = self.create_parameter(shape, dtype="float32")
+            parameter.set_value(generator.standard_normal(shape).astype("float32"))
+            self.add_parameter(name.replace(".", "/"), parameter)
+        self.to(dtype=dtype)
+
+    def named_parameters(self, *args, **kwargs):
+        return [(name.replace("/", "."), parameter) for name, parameter in super().named_parameters(*args, **kwargs)]
+
+    def learning_rate_scale(self, name: str) -> float:
+        return 4.0 if name.endswith("lora_B") else 1.0
+
+
+def options(optim: str, **changes):
+    values = {"learning_rate": RATE, "weight_decay": DECAY, "adam_beta1": BETA1, "adam_beta2": BETA2,
+              "adam_epsilon": EPSILON, "offload_optim": False}  # fmt: skip
+    return SimpleNamespace(optim=optim, **{**values, **changes})
+
+
+def give_gradients(model: Toy, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    gradients = {}
+    for name, parameter in trainable_parameters(model).items():
+        gradients[name] = generator.standard_normal(parameter.shape).astype("float32")
+        parameter.grad = paddle.to_tensor(gradients[name]).astype(parameter.dtype)
+    return gradients
+
+
+def values_of(model: Toy) -> dict[str, np.ndarray]:
+    return {name: parameter.astype("float32").numpy().astype("float64") for name, parameter in model.named_parameters()}
+
+
+def adam_step(value, first, second, step, rate, decays=True):
+    """AdamW's update for moments that already hold this step's gradient (Loshchilov and Hutter, 2019)."""
+    value = value * (1 - rate * DECAY) if decays else value
+    return value - rate * (first / (1 - BETA1**step)) / (np.sqrt(second / (1 - BETA2**step)) + EPSILON)
+
+
+def test_adam_mini_follows_the_formula():
+    model = Toy({name: shape for name, shape, _ in PARAMETERS})
+    optimizer, expected, generator = (
+        build_optimizer(model, options("adamw_mini")),
+        values_of(model),
+        np.random.default_rng(1),
+    )
+    first = {name: np.zeros(shape) for name, shape, _ in PARAMETERS}
+    second = {name: np.zeros(int(np.prod(shape)) // together) for name, shape, together in PARAMETERS}
+    for step in range(1, 6):
+        gradients = give_gradients(model, generator)
+        optimizer.set_lr(RATE / step)
+        optimizer.step()
+        optimizer.clear_grad()
+        for name, shape, together in PARAMETERS:
+            gradient = gradients[name].astype("float64")
+            first[name] = BETA1 * first[name] + (1 - BETA1) * gradient
+            mean_square = (gradient.reshape(-1, together) ** 2).mean(axis=1)
+            second[name] = BETA2 * second[name] + (1 - BETA2) * mean_square
+            spread = np.repeat(second[name], together).reshape(shape)
+            rate = RATE / step * (4.0 if name.endswith("lora_B") else 1.0)
+            expected[name] = adam_step(expected[name], first[name], spread, step, rate, decays=len(shape) > 1)
+    for name, got in values_of(model).items():
+        np.testing.assert_allclose(got, expected[name], atol=2e-6, rtol=2e-6, err_msg=name)
+    state = optimizer_state(optimizer, trainable_parameters(model))
+    assert {name: state[f"{name}.moment2"].size for name, _, _ in PARAMETERS} == {k: v.size for k, v in second.items()}
+
+
+def test_blocks_of_a_real_query_projection_are_its_heads():
+    assert num_blocks("model.layers.3.self_attn.q_proj.weight", [576, 576], 64) == 9
+    assert num_blocks("model.layers.3.self_attn.k_proj.weight", [192, 576], 64) == 3
+    assert num_blocks("model.layers.3.self_attn.q_proj.lora_B", [576, 8], 64) == 576
+
+
+def test_8bit_steps_are_bitsandbytes():
+    with np.load(Path(__file__).parents[1] / "golden" / "adamw_8bit.npz") as file:
+        golden = dict(file)
+    model = Toy({"weight": list(golden["start"].shape)})
+    model.named_parameters()[0][1].set_value(golden["start"])
+    keys = {"learning_rate": "learning_rate", "weight_decay": "weight_decay", "adam_beta1": "beta1",
+            "adam_beta2": "beta2", "adam_epsilon": "epsilon"}  # fmt: skip
+    optimizer = build_optimizer(model, options("adamw_8bit", **{key: float(golden[k]) for key, k in keys.items()}))
+    weight = trainable_parameters(model)["weight"]
+    for gradient, expected in zip(golden["gradients"], golden["trail"], strict=True):
+        weight.grad = paddle.to_tensor(gradient)
+        optimizer.step()
+        difference = np.abs(weight.numpy() - expected)
+        # A moment next to the middle of two levels may round the other way in another order of operations.
+        assert np.quantile(difference, 0.999) < 1e-6 and difference.max() < 1e-2 * float(golden["learning_rate"])
+    state, size = optimizer_state(optimizer, {"weight": weight}), weight.size
+    for kind in "12":
+        scales = state[f"weight.moment{kind}_scale"].numpy()[:, 0]
+        np.testing.assert_allclose(scales, golden[f"scale{kind}"], rtol=1e-5)
+        codes = state[f"weight.moment{kind}"].numpy().reshape(-1)[:size].astype(int)
+        differs = np.abs(codes - golden[f"moment{kind}"].reshape(-1))
+        assert differs.max() <= 1 and (differs > 0).mean() < 2e-3
+
+
+def quantized(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Numbers in blocks of 256 after a trip through 8 bits, by the paper's definition."""
+    blocks = np.pad(values.reshape(-1), (0, -values.size % 256)).reshape(-1, 256)
+    scales = np.abs(blocks).max(axis=1, keepdims=True)
+    nearest = np.abs((blocks / np.maximum(scales, 1e-38))[:, :, None] - levels).argmin(axis=2)
+    return (levels[nearest] * scales).reshape(-1)[: values.size].reshape(values.shape)
+
+
+def test_8bit_follows_the_formula_slice_by_slice_and_small_tensors_stay_fp32(monkeypatch):
+    monkeypatch.setattr(adamw_8bit, "_SLICE", 5)
+    shapes = {"weight": [64, 65], "lora_B": [65, 64], "small": [15, 17], "bias": [5000]}
+    model = Toy(shapes)
+    optimizer, generator, expected = (
+        build_optimizer(model, options("adamw_8bit")),
+        np.random.default_rng(2),
+        values_of(model),
+    )
+    first = {name: np.zeros(shape) for name, shape in shapes.items()}
+    second = {name: np.zeros(shape) for name, shape in shapes.items()}
+    for step in range(1, 4):
+        gradients = give_gradients(model, generator)
+        optimizer.step()
+        for name, gradient in gradients.items():
+            gradient = gradient.astype("float64")
+            first[name] = BETA1 * first[name] + (1 - BETA1) * gradient
+            second[name] = BETA2 * second[name] + (1 - BETA2) * gradient**2
+            rate = RATE * (4.0 if name == "lora_B" else 1.0)
+            expected[name] = adam_step(expected[name], first[name], second[name], step, rate, decays=name != "bias")
+            if name != "small":
+                first[name] = quantized(first[name], dynamic_levels(True))
+                second[name] = quantized(second[name], dynamic_levels(False))
+    for name, got in values_of(model).items():
+        difference = np.abs(got - expected[name])
+        assert np.quantile(difference, 0.999) < 2e-6 and difference.max() < RATE, name
+    state = optimizer_state(optimizer, trainable_parameters(model))
+    assert state["small.moment1"].dtype == paddle.float32 and "small.moment1_scale" not in state
+    num_bytes = sum(
+        state[f"weight.{k}"].numpy().nbytes for k in ("moment1", "moment2", "moment1_scale", "moment2_scale")
+    )
+    assert state["weight.moment1"].dtype == paddle.uint8 and num_bytes == 17 * (2 * 256 + 2 * 4)
+
+
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+def test_half_precision_moves_an_fp32_copy(optim: str):
+    single, half = Toy({"weight": [64, 65]}), Toy({"weight": [64, 65]}, dtype="bfloat16")
+    single.named_parameters()[0][1].set_value(half.named_parameters()[0][1].astype("float32"))
+    generator = np.random.default_rng(3)
+    gradient = paddle.to_tensor(generator.standard_normal([64, 65]).astype("float32")).astype("bfloat16")
+    optimizers = [build_optimizer(model, options(optim)) for model in (single, half)]
+    for _ in range(3):
+        for model, optimizer, dtype in zip((single, half), optimizers, ("float32", "bfloat16"), strict=True):
+            model.named_parameters()[0][1].grad = gradient.astype(dtype)
+            optimizer.step()
+    state = optimizer_state(optimizers[1], trainable_parameters(half))
+    want = trainable_parameters(single)["weight"]
+    assert np.array_equal(state["weight.master_weight"].numpy(), want.numpy())
+    got = trainable_parameters(half)["weight"]
+    assert np.array_equal(got.astype("float32").numpy(), want.astype("bfloat16").astype("float32").numpy())
+
+
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+def test_restored_state_goes_on_with_the_same_bits(optim: str):
+    shapes = {"weight": [64, 65], "q_proj.weight": [8, 6], "norm.weight": [6]}
+
+    def run(model, optimizer, steps):
+        for step in steps:
+            give_gradients(model, np.random.default_rng(step))
+            optimizer.step()
+            optimizer.clear_grad(set_to_zero=False)
+        return optimizer
+
+    straight, before, after = Toy(shapes), Toy(shapes), Toy(shapes, seed=5)
+    run(straight, build_optimizer(straight, options(optim)), range(6))
+    optimizer = run(before, build_optimizer(before, options(optim)), range(3))
+    state = optimizer_state(optimizer, trainable_parameters(before))
+    after.set_state_dict(before.state_dict())
+    resumed = build_optimizer(after, options(optim))
+    restore_optimizer_state(resumed, trainable_parameters(after), {name: t.clone() for name, t in state.items()})
+    run(after, resumed, range(3, 6))
+    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+        assert np.array_equal(want.numpy(), got.numpy()), name
+    with pytest.raises(ValueError, match=r"1 missing \(weight\.step\)"):
+        restore_optimizer_state(
+            resumed, trainable_parameters(after), {k: v for k, v in state.items() if k != "weight.step"}
+        )
+
+
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+def test_a_parameter_without_a_gradient_is_left_alone(optim: str):
+    model = Toy({"weight": [8, 6], "other": [8, 6]})
+    optimizer, before = build_optimizer(model, options(optim)), values_of(model)
+    give_gradients(model, np.random.default_rng(4))
+    trainable_parameters(model)["other"].grad = None
+    optimizer.step()
+    after = values_of(model)
+    assert np.array_equal(after["other"], before["other"])
+    assert not np.array_equal(after["weight"], before["weight"])
+    assert optimizer_state(optimizer, trainable_parameters(model))["other.step"].item() == 0
