@@ -105,7 +105,7 @@ class OptimizerStep:
 
         self.hooks.before_training(run_batch)
         for parameter in self.model.parameters():
-            parameter.clear_gradient(set_to_zero=False)
+            parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
 
     def forward_backward(self, batch: PackedBatch, num_learned: int) -> paddle.Tensor:
         """Add a micro-batch's share to the gradients; returns its loss sum."""
