@@ -223,6 +223,16 @@ def _device(config: RunConfig, given: Given) -> None:
         given.note(message, "use_flash_attention")
 
 
+@check("offload_optim", "device")
+def _offload(config: RunConfig, given: Given) -> None:
+    if config.optim.offload_optim and config.precision.device == "cpu":
+        given.refuse(
+            "offload_optim keeps optimizer state off the GPU; on the CPU it is in the host's memory anyway: leave "
+            "offload_optim out",
+            "offload_optim",
+        )
+
+
 @check("sharding")
 def _processes(config: RunConfig, given: Given) -> None:
     processes = world_size()

@@ -94,6 +94,7 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
         recompute=config.train.recompute,
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
+        optim=config.optim.optim,
     )
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):

@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.optimizers import adamw_8bit, adamw_mini
+
 _PROCESS_BYTES = 450e6
 """Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
 _HEAP_SHARE = 1.0
@@ -26,7 +29,7 @@ class MemoryEstimate:
         weights: frozen and trained parameters.
         gradients: of the trained ones, as far as they stand at that moment: one by one they take the place of
             activations, but for those of earlier micro-batches.
-        optimizer: AdamW's two moments, and fp32 copies of weights that are kept in fewer bits.
+        optimizer: its moments, and fp32 copies of weights that are kept in fewer bits.
         activations: what the forward pass keeps for the backward pass, of one micro-batch.
         loss: logits of one chunk of learned positions, their exponentials, and the gradient of a head that trains.
         heap: buffers between the live ones.
@@ -54,6 +57,7 @@ def estimate_memory(
     recompute: bool,
     accumulates: bool = False,
     bytes_per_weight: int = 4,
+    optim: str = "adamw",
 ) -> MemoryEstimate:
     """Predict the peak of a training step.
 
@@ -64,6 +68,7 @@ def estimate_memory(
         recompute: whether layers are computed again in the backward pass.
         accumulates: whether a step has several micro-batches.
         bytes_per_weight: 4 for fp32, 2 for bf16; the rest is counted as fp32.
+        optim: the optimizer, which decides what is kept of a trained weight.
     """
     parameters = list(model.parameters())
     trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
@@ -83,11 +88,24 @@ def estimate_memory(
         process=_PROCESS_BYTES,
         weights=float(bytes_per_weight * sum(math.prod(p.shape) for p in parameters)),
         gradients=gradients if accumulates else max(0.0, gradients - activations - loss - heap),
-        optimizer=(8.0 if bytes_per_weight == 4 else 12.0) * trained,
+        optimizer=_moment_bytes(model, optim) + (0.0 if bytes_per_weight == 4 else 4.0 * trained),
         activations=activations,
         loss=loss,
         heap=heap,
     )
+
+
+def _moment_bytes(model: Any, optim: str) -> float:
+    """What the optimizer keeps of the gradients."""
+    total = 0.0
+    for name, parameter in trainable_parameters(model).items():
+        if optim == "adamw_mini":
+            total += adamw_mini.moment_bytes(name, parameter.shape, model.config.head_dim)
+        elif optim == "adamw_8bit":
+            total += adamw_8bit.moment_bytes(parameter.shape)
+        else:
+            total += 8.0 * math.prod(parameter.shape)
+    return total
 
 
 def _kept_per_layer(config: Any) -> int:

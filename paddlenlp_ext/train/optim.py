@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.train.optimizer_state import optimizer_state
 from paddlenlp_ext.train.optimizers.adamw_8bit import AdamW8Bit
 from paddlenlp_ext.train.optimizers.adamw_mini import AdamWMini, num_blocks
+from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer, require_gpu
 
 
 class OptimOptions(Protocol):
@@ -66,6 +68,17 @@ def build_optimizer(model: Any, options: OptimOptions) -> Any:
     if not groups:
         raise ValueError("no parameter of the model trains: every one is frozen")
     return _BUILDERS[options.optim](model, groups, options)
+
+
+def offload_state(model: Any, optimizer: Any) -> OffloadedOptimizer:
+    """The same optimizer with its state in pinned host memory between steps.
+
+    Raises:
+        ValueError: the model is not on a GPU.
+    """
+    parameters = trainable_parameters(model)
+    require_gpu(parameters.values())
+    return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
 def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> paddle.optimizer.AdamW:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import paddle
 
 from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
 
-Optimizer = paddle.optimizer.Optimizer | SmallStateOptimizer
+Optimizer = paddle.optimizer.Optimizer | SmallStateOptimizer | OffloadedOptimizer
 _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
     """The live tensors, created where no step was made yet."""
+    if isinstance(optimizer, OffloadedOptimizer):
+        return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):
         return {
             f"{name}.{kind}": tensor

@@ -20,7 +20,7 @@ from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.interrupt import StopSignals, TrainingStopped
 from paddlenlp_ext.train.logs import save_results, train_results
 from paddlenlp_ext.train.neftune import EmbeddingNoise
-from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.train.optim import build_optimizer, offload_state
 from paddlenlp_ext.train.output_folder import (
     check_output_dir,
     checkpoint_folder,
@@ -166,6 +166,8 @@ class Trainer:
 
         self.model.train()
         self.optimizer = build_optimizer(self.model, config.optim)
+        if config.optim.offload_optim:
+            self.optimizer = offload_state(self.model, self.optimizer)
         options = StepOptions(
             seed=train.seed,
             max_grad_norm=config.optim.max_grad_norm,

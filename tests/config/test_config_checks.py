@@ -37,6 +37,7 @@ CONTRADICTIONS = [
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
     ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
     ({"device": "npu"}, "not available yet"),
+    ({"offload_optim": True, "device": "cpu"}, "in the host's memory anyway"),
     ({"do_train": False}, "nothing to do"),
     ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
     ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),
@@ -58,7 +59,7 @@ def test_contradictions(tmp_path, values, words):
 
 
 def test_number_of_contradictions():
-    assert len(CONTRADICTIONS) == 21
+    assert len(CONTRADICTIONS) == 22
 
 
 def test_a_broken_key_makes_no_second_problem(tmp_path):

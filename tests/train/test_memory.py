@@ -6,9 +6,11 @@ import dataclasses
 import math
 
 import pytest
-from tiny_training import make_model
+from tiny_training import make_config, make_model
 
 from paddlenlp_ext.train.memory import estimate_memory
+from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state
 
 STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": False}
 
@@ -39,3 +41,13 @@ def test_activations_follow_the_tokens_and_recompute_keeps_little():
     once, twice = (estimate_memory(model, **(STEP | {"micro_batch_tokens": n})).activations for n in (1000, 2000))
     assert twice == 2 * once
     assert estimate_memory(model, **(STEP | {"recompute": True})).activations < once
+
+
+@pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
+@pytest.mark.parametrize("model", [make_model(), make_model(lora=True, rank=150)], ids=["full", "LoRA"])
+def test_the_optimizers_part_is_what_it_keeps(tmp_path, model, optim: str):
+    optimizer = build_optimizer(model, make_config(tmp_path, optim=optim).optim)
+    state = optimizer_state(optimizer, trainable_parameters(model))
+    counters = ("step", "beta1_pow_acc", "beta2_pow_acc")
+    kept = sum(tensor.numpy().nbytes for name, tensor in state.items() if not name.endswith(counters))
+    assert estimate_memory(model, **STEP, optim=optim).optimizer == kept

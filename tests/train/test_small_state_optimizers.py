@@ -56,8 +56,7 @@ class Toy(nn.Layer):
 
 
 def options(optim: str, **changes):
-    values = {"learning_rate": RATE, "weight_decay": DECAY, "adam_beta1": BETA1, "adam_beta2": BETA2,
-              "adam_epsilon": EPSILON, "offload_optim": False}  # fmt: skip
+    values = {"learning_rate": RATE, "weight_decay": DECAY, "adam_beta1": BETA1, "adam_beta2": BETA2, "adam_epsilon": EPSILON}  # fmt: skip
     return SimpleNamespace(optim=optim, **{**values, **changes})
 
 

@@ -23,9 +23,10 @@ class OptimConfig:
     decay_steps: int = option(0, minimum=0, help="step at which the decay ends; 0: the last one")
     optim: str = option(
         "adamw",
-        choices=("adamw", "adamw_mini", "adafactor", "adamw_custom", "adamw_16bit_moment"),
-        help="optimizer",
+        choices=("adamw", "adamw_mini", "adamw_8bit", "adafactor", "adamw_custom", "adamw_16bit_moment"),
+        help="optimizer; adamw_mini keeps one second moment a row, adamw_8bit both moments in 8 bits",
     )
+    offload_optim: bool = option(False, help="keep optimizer state in the host's memory between steps (GPUs)")
     weight_decay: float = option(0.0, minimum=0, help="decoupled weight decay")
     adam_beta1: float = option(0.9, minimum=0, below=1, help="decay of the first moment")
     adam_beta2: float = option(0.999, minimum=0, below=1, help="decay of the second moment")

@@ -8,6 +8,7 @@ anew. A parameter of fewer than 4096 elements, a norm's or a small adapter's, ke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import paddle
 import paddle.nn.functional as F
@@ -20,6 +21,12 @@ SMALLEST = 4096
 """Elements from which on a parameter's moments are in 8 bits."""
 _SLICE = 4096
 """Blocks that are fp32 at one time: a million numbers."""
+
+
+def moment_bytes(shape: Sequence[int]) -> int:
+    """What the moments of a parameter of this shape occupy."""
+    size = math.prod(shape)
+    return 8 * size if size < SMALLEST else -(-size // BLOCK) * 2 * (BLOCK + 4)
 
 
 class AdamW8Bit(SmallStateOptimizer):

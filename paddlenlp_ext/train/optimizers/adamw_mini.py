@@ -35,6 +35,11 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
     return rows // head_dim if name.endswith(_BY_HEADS) else rows
 
 
+def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
+    """What the moments of a parameter occupy; arguments as `num_blocks`'."""
+    return 4 * (math.prod(shape) + num_blocks(name, shape, head_dim))
+
+
 class AdamWMini(SmallStateOptimizer):
     """Adam-mini with decoupled weight decay."""
 

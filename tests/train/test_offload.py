@@ -1,0 +1,56 @@
+"""Offloaded optimizer state: what moves when. That it moves needs a GPU, which the tests do without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import paddle
+import pytest
+from tiny_training import Rows, Tokenizer, make_config, make_model
+
+from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
+from paddlenlp_ext.train.trainer import Trainer
+
+
+def on(kind: str):
+    return SimpleNamespace(kind=kind, place=SimpleNamespace(is_cpu_place=lambda: kind == "cpu"))
+
+
+def test_state_is_on_the_device_for_the_step_alone():
+    events = []
+    inner = SimpleNamespace(
+        step=lambda: events.append("step"),
+        set_lr=lambda rate: events.append(rate),
+        clear_grad=lambda set_to_zero: events.append(set_to_zero),
+    )
+    tensors = [on("gpu"), on("cpu"), on("pinned")]
+    offloaded = OffloadedOptimizer(
+        inner, lambda: tensors, lambda t: events.append(f"fetch {t.kind}"), lambda t: events.append(f"put {t.kind}")
+    )
+    offloaded.set_lr(0.5)
+    offloaded.step()
+    offloaded.clear_grad(set_to_zero=False)
+    assert events == [0.5, "fetch gpu", "fetch pinned", "step", "put gpu", "put pinned", False]
+
+
+@pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
+def test_checkpoints_hold_the_inner_state(tmp_path, optim: str):
+    model = make_model()
+    inner = build_optimizer(model, make_config(tmp_path, optim=optim).optim)
+    parameters = trainable_parameters(model)
+    offloaded = OffloadedOptimizer(inner, lambda: optimizer_state(inner, parameters).values())
+    for parameter in parameters.values():
+        parameter.grad = paddle.ones(parameter.shape)
+    offloaded.step()  # all on the CPU: nothing to move
+    want, got = optimizer_state(inner, parameters), optimizer_state(offloaded, parameters)
+    assert want.keys() == got.keys() and all(got[name] is want[name] for name in want)
+    restore_optimizer_state(offloaded, parameters, {name: tensor * 0 for name, tensor in want.items()})
+    assert all(not tensor.astype("float32").any() for tensor in got.values())
+
+
+def test_on_a_cpu_it_is_refused(tmp_path):
+    trainer = Trainer(make_model(lora=True), make_config(tmp_path, offload_optim=True), Rows(4), None, Tokenizer())
+    with pytest.raises(ValueError, match=r"offload_optim .* host's memory anyway"):
+        trainer.train()
