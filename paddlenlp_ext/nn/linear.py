@@ -31,8 +31,12 @@ class Linear(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features], in the format that the matmul gives (under autocast, half)."""
-        y = paddle.matmul(x, self.weight, transpose_y=True)
+        y = self.product(x)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+    def product(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The same without the bias."""
+        return paddle.matmul(x, self.weight, transpose_y=True)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,6 +1,6 @@
 """A product with a weight that stays packed.
 
-    y = x W^T + b,   dL/dx = (dL/dy) W
+    y = x W^T,   dL/dx = (dL/dy) W
 
 Forward and backward dequantize W some rows at a time; no more of it than that ever stands in full precision. W itself
 has no gradient.
@@ -18,11 +18,10 @@ from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
 from paddlenlp_ext.ops.weight_only import weight_only_linear
 
 
-def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Map `x` [..., in] to [..., out]; its format is kept, or autocast's is given."""
     out, width = weight.shape
-    y = _QuantizedLinear.apply(x.reshape([-1, width]), weight).reshape([*x.shape[:-1], out])
-    return y if bias is None else y + bias.astype(y.dtype)
+    return _QuantizedLinear.apply(x.reshape([-1, width]), weight).reshape([*x.shape[:-1], out])
 
 
 class _QuantizedLinear(PyLayer):

@@ -103,7 +103,7 @@ class BottleneckAdapter(AdapterLayer):
         self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
         self.activation = ACTIVATIONS[config.activation]
         last = base.o_proj if hasattr(base, "o_proj") else base.down_proj
-        hidden_size, dtype = last.out_features, last.weight.dtype
+        hidden_size, dtype = last.out_features, last.compute_dtype
         down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
         self.adapter_down = _Dense(down, dtype)
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
@@ -66,6 +67,20 @@ class PeftConfig:
             ValueError: the config asks for a layer that the model lacks.
         """
         raise NotImplementedError
+
+    def before_quantizing(
+        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+    ) -> paddle.Tensor:
+        """What is quantized in place of a layer's weight: the weight itself, unless the adapter starts with a part.
+
+        Called for every layer that is quantized while the base is read, on the object whose `wrap` comes later.
+
+        Args:
+            name: of the layer.
+            weight: float32 [out, in], not to be written to.
+            rounded: what a weight of that layer becomes when it is quantized and dequantized.
+        """
+        return weight
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
         """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""

@@ -60,7 +60,7 @@ class DoRALinear(LoRALinear):
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
-        squares_O = _squared_rows(base.weight) if has_values(base) else paddle.ones([base.out_features])
+        squares_O = _squared_rows(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])
         self.register_buffer("base_squares", squares_O, persistable=False)
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
@@ -70,7 +70,7 @@ class DoRALinear(LoRALinear):
         stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
         if self.dropout and self.training:
             x = F.dropout(x, self.dropout)
-            unbiased = paddle.matmul(x, self.base.weight, transpose_y=True)
+            unbiased = self.base.product(x)
         else:
             bias = getattr(self.base, "bias", None)
             unbiased = result if bias is None else result - bias
@@ -84,13 +84,13 @@ class DoRALinear(LoRALinear):
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = paddle.matmul(self.base.weight, self.lora_A.weight, transpose_y=True).astype("float32")
+            along = self.base.product(self.lora_A.weight).astype("float32").T
             own = paddle.matmul(b, paddle.matmul(a, a, transpose_y=True))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
         """m (W + s B A) / c - W, float32 [out, in]."""
-        weight = self.base.weight.astype("float32")
+        weight = self.base.weight_value()
         a, b = super().low_rank_factors()
         directed = weight + paddle.matmul(b, a)
         lengths_O = _squared_rows(directed).sqrt()

@@ -8,10 +8,13 @@ from paddle import nn
 from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.quant.model import make_plain
 
 
 def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
     """Fold every adapter of the model into the weight under it and take the adapters off; all weights train again.
+
+    Quantized weights become plain ones first: what is merged is what was trained against.
 
     Raises:
         ValueError: as `require_mergeable`; nothing is changed then.
@@ -20,6 +23,7 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
     layers = list(adapter_layers(model))
     for name, layer in layers:
         require_mergeable(config, name, layer)
+    make_plain(model)
     for name, layer in layers:
         bias = merged_bias(layer)
         if bias is not None:
@@ -50,17 +54,12 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
     """
     if not config.mergeable or not isinstance(layer, LinearAdapter):
         raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and can't be merged.")
-    weight = getattr(layer.base, "weight", None)
-    if weight is None or not paddle.is_floating_point(weight):
-        raise ValueError(
-            f"{name}: its base holds no floating-point weight (quantized?); merge into the original model."
-        )
 
 
 @paddle.no_grad()
 def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
     """Base and adapter as one weight, float32 [out, in]."""
-    return layer.base.weight.astype("float32") + layer.delta_weight()
+    return layer.base.weight_value() + layer.delta_weight()
 
 
 @paddle.no_grad()

@@ -125,7 +125,7 @@ class IA3Linear(LinearAdapter):
 
     def delta_weight(self) -> paddle.Tensor:
         """W * (l - 1), float32 [out, in]; l as a row or a column."""
-        return self.base.weight.astype("float32") * (self.ia3_l.astype("float32") - 1)
+        return self.base.weight_value() * (self.ia3_l.astype("float32") - 1)
 
     def delta_bias(self) -> paddle.Tensor | None:
         """b * (l - 1), float32 [out], where outputs are scaled."""

@@ -47,12 +47,17 @@ class AdapterLayer(nn.Layer):
 
 
 class LinearAdapter(AdapterLayer):
-    """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`."""
+    """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`.
+
+    The base may be plain or quantized. What is asked of it: `in_features`, `out_features`, `bias`, `compute_dtype`,
+    `weight_value()`, which gives W in float32 [out, in] and may make it anew at each call, a forward, and `product`,
+    the forward without the bias.
+    """
 
     @property
     def dtype(self) -> paddle.dtype:
         """The format the base computes in, which the adapter's parameters share."""
-        return self.base.weight.dtype
+        return self.base.compute_dtype
 
     @property
     def in_features(self) -> int:
@@ -107,8 +112,8 @@ class Factor(nn.Layer):
 
 
 def has_values(base: nn.Layer) -> bool:
-    """Whether a layer has its weight: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
-    return base.weight._is_initialized()
+    """Whether a layer has its tensors: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
+    return all(tensor._is_initialized() for tensor in (*base.parameters(), *base.buffers()))
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:

@@ -37,6 +37,7 @@ class OffsetLoRALinear(LoRALinear):
     Args:
         base, rank, scaling, dropout, seed, name: as `LoRALinear`'s.
         keep_start: whether the start belongs to the adapter's state; without, it can be computed again.
+        base_lacks_start: whether the base was quantized without the start, so that it is not to be taken off again.
     """
 
     def __init__(
@@ -48,30 +49,42 @@ class OffsetLoRALinear(LoRALinear):
         seed: int,
         name: str,
         keep_start: bool = True,
+        base_lacks_start: bool = False,
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
+        self.base_lacks_start = base_lacks_start
         zeros_A = paddle.zeros([rank, base.in_features], dtype=self.dtype)
         zeros_B = paddle.zeros([base.out_features, rank], dtype=self.dtype)
         self.register_buffer(_A_START, zeros_A, persistable=keep_start)
         self.register_buffer(_B_START, zeros_B, persistable=keep_start)
 
     @paddle.no_grad()
-    def start_at(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
-        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off."""
+    def start_at(
+        self,
+        a: paddle.Tensor,
+        b: paddle.Tensor,
+        taken_a: paddle.Tensor | None = None,
+        taken_b: paddle.Tensor | None = None,
+    ) -> None:
+        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes."""
         for tensor, value in ((self.lora_A.weight, a), (self.lora_B.weight, b)):
             tensor.set_value(value.astype(self.dtype))
-        self.lora_A_start.set_value(a.astype(self.dtype))
-        self.lora_B_start.set_value(b.astype(self.dtype))
+        self.lora_A_start.set_value((a if taken_a is None else taken_a).astype(self.dtype))
+        self.lora_B_start.set_value((b if taken_b is None else taken_b).astype(self.dtype))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
+        if self.base_lacks_start:
+            return self.base(x) + self.update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
         return self.base(x) + (self.update(x) - start)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """[A; A0] and s [B, -B0]."""
+        """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
         a, b = super().low_rank_factors()
+        if self.base_lacks_start:
+            return a, b
         b_start = self.lora_B_start.astype("float32") * -self.scaling
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)
 
@@ -106,12 +119,15 @@ def halved(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return own
 
 
-def doubled_fields(switch: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; what they were stands under `MARK`."""
+def doubled_fields(switch: str, fields: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; what they were stands under `MARK`.
+
+    `more` stands there too: what the variant alone has to know again.
+    """
     wider = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
         **fields,
-        MARK: {"switch": switch, **{name: fields[name] for name in _OPTIONS}},
+        MARK: {"switch": switch, **{name: fields[name] for name in _OPTIONS}, **(more or {})},
         "r": 2 * fields["r"],
         "rank_pattern": {name: 2 * rank for name, rank in fields["rank_pattern"].items()},
         "lora_alpha": wider * fields["lora_alpha"],

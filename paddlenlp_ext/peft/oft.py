@@ -187,7 +187,7 @@ class OFTLinear(LinearAdapter):
 
     def delta_weight(self) -> paddle.Tensor:
         """W R^T - W, float32 [out, in]."""
-        weight = self.base.weight.astype("float32")
+        weight = self.base.weight_value()
         return turn(weight, self.rotation().transpose([0, 2, 1])) - weight
 
     def placements(self, style: Style) -> dict[str, int | None]:

@@ -7,6 +7,10 @@ LoRA that trains the r leading singular triplets of each weight; the residual W 
 `lora_alpha` says otherwise. The residual is not written over W (offset.py says why), and is never computed a second
 time: A0 and B0 are kept with the adapter.
 
+A base that is quantized is quantized without them, as the paper has it: the residual is smaller, and so is its error.
+
+    y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
 Files are a plain LoRA of rank 2r over the original base. Those of Hugging Face PEFT (`init_lora_weights: "pissa"`) and
 of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base again, by the whole SVD as there.
 """
@@ -22,9 +26,11 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.before_quantizing import LoRABeforeQuantizing, Rounded, Start, principal_factors
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import (
+    MARK,
     OffsetLoRALinear,
     doubled,
     doubled_fields,
@@ -33,12 +39,12 @@ from paddlenlp_ext.peft.offset import (
     is_doubled,
 )
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.quant.linear import QuantizedLinear
 
 
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
-class PissaConfig(LoRAConfig):
+class PissaConfig(LoRABeforeQuantizing):
     """PiSSA: LoRA that starts from the leading singular triplets of each weight.
 
     Raises:
@@ -65,12 +71,19 @@ class PissaConfig(LoRAConfig):
         if self.svd not in ("fast", "exact"):
             raise ValueError(f"pissa_svd={self.svd!r} is not known; allowed: 'fast' or 'exact'.")
 
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        exact = self.start == "computed again" or self.svd == "exact"
+        a, b = principal_factors(weight, *self.rank_and_scaling(name), name, exact)
+        return Start(a, b, a, b)
+
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+        if isinstance(base, QuantizedLinear):
+            return self.wrap_quantized(name, base, seed, self.start == "stored")
         rank, scaling = self.rank_and_scaling(name)
         again = self.start == "computed again"
         layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
         if self.start != "stored" and has_values(base):
-            layer.start_at(*principal_factors(base.weight, rank, scaling, name, again or self.svd == "exact"))
+            layer.start_at(*principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact"))
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -78,7 +91,7 @@ class PissaConfig(LoRAConfig):
         fields = super().to_adapter_config(model)
         if self.start == "computed again":
             return {**fields, "init_lora_weights": "pissa"}
-        return doubled_fields("pissa", fields)
+        return doubled_fields("pissa", fields, {"svd": self.svd, **self.residual_fields(model)})
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return dict(tensors) if self.start == "computed again" else doubled(tensors)
@@ -95,7 +108,9 @@ class PissaConfig(LoRAConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PissaConfig:
         if is_doubled("pissa", fields):
-            return replace(super().from_adapter_config(halved_fields(fields)), start="stored")
+            mark, config = fields[MARK], super().from_adapter_config(halved_fields(fields))
+            over_residual = bool(mark.get("over_residual"))
+            return replace(config, svd=mark.get("svd", "fast"), over_residual=over_residual, start="stored")
         start = fields.get("init_lora_weights")
         if start != "pissa":
             raise ValueError(
@@ -109,21 +124,3 @@ class PissaConfig(LoRAConfig):
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
         # There s is 1 whatever alpha says.
         return replace(config, alpha=config.rank, rslora=False, start="computed again")
-
-
-def principal_factors(
-    weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """A0 [r, in] and B0 [out, r] of a weight [out, in], with s B0 A0 = U_r S_r V_r^T.
-
-    Raises:
-        ValueError: the weight has no `rank` triplets.
-    """
-    if rank > min(weight.shape):
-        raise ValueError(
-            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(weight.shape)}): lower it, "
-            "or leave this layer out of lora_target_modules."
-        )
-    u, s, v_t = leading_svd(weight, rank, name, exact=exact)
-    root = (s / scaling).sqrt()
-    return v_t * root.unsqueeze(1), u * root

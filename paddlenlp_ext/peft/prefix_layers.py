@@ -61,7 +61,7 @@ class PrefixAttention(AdapterLayer):
     ) -> None:
         super().__init__(base)
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
-        self.dtype, self.width = base.k_proj.weight.dtype, base.k_proj.out_features
+        self.dtype, self.width = base.k_proj.compute_dtype, base.k_proj.out_features
         shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
         self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
         if hidden_size is None:

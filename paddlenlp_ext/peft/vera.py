@@ -101,7 +101,7 @@ class VeRAConfig(PeftConfig):
         widest = [max(getattr(base, side) for base in bases.values()) for side in ("in_features", "out_features")]
         key = seed if self.projection_prng_key is None else self.projection_prng_key
         projections = functools.cache(lambda dtype: Projections(self.rank, *widest, key, dtype, self.save_projection))
-        return lambda name, base: VeRALinear(base, projections(base.weight.dtype), self.d_initial, self.dropout)
+        return lambda name, base: VeRALinear(base, projections(base.compute_dtype), self.d_initial, self.dropout)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)

@@ -23,14 +23,19 @@ class QuantizedLinear(nn.Layer):
         weight: from `quant.quantize`.
         bias: [out_features], or None.
         compute_dtype: the format of the activations, and of adapters on this layer.
+        lacks_start: whether something was taken off the weight before it was quantized, which an adapter adds again.
     """
 
     def __init__(
-        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
+        self,
+        weight: QuantizedWeight,
+        bias: paddle.Tensor | None = None,
+        compute_dtype: paddle.dtype = paddle.float32,
+        lacks_start: bool = False,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.lacks_start = compute_dtype, lacks_start
         self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
         for name in _TENSORS:
             tensor = getattr(weight, name)
@@ -57,7 +62,12 @@ class QuantizedLinear(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return quantized_linear(x, self.stored, self.bias)
+        y = self.product(x)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+    def product(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The same without the bias."""
+        return quantized_linear(x, self.stored)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

@@ -75,7 +75,7 @@ def test_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model = adapted()
     train(model)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr("paddlenlp_ext.peft.pissa.leading_svd", None)
+    monkeypatch.setattr("paddlenlp_ext.peft.before_quantizing.leading_svd", None)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
 
 

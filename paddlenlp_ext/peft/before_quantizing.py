@@ -1,0 +1,111 @@
+"""LoRA whose base is quantized without the part at which the adapter starts.
+
+    quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
+
+What is taken off, (A', B'), needs W in full precision, and so is found while W is read, before it is quantized. It
+stays in the layer beside A and B, as any start does (offset.py): files hold the LoRA [A; A'], [B, -B'] of rank 2r over
+the original base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.offset import OffsetLoRALinear
+from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.peft.targets import ALL_LINEAR, matches
+from paddlenlp_ext.quant.linear import QuantizedLinear
+
+Rounded = Callable[[paddle.Tensor], paddle.Tensor]
+
+
+class Start(NamedTuple):
+    """Where a layer begins, A [r, in] and B [out, r], and what its base was quantized without, A' and B'."""
+
+    a: paddle.Tensor
+    b: paddle.Tensor
+    taken_a: paddle.Tensor
+    taken_b: paddle.Tensor
+
+
+@dataclass(kw_only=True)
+class LoRABeforeQuantizing(LoRAConfig):
+    """Options of LoRA that starts from the weights before they are quantized.
+
+    `before_quantizing` has to see the weights of a quantized base, and the same object has to wrap its layers.
+    """
+
+    starts: dict[str, Start] = field(default_factory=dict, compare=False, repr=False)
+    """By layer: what `before_quantizing` found and `wrap` has not taken yet."""
+    over_residual: bool = field(default=False, compare=False)
+    """Whether a stored adapter was trained over a base that lacks what was taken off."""
+
+    def before_quantizing(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> paddle.Tensor:
+        if not self.adapts(name):
+            return weight
+        start = self.find_start(name, weight, rounded)
+        self.starts[name] = start
+        if not bool(start.taken_b.any()):
+            return weight
+        return weight - self.rank_and_scaling(name)[1] * paddle.matmul(start.taken_b, start.taken_a)
+
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        """The start of a layer from its weight, float32 [out, in], and what quantizing makes of a weight."""
+        raise NotImplementedError
+
+    def adapts(self, name: str) -> bool:
+        """Whether the linear layer `name` is a target."""
+        if self.target_modules in (None, (ALL_LINEAR,)):
+            return True
+        return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
+
+    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int, is_stored: bool) -> OffsetLoRALinear:
+        """The adapter of a quantized layer.
+
+        Raises:
+            ValueError: the base was quantized without asking this config, or for another adapter.
+        """
+        start = self.starts.pop(name, None)
+        if (start is None and not is_stored) or (is_stored and base.lacks_start != self.over_residual):
+            raise ValueError(
+                f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
+                "with weight_quantize_algo and this adapter's config together."
+            )
+        rank, scaling = self.rank_and_scaling(name)
+        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, base_lacks_start=base.lacks_start)
+        if start is not None:
+            layer.start_at(*start)
+        return layer
+
+    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
+        return replace(super().warm_start(stored), starts=self.starts)
+
+    def residual_fields(self, model: nn.Layer) -> dict[str, Any]:
+        """What files say of the base beside LoRA's own fields."""
+        lacking = any(isinstance(layer, QuantizedLinear) and layer.lacks_start for layer in model.sublayers())
+        return {"over_residual": lacking}
+
+
+def principal_factors(
+    weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A [r, in] and B [out, r] from the leading triplets of a weight [out, in]: s B A = U_r S_r V_r^T.
+
+    Raises:
+        ValueError: the weight has no `rank` triplets.
+    """
+    if rank > min(weight.shape):
+        raise ValueError(
+            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(weight.shape)}): lower it, "
+            "or leave this layer out of lora_target_modules."
+        )
+    u, s, v_t = leading_svd(weight, rank, name, exact=exact)
+    root = (s / scaling).sqrt()
+    return v_t * root.unsqueeze(1), u * root

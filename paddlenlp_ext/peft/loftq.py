@@ -1,0 +1,113 @@
+"""LoftQ: LoRA-fine-tuning-aware quantization (Li et al. 2023, arXiv 2310.08659).
+
+    A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
+    y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
+
+LoRA over a quantized base that starts from what quantizing lost: base and adapter together begin closer to W than the
+base alone. With one step (T = 1) the base is the plainly quantized one, and any copy of it serves; with more, it lacks
+A_{T-1} and B_{T-1}, which the adapter keeps. Factors share the root of the singular values, as in Hugging Face PEFT.
+
+Over a base in full precision nothing was lost, and it begins as LoRA does.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.before_quantizing import LoRABeforeQuantizing, Rounded, Start, principal_factors
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.offset import (
+    MARK,
+    OffsetLoRALinear,
+    doubled,
+    doubled_fields,
+    halved,
+    halved_fields,
+    is_doubled,
+)
+from paddlenlp_ext.peft.ranges import require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quant.linear import QuantizedLinear
+
+
+@PEFT_METHODS.register("loftq")
+@dataclass(kw_only=True)
+class LoftQConfig(LoRABeforeQuantizing):
+    """LoftQ: LoRA over a quantized base that starts from the quantization error.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    refines: ClassVar[str | None] = "lora"
+    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
+
+    iters: int = option(
+        1, help="LoftQ: how many times quantizing and the SVD of its error alternate.", minimum=1, maximum=100
+    )
+    svd: str = option(
+        "fast",
+        help="LoftQ: how triplets are found: fast (random projection) or exact (whole SVD).",
+        choices=("fast", "exact"),
+        key="loftq_svd",
+    )
+    is_stored: bool = field(default=False, compare=False)
+    """Whether the start is a file's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("loftq_iters", self.iters)
+        if self.svd not in ("fast", "exact"):
+            raise ValueError(f"loftq_svd={self.svd!r} is not known; allowed: 'fast' or 'exact'.")
+
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        rank, scaling = self.rank_and_scaling(name)
+        a, b = paddle.zeros([rank, weight.shape[1]]), paddle.zeros([weight.shape[0], rank])
+        for _ in range(self.iters):
+            taken_a, taken_b = a, b
+            error = weight - rounded(weight - scaling * paddle.matmul(b, a))
+            a, b = principal_factors(error, rank, scaling, name, exact=self.svd == "exact")
+        return Start(a, b, taken_a, taken_b)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+        if isinstance(base, QuantizedLinear):
+            return self.wrap_quantized(name, base, seed, self.is_stored)
+        return OffsetLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        more = {"iters": self.iters, "svd": self.svd, **self.residual_fields(model)}
+        return doubled_fields("loftq", super().to_adapter_config(model), more)
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return doubled(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return halved(tensors)
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        return is_doubled("loftq", fields) or fields.get("init_lora_weights") == "loftq"
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        if not is_doubled("loftq", fields):
+            raise ValueError(
+                "init_lora_weights='loftq' belongs to a base that PEFT quantized on its way, which the file does not "
+                "hold: merge it there, or train again."
+            )
+        mark, config = fields[MARK], super().from_adapter_config(halved_fields(fields))
+        over_residual = bool(mark.get("over_residual"))
+        return replace(
+            config, iters=mark.get("iters", 1), svd=mark.get("svd", "fast"), over_residual=over_residual, is_stored=True
+        )
