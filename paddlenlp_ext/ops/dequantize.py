@@ -39,6 +39,7 @@ class QuantizedWeight:
         group_scales: float32 [G].
         offset: float32 [1], the mean of the scales, taken off before they were quantized.
         group_size: neighbouring scales that share one of `group_scales`; 0 without.
+        lacks_start: whether a part of the original weight was taken off first, which an adapter adds again.
         kept: what a kernel makes of the codes once and wants to see again.
     """
 
@@ -50,6 +51,7 @@ class QuantizedWeight:
     group_scales: paddle.Tensor | None = None
     offset: paddle.Tensor | None = None
     group_size: int = 0
+    lacks_start: bool = False
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property

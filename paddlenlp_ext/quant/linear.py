@@ -23,19 +23,14 @@ class QuantizedLinear(nn.Layer):
         weight: from `quant.quantize`.
         bias: [out_features], or None.
         compute_dtype: the format of the activations, and of adapters on this layer.
-        lacks_start: whether something was taken off the weight before it was quantized, which an adapter adds again.
     """
 
     def __init__(
-        self,
-        weight: QuantizedWeight,
-        bias: paddle.Tensor | None = None,
-        compute_dtype: paddle.dtype = paddle.float32,
-        lacks_start: bool = False,
+        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.compute_dtype, self.lacks_start = compute_dtype, lacks_start
+        self.compute_dtype = compute_dtype
         self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
         for name in _TENSORS:
             tensor = getattr(weight, name)
@@ -49,6 +44,11 @@ class QuantizedLinear(nn.Layer):
     def stored(self) -> QuantizedWeight:
         """The packed weight, over the layer's own tensors."""
         return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
+
+    @property
+    def lacks_start(self) -> bool:
+        """Whether a part of the original weight was taken off before quantizing, which an adapter adds again."""
+        return self._format.lacks_start
 
     @property
     def num_bytes(self) -> int:

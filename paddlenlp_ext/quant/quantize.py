@@ -12,13 +12,20 @@ Shapes: N = out * in weights; B = ceil(N / block) scales.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.dequantize import QuantizedWeight
+from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels
 from paddlenlp_ext.quant.options import QuantOptions
 
+Rounded = Callable[[paddle.Tensor], paddle.Tensor]
+BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]
+"""From a layer's name, its weight float32 [out, in], and what quantizing makes of a weight, to what is quantized; the
+weight itself where nothing is taken off it."""
 _CHUNK = 1 << 18
 """Weights that are compared together: they stay in a core's cache."""
 _SMALLEST = np.float32(1e-38)
@@ -44,6 +51,18 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> Quant
     tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
     group = options.double_quant_block_size if options.double_quant else 0
     return QuantizedWeight(algo, shape, block, group_size=group, **tensors)
+
+
+def quantize_layer(
+    name: str, weight: paddle.Tensor, options: QuantOptions, before: BeforeQuantizing | None = None
+) -> QuantizedWeight:
+    """The weight of the layer `name`, float32 [out, in], after `before` has seen it.
+
+    Raises:
+        ValueError: as `quantize`.
+    """
+    prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
+    return dataclasses.replace(quantize(prepared, options), lacks_start=prepared is not weight)
 
 
 def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:

@@ -1,0 +1,116 @@
+"""What every PEFT method has to keep over quantized weights, run over the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_adapted import logits_of, same_bits, state_of, tiny_model, train
+
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quant.model import quantize_linears, quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+
+OPTIONS = {
+    "nf4": QuantOptions(algo="nf4", double_quant=True),
+    "int8": QuantOptions(algo="weight_only_int8"),
+}
+# PaddleNLP ignores some of these over quantized weights without a word.
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{switch: (switch, {}) for switch in PEFT_METHODS.names()},
+    "rslora": ("lora", {"rslora": True}),
+    "lora_plus": ("lora", {"plus_scale": 4.0}),
+    "dora with dropout": ("use_dora", {"dropout": 0.3}),
+    "loftq in three steps": ("loftq", {"iters": 3}),
+}
+BEFORE_QUANTIZING = ("pissa", "loftq", "loftq in three steps")
+TOLERANCE = 1e-5
+
+pytestmark = [pytest.mark.parametrize("method", METHODS), pytest.mark.parametrize("algo", OPTIONS)]
+
+
+def config_of(method: str) -> PeftConfig:
+    switch, options = METHODS[method]
+    return PEFT_METHODS.get(switch)(**options)
+
+
+def quantized(algo: str, config: PeftConfig) -> CausalLM:
+    """qwen2's linears have biases."""
+    model = tiny_model("qwen2")
+    quantize_linears(model, OPTIONS[algo], config.before_quantizing)
+    model.eval()
+    return model
+
+
+def adapted(method: str, algo: str) -> PeftModel:
+    config = config_of(method)
+    model = get_peft_model(quantized(algo, config), config)
+    model.eval()
+    return model
+
+
+def moved(method: str, algo: str) -> PeftModel:
+    model = adapted(method, algo)
+    start = logits_of(model)
+    train(model, steps=3)
+    assert np.abs(logits_of(model) - start).max() > 100 * TOLERANCE
+    return model
+
+
+def test_it_starts_as_the_base_or_nearer_to_the_original(method: str, algo: str):
+    model, plainly = adapted(method, algo), quantized(algo, config_of("lora"))
+    assert len(quantized_linears(model)) == 14
+    started, base, original = logits_of(model), logits_of(plainly), logits_of(tiny_model("qwen2"))
+    if method in BEFORE_QUANTIZING:
+        assert 0 < np.abs(started - original).mean() < 0.9 * np.abs(base - original).mean()
+    elif model.peft_config.starts_as_base:
+        np.testing.assert_allclose(started, base, atol=TOLERANCE)
+
+
+def test_only_the_adapter_trains(method: str, algo: str):
+    model = adapted(method, algo)
+    adapter = {id(tensor) for tensor in model.adapter_state().values()}
+    before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items() if id(tensor) not in adapter}
+    assert sum(name.endswith(".codes") for name in before) == 14
+    adapter_before = {name: tensor.numpy().copy() for name, tensor in model.adapter_state().items()}
+    train(model)
+    after = {name: tensor.numpy() for name, tensor in model.state_dict().items() if id(tensor) not in adapter}
+    assert same_bits(before, after)
+    assert not same_bits(adapter_before, {name: t.numpy() for name, t in model.adapter_state().items()})
+
+
+def test_saved_and_loaded_over_the_same_base_it_has_the_same_bits(method: str, algo: str, tmp_path: Path):
+    model = moved(method, algo)
+    model.save_pretrained(tmp_path)
+    stored = read_adapter(tmp_path)
+    loaded = PeftModel.from_files(quantized(algo, stored.config), stored)
+    assert same_bits(state_of(model), state_of(loaded))
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+
+
+def test_merged_equals_unmerged(method: str, algo: str):
+    model = moved(method, algo)
+    before = logits_of(model)
+    if not model.peft_config.mergeable:
+        with pytest.raises(ValueError, match="can't be merged"):
+            model.merge_and_unload()
+        assert len(quantized_linears(model)) == 14
+        return
+    merged = model.merge_and_unload()
+    assert state_of(merged).keys() == state_of(tiny_model("qwen2")).keys()
+    assert sum(isinstance(layer, Linear) for layer in merged.sublayers()) == 14
+    np.testing.assert_allclose(logits_of(merged), before, rtol=0, atol=TOLERANCE)
+
+
+def test_switched_off_it_is_the_base(method: str, algo: str):
+    model = moved(method, algo)
+    base = logits_of(quantized(algo, config_of(method)))
+    with model.adapter_disabled():
+        assert np.array_equal(logits_of(model), base)
