@@ -44,9 +44,9 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> Quant
     shape, algo = tuple(values_OI.shape), options.algo
     block = block_size_of(options, shape[1])
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
-    codes, scales = _integers(values_N, block, algo) if algo in _LARGEST else _nearest_levels(values_N, block, algo)
-    if not np.isfinite(scales).all():
+    if not np.isfinite(values_N).all():
         raise ValueError(f"a weight of shape {list(shape)} is not finite and can't be quantized: its file is damaged.")
+    codes, scales = _integers(values_N, block, algo) if algo in _LARGEST else _nearest_levels(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
     tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
     group = options.double_quant_block_size if options.double_quant else 0

@@ -1,0 +1,179 @@
+"""int8 and int4 against their formula; what the formats cost; how wrong they are; what is refused."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import empty, quantize
+
+
+def weight_of(out: int, width: int) -> np.ndarray:
+    weight = np.random.default_rng([out, width]).standard_normal((out, width)).astype(np.float32)
+    weight *= np.linspace(0.01, 3, out, dtype=np.float32)[:, None]
+    weight[out // 2] = 0.0
+    return weight
+
+
+def unpacked(codes: np.ndarray, count: int) -> np.ndarray:
+    return np.stack([codes >> 4, codes & 15], axis=1).reshape(-1)[:count]
+
+
+def test_int8_is_a_scale_a_row():
+    weight = weight_of(9, 35)
+    stored = quantize(weight, QuantOptions(algo="weight_only_int8"))
+    scales = np.abs(weight).max(axis=1) / np.float32(127)
+    np.testing.assert_allclose(stored.scales.numpy(), scales, rtol=1e-7)
+    codes = np.rint(weight / np.where(scales > 0, scales, 1)[:, None])
+    assert np.array_equal(stored.codes.numpy().reshape(9, 35), codes)
+    assert stored.codes.numpy().min() >= -127
+    np.testing.assert_allclose(dequantize(stored).numpy(), codes * scales[:, None], rtol=1e-6)
+    assert np.abs(dequantize(stored).numpy() - weight).max() <= 0.501 * scales.max()
+
+
+@pytest.mark.parametrize("group", [None, 4, 12])
+def test_int4_is_a_scale_a_row_or_a_group(group: int | None):
+    weight = weight_of(5, 36)
+    stored = quantize(weight, QuantOptions(algo="weight_only_int4", group_size=group))
+    blocks = weight.reshape(-1, group or 36)
+    scales = np.abs(blocks).max(axis=1) / np.float32(7)
+    np.testing.assert_allclose(stored.scales.numpy(), scales, rtol=1e-7)
+    codes = np.rint(blocks / np.where(scales > 0, scales, 1)[:, None])
+    assert np.array_equal(unpacked(stored.codes.numpy(), weight.size).astype(int) - 8, codes.reshape(-1))
+    np.testing.assert_allclose(dequantize(stored).numpy(), (codes * scales[:, None]).reshape(5, 36), rtol=1e-6)
+
+
+def test_codes_are_the_nearest_levels():
+    weight = weight_of(16, 64)
+    for algo in ("nf4", "fp4"):
+        stored = quantize(weight, QuantOptions(algo=algo))
+        largest = np.abs(weight).max(axis=1, keepdims=True)
+        distance = np.abs((weight / np.where(largest > 0, largest, 1))[..., None] - levels(algo))
+        chosen = levels(algo)[unpacked(stored.codes.numpy(), weight.size)].reshape(weight.shape)
+        found = np.abs(weight / np.where(largest > 0, largest, 1) - chosen)
+        np.testing.assert_allclose(found, distance.min(axis=2), atol=1e-6)
+        np.testing.assert_allclose(dequantize(stored).numpy(), chosen * largest, rtol=1e-6, atol=0)
+
+
+def test_the_levels_of_nf4_are_equally_likely_values_of_the_normal_distribution():
+    table = levels("nf4")
+    assert table[7] == 0 and table[0] == -1 and table[15] == 1
+    assert np.all(np.diff(table) > 0)
+    sample = np.random.default_rng(0).standard_normal(1_000_000)
+    outermost = np.quantile(sample, 0.9677083)
+    for side, count in ((table[7:] * outermost, 8), (-table[7::-1] * outermost, 7)):
+        shares = [(sample < value).mean() for value in side]
+        np.testing.assert_allclose(np.diff(shares), (0.9677083 - 0.5) / count, atol=2e-3)
+
+
+def test_the_levels_of_scales():
+    table = dynamic_levels()
+    assert len(np.unique(table)) == 256
+    assert table[-1] == 1.0 and table[127] == 0.0
+    assert np.array_equal(table[:127], -table[128:255][::-1])
+
+
+@pytest.mark.parametrize("algo", ["nf4", "fp4"])
+def test_four_bits_with_double_quantization_cost_at_most_4_2_bits(algo: str):
+    weight = np.random.default_rng(0).standard_normal((576, 1536)).astype(np.float32)
+    single, double = (QuantizedLinear(quantize(weight, QuantOptions(algo=algo, double_quant=d))) for d in (False, True))
+    assert 8 * single.num_bytes / weight.size == 4.5
+    assert 8 * double.num_bytes / weight.size <= 4.2
+    held = sum(tensor.numpy().nbytes for tensor in double.state_dict().values())
+    assert held == double.num_bytes
+    assert weight.nbytes / held > 7.6
+
+
+def test_the_finer_the_format_the_smaller_the_error():
+    weight = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)
+    formats = [
+        QuantOptions(algo="weight_only_int8"),
+        QuantOptions(algo="nf4"),
+        QuantOptions(algo="nf4", double_quant=True),
+        QuantOptions(algo="fp4"),
+        QuantOptions(algo="weight_only_int4"),
+    ]
+    errors = [float(np.square(dequantize(quantize(weight, o)).numpy() - weight).mean()) for o in formats]
+    assert errors == sorted(errors)
+    assert errors[2] < 1.02 * errors[1]
+
+
+def test_half_precision_weights_are_taken_as_they_are():
+    weight = paddle.to_tensor(weight_of(8, 64)).astype("bfloat16")
+    stored = quantize(weight, QuantOptions(algo="nf4"))
+    again = quantize(weight.astype("float32"), QuantOptions(algo="nf4"))
+    assert np.array_equal(stored.codes.numpy(), again.codes.numpy())
+
+
+def test_empty_has_the_shapes_of_a_quantized_weight():
+    for options in (
+        QuantOptions(algo="nf4", double_quant=True, double_quant_block_size=2),
+        QuantOptions(algo="weight_only_int8"),
+        QuantOptions(algo="weight_only_int4", group_size=4),
+    ):
+        wanted, found = quantize(weight_of(7, 36), options), empty((7, 36), options)
+        assert found.num_bytes == wanted.num_bytes
+        for name in ("codes", "scales", "group_scales", "offset"):
+            ours, theirs = getattr(found, name), getattr(wanted, name)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert (found.shape, found.block_size, found.group_size) == (wanted.shape, wanted.block_size, wanted.group_size)
+
+
+def test_mixed_widths_go_by_name():
+    options = QuantOptions(algo={"q_proj": "nf4", r".*\.mlp\..*": "weight_only_int8", "lm_head": None}, block_size=32)
+    assert options.for_layer("model.layers.0.self_attn.q_proj") == QuantOptions(algo="nf4", block_size=32)
+    assert options.for_layer("model.layers.0.mlp.up_proj").algo == "weight_only_int8"
+    assert options.for_layer("lm_head") is None
+    assert options.for_layer("model.layers.0.self_attn.k_proj") is None
+
+
+def test_what_can_not_be_is_refused():
+    with pytest.raises(ValueError, match=r"weight_quantize_algo='nf5' is not known; did you mean 'nf4'\?"):
+        QuantOptions(algo="nf5")
+    with pytest.raises(ValueError, match="qlora_weight_blocksize=63 is out of range"):
+        QuantOptions(algo="nf4", block_size=63)
+    with pytest.raises(ValueError, match="group_size=10 does not divide the 36 inputs"):
+        quantize(weight_of(4, 36), QuantOptions(algo="weight_only_int4", group_size=10))
+    weight = weight_of(4, 36)
+    weight[1, 3] = np.nan
+    for algo in ("nf4", "weight_only_int8"):
+        with pytest.raises(ValueError, match="not finite"):
+            quantize(weight, QuantOptions(algo=algo))
+
+
+def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_train():
+    bias = paddle.to_tensor(np.arange(7, dtype=np.float32), stop_gradient=False)
+    layer = QuantizedLinear(quantize(weight_of(7, 36), QuantOptions(algo="nf4", double_quant=True)), bias)
+    assert (layer.in_features, layer.out_features) == (36, 7)
+    assert all(parameter.stop_gradient for parameter in layer.parameters())
+    x = np.random.default_rng(1).standard_normal((2, 3, 36)).astype(np.float32)
+    wanted = x @ layer.weight_value().numpy().T
+    np.testing.assert_allclose(layer.product(paddle.to_tensor(x)).numpy(), wanted, atol=1e-4)
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted + bias.numpy(), atol=1e-4)
+    assert {name for name in layer.state_dict() if "bias" not in name} == {"codes", "scales", "group_scales", "offset"}
+
+
+def test_values_loaded_into_the_layer_are_those_it_computes_with():
+    options = QuantOptions(algo="nf4", double_quant=True)
+    full, blank = QuantizedLinear(quantize(weight_of(7, 36), options)), QuantizedLinear(empty((7, 36), options))
+    blank.set_state_dict(full.state_dict())
+    assert np.array_equal(blank.weight_value().numpy(), full.weight_value().numpy())
+
+
+@pytest.mark.slow
+def test_a_model_of_135_million_weights_is_quantized_in_seconds():
+    weight = np.random.default_rng(0).standard_normal((1536, 576)).astype(np.float32)
+    best = np.inf
+    for _ in range(5):
+        begin = time.perf_counter()
+        quantize(weight, QuantOptions(algo="nf4", double_quant=True))
+        best = min(best, time.perf_counter() - begin)
+    assert best * 135e6 / weight.size < 20, "seconds"
