@@ -21,6 +21,7 @@ import paddle
 
 from paddlenlp_ext.ops.dispatch import Op
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.triton.launch_4bit import dequantize_rows_triton, on_gpu_with_triton
 
 _CHUNK = 1 << 20
 """Weights that are dequantized together: 4 MB in float32."""
@@ -156,4 +157,9 @@ def _on_cpu(x: paddle.Tensor) -> str | None:
     return None if x.place.is_cpu_place() else f"it is for the CPU and the tensor is on {x.place}"
 
 
-dequantize_op = Op("dequantize", cpu=(dequantize_rows_numpy, _on_cpu), reference=dequantize_rows_reference)
+dequantize_op = Op(
+    "dequantize",
+    triton=(dequantize_rows_triton, on_gpu_with_triton),
+    cpu=(dequantize_rows_numpy, _on_cpu),
+    reference=dequantize_rows_reference,
+)

@@ -15,7 +15,11 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
+from paddlenlp_ext.ops.triton.launch_4bit import on_gpu_with_triton, product_triton
 from paddlenlp_ext.ops.weight_only import weight_only_linear
+
+_FEW = 32
+"""Positions up to which reading the packed weight once is what takes the time."""
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
@@ -58,7 +62,14 @@ def input_gradient_reference(gradient_TO: paddle.Tensor, weight: QuantizedWeight
     return total
 
 
-_FOUR_BIT = Op("quantized linear (nf4, fp4)", reference=linear_reference)
+def linear_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [T, out]: for a few positions in one kernel, for many from dequantized rows."""
+    if x_TI.shape[0] > _FEW or weight.shape[1] % 2:
+        return linear_reference(x_TI, weight)
+    return product_triton(x_TI, weight)
+
+
+_FOUR_BIT = Op("quantized linear (nf4, fp4)", triton=(linear_triton, on_gpu_with_triton), reference=linear_reference)
 _FOUR_BIT_GRADIENT = Op("quantized linear's gradient (nf4, fp4)", reference=input_gradient_reference)
 _INTEGER = Op(
     "quantized linear (int8, int4)", weight_only=(weight_only_linear, on_gpu_in_half), reference=linear_reference

@@ -56,7 +56,13 @@ class Toy(nn.Layer):
 
 
 def options(optim: str, **changes):
-    values = {"learning_rate": RATE, "weight_decay": DECAY, "adam_beta1": BETA1, "adam_beta2": BETA2, "adam_epsilon": EPSILON}  # fmt: skip
+    values = {
+        "learning_rate": RATE,
+        "weight_decay": DECAY,
+        "adam_beta1": BETA1,
+        "adam_beta2": BETA2,
+        "adam_epsilon": EPSILON,
+    }
     return SimpleNamespace(optim=optim, **{**values, **changes})
 
 

@@ -1,0 +1,106 @@
+"""The 4-bit kernels on Paddle's tensors.
+
+Not run on the machine it was written on, which has no GPU: tests/ops/test_triton_4bit.py runs all of it but `launch`
+in Triton's interpreter, on the CPU's memory.
+
+Shapes: T positions, O and I outputs and inputs of the weight.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import paddle
+
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.dequantize import QuantizedWeight
+
+_BYTES = 1024  # of codes, for a program that dequantizes
+_POSITIONS, _OUTPUTS, _ROW_BYTES = 16, 16, 64  # for a program that multiplies
+
+
+def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
+    """A condition: Triton is there, the tensor is on a GPU and is no int8 codes."""
+    if not x.place.is_gpu_place():
+        return f"it needs a GPU and the tensor is on {x.place}"
+    if x.dtype == paddle.int8:
+        return "it is for weights in 4 bits"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+def dequantize_rows_triton(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """Those rows of a weight in 4 bits, float32 [last - first, I]; they begin with a whole scale and a whole byte."""
+    from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel
+
+    width, block = weight.shape[1], weight.block_size
+    begin, count = first * width, (last - first) * width
+    assert begin % block == 0 and begin % 2 == 0, "rows that row_blocks gives"
+    out = paddle.empty([last - first, width], "float32", device=weight.codes.place)
+    arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
+    numbers = (count, block, max(1, weight.group_size), begin // block)
+    grid = (-(-count // (2 * _BYTES)),)
+    launch(dequantize_kernel, grid, *arguments, *numbers, NESTED=weight.group_scales is not None, BYTES=_BYTES)
+    return out
+
+
+def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [T, O] for a few positions, in the format of `x`. I is even."""
+    from paddlenlp_ext.ops.triton.kernels_4bit import product_kernel
+
+    positions, (outputs, inputs) = x_TI.shape[0], weight.shape
+    assert inputs % 2 == 0, "a row begins with a whole byte"
+    y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
+    grid = (-(-outputs // _OUTPUTS), -(-positions // _POSITIONS))
+    launch(
+        product_kernel,
+        grid,
+        x_TI.contiguous(),
+        weight.codes,
+        *_tables(weight, 0),
+        y_TO,
+        positions,
+        outputs,
+        inputs,
+        weight.block_size,
+        max(1, weight.group_size),
+        NESTED=weight.group_scales is not None,
+        POSITIONS=_POSITIONS,
+        OUTPUTS=_OUTPUTS,
+        BYTES=_ROW_BYTES,
+    )
+    return y_TO
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run a kernel behind what Paddle has queued: Triton knows PyTorch's current stream, or else CUDA's default one."""
+    from triton.runtime import driver
+
+    of_triton = driver.active.get_current_stream
+    driver.active.get_current_stream = _paddle_stream
+    try:
+        kernel[grid](*arguments, **constants)
+    finally:
+        driver.active.get_current_stream = of_triton
+
+
+def _paddle_stream(device: int) -> int:
+    return paddle.device.current_stream(f"gpu:{device}").__cuda_stream__()[1]
+
+
+def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
+    """levels, scales, scale levels, group scales and offset, as the kernels take them."""
+    table = _kept_table(weight, "levels", levels(weight.algo))
+    scales = weight.scales[first_scale:]
+    if weight.group_scales is None:
+        return table, scales, table, table, table  # the last three are not read
+    assert weight.offset is not None
+    return table, scales, _kept_table(weight, "scale levels", dynamic_levels()), weight.group_scales, weight.offset
+
+
+def _kept_table(weight: QuantizedWeight, name: str, numbers: Any) -> paddle.Tensor:
+    if name not in weight.kept:
+        weight.kept[name] = paddle.to_tensor(numbers, place=weight.codes.place)
+    return weight.kept[name]

@@ -1,0 +1,183 @@
+"""The 4-bit kernels in Triton's interpreter, against the packed format's formula in NumPy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized_linear import linear_op, linear_triton
+from paddlenlp_ext.ops.triton import launch_4bit
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+from tests.ops.host_array import HostArray
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed (pip install -e '.[triton]')", allow_module_level=True)
+
+GROUP = 3  # so small that tiny weights have several
+CASES = [  # outputs, inputs, block, nested, algo
+    (1, 2, 64, False, "nf4"),
+    (7, 10, 64, False, "nf4"),
+    (5, 26, 6, True, "nf4"),
+    (33, 70, 10, True, "fp4"),
+    (20, 128, 64, False, "fp4"),
+    (17, 130, 26, True, "weight_only_int4"),
+]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # read when a kernel is defined, Triton's own at its first import
+        yield importlib.import_module("paddlenlp_ext.ops.triton.kernels_4bit")
+
+
+class Packed:
+    """A random packed weight: the kernels' arguments, and the weight they mean."""
+
+    def __init__(self, outputs: int, inputs: int, block: int, nested: bool, algo: str) -> None:
+        generator, count = np.random.default_rng(outputs * inputs), outputs * inputs
+        self.codes = generator.integers(0, 256, -(-count // 2)).astype(np.uint8)
+        num_scales = -(-count // block)
+        if nested:
+            codes = generator.integers(0, 256, num_scales).astype(np.uint8)
+            groups = generator.uniform(0.5, 2, -(-num_scales // GROUP)).astype(np.float32)
+            offset = np.array([0.25], np.float32)
+            self.scales, self.nested = codes, (dynamic_levels().copy(), groups, offset)
+            values = self.nested[0][codes] * np.repeat(groups, GROUP)[:num_scales] + offset
+        else:
+            self.scales, self.nested = generator.uniform(0.5, 2, num_scales).astype(np.float32), None
+            values = self.scales
+        self.levels = levels(algo).copy()
+        halves = np.stack([self.codes >> 4, self.codes & 15], axis=1).reshape(-1)[:count]
+        self.weight = (self.levels[halves] * np.repeat(values, block)[:count]).reshape(outputs, inputs)
+
+    def arguments(self, first_byte: int = 0, first_scale: int = 0) -> list[HostArray]:
+        unused = np.zeros(1, np.float32)
+        nested = self.nested or (unused, unused, unused)
+        arrays = (self.codes[first_byte:], self.levels, self.scales[first_scale:], *nested)
+        return [HostArray(array) for array in arrays]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_dequantize(kernels, case):
+    packed = Packed(*case)
+    out = HostArray(np.full(packed.weight.size + 1, 99, np.float32))
+    count, block = packed.weight.size, case[2]
+    nested = packed.nested is not None
+    kernels.dequantize_kernel[(math.ceil(count / 64),)](
+        *packed.arguments(), out, count, block, GROUP, 0, NESTED=nested, BYTES=32
+    )
+    np.testing.assert_allclose(out.array[:-1].reshape(packed.weight.shape), packed.weight, rtol=1e-6, atol=1e-7)
+    assert out.array[-1] == 99  # nothing beyond the weight is written
+
+
+def test_a_part_of_the_rows(kernels):
+    packed = Packed(9, 20, 10, True, "nf4")
+    first, count = 4, 3 * 20
+    out = HostArray(np.zeros(count, np.float32))
+    arguments = packed.arguments(first_byte=first * 10, first_scale=first * 2)
+    kernels.dequantize_kernel[(2,)](*arguments, out, count, 10, GROUP, first * 2, NESTED=True, BYTES=16)
+    np.testing.assert_allclose(out.array.reshape(3, 20), packed.weight[4:7], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_the_rounded_weight(kernels, dtype):
+    packed = Packed(8, 64, 64, False, "nf4")
+    count, want = packed.weight.size, packed.weight.reshape(-1)
+    out = HostArray(np.zeros(count, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
+    kernels.dequantize_kernel[(8,)](*packed.arguments(), out, count, 64, GROUP, 0, NESTED=False, BYTES=32)
+    if dtype == "bfloat16":  # its upper bits: the interpreter cuts the rest off, where a GPU rounds
+        assert np.array_equal(out.array, (want.view(np.uint32) >> 16).astype(np.uint16))
+    else:
+        assert np.array_equal(out.array, want.astype(np.float16))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("positions", [1, 18])
+def test_product(kernels, case, positions):
+    packed = Packed(*case)
+    outputs, inputs, block, nested, _ = case
+    x = np.random.default_rng(7).standard_normal((positions, inputs)).astype(np.float32)
+    y = HostArray(np.full((positions + 1, outputs), 99, np.float32))
+    grid = (math.ceil(outputs / 16), math.ceil(positions / 16))
+    kernels.product_kernel[grid](
+        HostArray(x), *packed.arguments(), y, positions, outputs, inputs, block, GROUP,
+        NESTED=nested, POSITIONS=16, OUTPUTS=16, BYTES=16,
+    )  # fmt: skip
+    np.testing.assert_allclose(y.array[:-1], x @ packed.weight.T, rtol=1e-4, atol=1e-4)
+    assert (y.array[-1] == 99).all()
+
+
+def test_product_in_half_precision(kernels):
+    # In float16: the interpreter takes the bits of bfloat16 numbers for whole numbers when it multiplies matrices.
+    packed = Packed(20, 128, 64, True, "nf4")
+    x = np.random.default_rng(8).standard_normal((3, 128)).astype(np.float16)
+    y = HostArray(np.zeros((3, 20), np.float16))
+    kernels.product_kernel[(2, 1)](
+        HostArray(x), *packed.arguments(), y, 3, 20, 128, 64, GROUP,
+        NESTED=True, POSITIONS=16, OUTPUTS=16, BYTES=32,
+    )  # fmt: skip
+    want = x.astype(np.float32) @ packed.weight.astype(np.float16).astype(np.float32).T
+    np.testing.assert_allclose(y.array, want, rtol=2e-3, atol=2e-2)
+
+
+@pytest.fixture
+def launched(kernels, monkeypatch):
+    """Launches go to the interpreter; gives their number."""
+    calls = []
+
+    def launch(kernel, grid, *arguments, **constants):
+        wrapped = [HostArray(value) if isinstance(value, paddle.Tensor) else value for value in arguments]
+        kernel[grid](*wrapped, **constants)
+        calls.append(kernel)
+
+    monkeypatch.setattr(launch_4bit, "launch", launch)
+    return calls
+
+
+OPTIONS = [
+    QuantOptions(algo="nf4"),
+    QuantOptions(algo="fp4", block_size=16, double_quant=True, double_quant_block_size=4),
+    QuantOptions(algo="weight_only_int4"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_paddles_tensors_dequantized_and_multiplied(launched, options):
+    generator = np.random.default_rng(0)
+    weight = quantize(generator.standard_normal((24, 32)).astype(np.float32), options)
+    whole = dequantize(weight).numpy()
+    rows = launch_4bit.dequantize_rows_triton(weight, 8, 20).numpy()
+    np.testing.assert_allclose(rows, whole[8:20], rtol=1e-6, atol=1e-7)
+    x = generator.standard_normal((5, 32)).astype(np.float32)
+    y = linear_triton(paddle.to_tensor(x), weight).numpy()
+    np.testing.assert_allclose(y, x @ whole.T, rtol=1e-4, atol=1e-5)
+    assert len(launched) == 2
+
+
+def test_many_positions_are_multiplied_by_dequantized_rows(launched):
+    weight = quantize(np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32), OPTIONS[0])
+    x = paddle.randn([100, 32])
+    np.testing.assert_allclose(linear_triton(x, weight).numpy(), (x @ dequantize(weight).T).numpy(), atol=1e-5)
+    assert not launched
+
+
+def test_on_a_cpu_the_kernels_are_no_choice():
+    weight = quantize(np.ones((8, 64), np.float32), OPTIONS[0])
+    with pytest.raises(ValueError, match="'triton' was asked for, but it needs a GPU"):
+        dequantize_op.choose(weight.codes, "triton")
+    with pytest.raises(ValueError, match="'triton' was asked for, but it needs a GPU"):
+        linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
+    on_gpu = SimpleNamespace(place=SimpleNamespace(is_gpu_place=lambda: True), dtype=paddle.int8)
+    assert launch_4bit.on_gpu_with_triton(on_gpu) == "it is for weights in 4 bits"
+    on_gpu.dtype = paddle.uint8
+    assert launch_4bit.on_gpu_with_triton(on_gpu) is None
