@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
@@ -209,6 +210,39 @@ def _precision(config: RunConfig, given: Given) -> None:
         given.refuse("fp16: true is not available yet on GPUs (loss scaling is not built); use bf16: true", "fp16")
 
 
+_ACTIVATION_QUANTIZERS = ("llm.int8", "a8w8")
+
+
+@check("weight_quantize_algo")
+def _quantization(config: RunConfig, given: Given) -> None:
+    algorithms = _algorithms(config.model.weight_quantize_algo)
+    for algorithm in _ACTIVATION_QUANTIZERS:
+        if algorithm in algorithms:
+            given.refuse(
+                f"weight_quantize_algo {algorithm} also rounds activations, which is for inference and is not built; "
+                "to train over 8-bit weights use weight_only_int8, over 4-bit weights nf4",
+                "weight_quantize_algo",
+            )
+            return
+    has_adapter = any(given.value(switch) or switch in given.broken for switch in given.known.methods)
+    if algorithms and config.train.do_train and not has_adapter:
+        given.refuse(
+            "weight_quantize_algo freezes the model's weights, and nothing else would train: choose an adapter "
+            "(lora: true), or leave weight_quantize_algo out to train all weights",
+            "weight_quantize_algo",
+        )
+    if algorithms and not algorithms & set(BLOCKWISE_ALGORITHMS):
+        for key in _BLOCKWISE_KEYS:
+            if given.value(key) != given.known.options[key].default:
+                given.note(f"{key} has no effect: it is for nf4 and fp4", key)
+
+
+def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
+    """The algorithms that a value of weight_quantize_algo names, in whatever form."""
+    named = written.values() if isinstance(written, Mapping) else [written]
+    return {algorithm for algorithm in named if algorithm is not None}
+
+
 @check("device", "use_flash_attention")
 def _device(config: RunConfig, given: Given) -> None:
     device = config.precision.device
@@ -243,6 +277,7 @@ def _processes(config: RunConfig, given: Given) -> None:
         given.note(f"sharding {config.parallel.sharding} has no effect: there is one process", "sharding")
 
 
+_BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
 _DRAWING = ("top_k", "top_p", "temperature")
 # keys, the key that makes them idle, the values with which it does, why
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
@@ -256,6 +291,8 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
+    (_BLOCKWISE_KEYS, "weight_quantize_algo", (None,), "weight_quantize_algo is off"),
+    (_BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),
 )
 
 

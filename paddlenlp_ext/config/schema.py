@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class Option:
     section: str
     attribute: str
     kinds: frozenset[type]
-    """bool, int, float, str, and list or tuple (of strings); object for any value."""
+    """bool, int, float, str, list or tuple (of strings), Mapping (to strings or null); object for any value."""
     optional: bool
     default: Any
     help: str
@@ -111,7 +111,7 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
     else:
         members = (annotation,)
     kinds = {typing.get_origin(member) or member for member in members if member is not type(None)}
-    assert kinds <= {*_SCALARS, list, tuple, object}, f"no rule reads {annotation} from a configuration file"
+    assert kinds <= {*_SCALARS, list, tuple, Mapping, object}, f"no rule reads {annotation} from a configuration file"
     return frozenset(kinds), type(None) in members
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.config.schema import Limits, Option
@@ -24,6 +25,8 @@ def type_words(option: Option) -> str:
     words = [word for kind, word in _KIND_WORDS if kind in option.kinds]
     if not option.kinds.isdisjoint((list, tuple)):
         words.append("a list of strings")
+    if Mapping in option.kinds:
+        words.append("an object {pattern: string or null}")
     return " or ".join(words)
 
 
@@ -60,6 +63,8 @@ def _from_json(option: Option, written: Any) -> Any:
         elements = [written] if isinstance(written, str) else written
         if isinstance(elements, list) and all(isinstance(element, str) for element in elements):
             return list(elements)
+    if Mapping in kinds and isinstance(written, dict):
+        return written if all(value is None or isinstance(value, str) for value in written.values()) else _NO_VALUE
     if str in kinds and isinstance(written, str):
         return written
     return _NO_VALUE
@@ -75,6 +80,8 @@ def _from_word(option: Option, word: str) -> Any:
         return float(word)
     if not kinds.isdisjoint((list, tuple)):
         return _list_from_word(word)
+    if Mapping in kinds and word.startswith("{"):
+        return _object_from_word(option, word)
     return word if str in kinds or object in kinds else _NO_VALUE
 
 
@@ -89,16 +96,30 @@ def _list_from_word(word: str) -> Any:
     return elements if all(isinstance(element, str) for element in elements) else _NO_VALUE
 
 
+def _object_from_word(option: Option, word: str) -> Any:
+    try:
+        return _from_json(option, json.loads(word))
+    except json.JSONDecodeError:
+        return _NO_VALUE
+
+
 def _check_limits(limits: Limits, value: Any) -> None:
     if limits.flags is not None:
         for word in value.split():
             if word not in limits.flags:
                 raise ValueError(f"{word!r} is not one of the allowed words: {', '.join(limits.flags)}")
-    for element in value if isinstance(value, list) else [value]:
+    for element in _elements(value):
         if limits.choices is not None and isinstance(element, str) and element not in limits.choices:
             raise ValueError(f"{_show(element)} is not one of: {', '.join(limits.choices)}")
         if isinstance(element, int | float) and not _within(limits, element):
             raise ValueError(f"{_show(element)} is out of range; allowed: {limits.describe()}")
+
+
+def _elements(value: Any) -> list[Any]:
+    """What the limits hold for: the elements of a list, the values of an object, or the value."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else [value]
 
 
 def _within(limits: Limits, number: float) -> bool:
@@ -111,8 +132,8 @@ def _within(limits: Limits, number: float) -> bool:
 
 
 def _hint(option: Option, written: Any) -> str:
-    if isinstance(written, dict):
-        return "; the file is flat, a value is never an object"
+    if isinstance(written, dict) and Mapping not in option.kinds:
+        return "; the file is flat, this value is no object"
     if isinstance(written, str) and not {bool, int, float}.isdisjoint(option.kinds):
         return "; write it without quotes" if _from_word(option, written) is not _NO_VALUE else ""
     if isinstance(written, float) and int in option.kinds and written.is_integer():

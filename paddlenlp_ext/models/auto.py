@@ -16,6 +16,10 @@ from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
+from paddlenlp_ext.quant.config import from_quantization_config
+from paddlenlp_ext.quant.model import load_quantized
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import BeforeQuantizing
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,23 +29,39 @@ class AutoModelForCausalLM:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | os.PathLike[str], dtype: str = "float32", use_flash_attention: bool = True
+        cls,
+        name_or_path: str | os.PathLike[str],
+        dtype: str = "float32",
+        use_flash_attention: bool = True,
+        quantization: QuantOptions | None = None,
+        before_quantizing: BeforeQuantizing | None = None,
     ) -> CausalLM:
-        """Load a model, in evaluation mode.
+        """Load a model, in evaluation mode. One that was saved quantized comes so.
 
         Args:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, or a hub id where there is a network.
             dtype: format of the parameters: float32, bfloat16 or float16.
             use_flash_attention: False keeps to attention in plain Paddle where a flash kernel could run.
+            quantization: how linear layers are stored in few bits as they are read; embeddings, norms and head are not.
+            before_quantizing: an adapter config's, where the adapter changes what is quantized (PiSSA, LoftQ).
 
         Raises:
-            ValueError: no such model, one that the decoder cannot be built from, or tensors that are not its own.
+            ValueError: no such model, one that the decoder cannot be built from, tensors that are not its own, or
+                `quantization` of a model that is quantized already.
         """
         path = resolve_model(name_or_path)
-        config = DecoderConfig.from_dict(read_model_config(path), name_or_path=os.fspath(name_or_path))
-        with _parameters_in(dtype):
-            model = CausalLM(config)
-        load_weights(model, open_weights(path))
+        source = read_model_config(path)
+        config = DecoderConfig.from_dict(source, name_or_path=os.fspath(name_or_path))
+        saved = from_quantization_config(source.get("quantization_config"))
+        if saved is None and quantization is None:
+            with _parameters_in(dtype):
+                model = CausalLM(config)
+            load_weights(model, open_weights(path))
+        else:
+            with _parameters_in(dtype), paddle.LazyGuard():
+                model = CausalLM(config)
+            load_quantized(model, open_weights(path), quantization, before_quantizing)
+            model.quantization = quantization or saved
         model.generation_config = read_generation_config(path)
         if not use_flash_attention:
             model.use_attention("blocks")

@@ -26,6 +26,9 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.quant.config import with_quantization
+from paddlenlp_ext.quant.model import named_tensors
+from paddlenlp_ext.quant.options import QuantOptions
 
 DocumentLengths = Sequence[Sequence[int]]
 
@@ -121,6 +124,7 @@ class CausalLM(nn.Layer):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.quantization: QuantOptions | None = None
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
@@ -182,12 +186,12 @@ class CausalLM(nn.Layer):
     def save_pretrained(self, folder: str | os.PathLike[str], max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
         """Write config.json, generation_config.json and safetensors as transformers lays them out.
 
-        A tied head is left out, as there.
+        A tied head is left out, as there. Quantized weights stay so; quant/files.py has their layout.
         """
         dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
-        write_model_config(folder, self.config.source, dtype)
+        write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
         write_generation_config(folder, self.generation_config)
-        save_sharded(folder, self.named_parameters(), max_shard_bytes)
+        save_sharded(folder, named_tensors(self, dtype), max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Take the weights of a saved model of the same configuration.

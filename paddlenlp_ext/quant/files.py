@@ -1,4 +1,4 @@
-"""Quantized weights in a Hugging Face folder.
+"""The tensors of a quantized weight in a Hugging Face folder, by their names under the layer's.
 
 nf4 and fp4 lie as bitsandbytes lays them out, so that `transformers` reads the folder:
 
@@ -12,6 +12,7 @@ weight_only_int8 and weight_only_int4 have a layout of their own:
 
     weight                                  int8 [out, in], or uint8 [ceil(N / 2)], two to a byte
     weight_scale                            float32 [out, B / out]
+    weight_shape                            int64 [2], only of int4
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -19,92 +20,134 @@ Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.dtypes import FLOATING
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.ops.dequantize import QuantizedWeight
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.quant.options import BLOCKWISE
 
-BITSANDBYTES = ("nf4", "fp4")
-_STATE = "weight.quant_state.bitsandbytes__"
-_SCALE = "weight_scale"
+_STATE = ".weight.quant_state.bitsandbytes__"
+_SCALE, _SHAPE = ".weight_scale", ".weight_shape"
 
 
-def to_stored(weight: QuantizedWeight, dtype: str) -> dict[str, np.ndarray]:
-    """The tensors of a quantized weight by the names they have under their layer's.
+def to_stored(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
+    """The tensors of a layer's quantized weight by their whole names, as safetensors_writer takes them.
 
     Args:
-        weight: the codes and scales.
+        layer: its name.
+        weight: codes and scales.
         dtype: the format in which another program is to multiply ("float32", "bfloat16", ...).
+
+    Raises:
+        ValueError: the weight was quantized for one adapter alone.
     """
-    codes, scales = weight.codes.numpy(), weight.scales.numpy()
-    if weight.algo not in BITSANDBYTES:
+    if weight.lacks_start:
+        raise ValueError(
+            f"{layer} was quantized without a part that its adapter holds (PiSSA, LoftQ): it means nothing without "
+            "the adapter and is not saved. Save the adapter, or merge it."
+        )
+    out, codes = weight.shape[0], weight.codes
+    if weight.algo not in BLOCKWISE:
         assert weight.group_scales is None, "the scales of integers are kept as they are"
-        in_rows = codes.reshape(weight.shape) if weight.algo == "weight_only_int8" else codes
-        return {"weight": in_rows, _SCALE: scales.reshape(weight.shape[0], -1)}
+        scales = {layer + _SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
+        if weight.algo == "weight_only_int8":
+            return {f"{layer}.weight": _shaped(codes, weight.shape), **scales}
+        return {f"{layer}.weight": codes, **scales, layer + _SHAPE: np.array(weight.shape, np.int64)}
     state: dict[str, Any] = {"quant_type": weight.algo, "blocksize": weight.block_size, "dtype": dtype}
     state["shape"] = list(weight.shape)
-    tensors = {"weight": codes.reshape(-1, 1), "weight.absmax": scales, "weight.quant_map": levels(weight.algo)}
+    parts = {"": _shaped(codes, (codes.size, 1)), ".absmax": weight.scales, ".quant_map": levels(weight.algo)}
     if weight.group_scales is not None:
         assert weight.offset is not None
         offset = float(weight.offset.numpy()[0])
         state |= {"nested_blocksize": weight.group_size, "nested_dtype": "float32", "nested_offset": offset}
-        tensors |= {"weight.nested_absmax": weight.group_scales.numpy(), "weight.nested_quant_map": dynamic_levels()}
-    return {**tensors, f"{_STATE}{weight.algo}": np.frombuffer(json.dumps(state).encode(), np.uint8)}
+        parts |= {".nested_absmax": weight.group_scales, ".nested_quant_map": dynamic_levels()}
+    tensors = {f"{layer}.weight{part}": array for part, array in parts.items()}
+    return {**tensors, f"{layer}{_STATE}{weight.algo}": np.frombuffer(json.dumps(state).encode(), np.uint8)}
 
 
-def stored_algo(layer: str, source: WeightSource, names: Collection[str]) -> str | None:
-    """The format in which the weight of a layer is stored, None where it is in plain numbers.
-
-    Args:
-        layer: its name.
-        source: where its tensors are.
-        names: `source.names()`, as a set.
-    """
-    if f"{layer}.{_SCALE}" in names:
-        return "weight_only_int8" if source.dtype(f"{layer}.weight") == "int8" else "weight_only_int4"
-    return next((algo for algo in BITSANDBYTES if f"{layer}.{_STATE}{algo}" in names), None)
+def _shaped(tensor: paddle.Tensor, shape: tuple[int, ...]) -> LazyTensor:
+    dtype = str(tensor.dtype).removeprefix("paddle.")
+    return LazyTensor(shape, dtype, lambda: tensor.numpy().reshape(shape))
 
 
 def quantized_layers(source: WeightSource) -> dict[str, str]:
-    """Name of each layer that is stored quantized -> its format."""
-    names = set(source.names())
-    weights = (name.removesuffix(".weight") for name in source.names() if name.endswith(".weight"))
-    found = {layer: stored_algo(layer, source, names) for layer in weights}
-    return {layer: algo for layer, algo in found.items() if algo is not None}
+    """Name of each layer whose weight is stored quantized -> its format."""
+    found = {}
+    for name in source.names():
+        layer, mark, algo = name.partition(_STATE)
+        if mark:
+            found[layer] = algo
+        elif name.endswith(_SCALE):
+            layer = name.removesuffix(_SCALE)
+            in_bytes = source.dtype(f"{layer}.weight") == "int8"
+            found[layer] = "weight_only_int8" if in_bytes else "weight_only_int4"
+    return found
 
 
-def is_part(name: str, layers: Collection[str]) -> bool:
-    """Whether a stored tensor is a part of a quantized weight of one of `layers`, beside its codes."""
-    layer, _, part = name.rpartition(".weight.")
-    if not part or not layer:
-        layer, _, part = name.rpartition(".")
-        return part == _SCALE and layer in layers
-    return layer in layers
+def is_part(name: str) -> bool:
+    """Whether this is the name of what stands beside the codes of a quantized weight."""
+    return ".weight." in name or name.endswith((_SCALE, _SHAPE))
 
 
-def read_stored(layer: str, algo: str, shape: tuple[int, int] | None, source: WeightSource) -> QuantizedWeight:
+def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     """The quantized weight of a layer, as it was saved.
 
-    Args:
-        layer: its name.
-        algo: `stored_algo`'s answer.
-        shape: (out, in) if known; weight_only_int4 alone does not say it.
-        source: where its tensors are.
-
     Raises:
-        ValueError: parts are missing, damaged, or made for another table of levels.
+        ValueError: parts are missing, do not fit together, or mean other numbers than the format's.
     """
     try:
-        if algo in BITSANDBYTES:
-            return _read_bitsandbytes(layer, algo, source)
-        return _read_integers(layer, algo, shape, source)
-    except (KeyError, AssertionError) as error:
-        raise ValueError(
-            f"{source.path}: the quantized weight of {layer} is incomplete or damaged ({error})."
-        ) from error
+        read = _read_bitsandbytes if algo in BLOCKWISE else _read_integers
+        weight = read(layer, algo, source)
+    except (KeyError, json.JSONDecodeError) as error:
+        what = f"a part of the quantized {layer}.weight is missing or damaged ({error})"
+        raise ValueError(f"{source.path}: {what}.") from error
+    num_codes = weight.num_weights if algo == "weight_only_int8" else -(-weight.num_weights // 2)
+    num_scales = -(-weight.num_weights // weight.block_size)
+    if (weight.codes.size, weight.scales.size) != (num_codes, num_scales):
+        raise ValueError(f"{source.path}: the parts of the quantized {layer}.weight do not fit together.")
+    return weight
+
+
+def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]:
+    """[out, in] of a quantized weight; its codes are not read."""
+    if algo == "weight_only_int8":
+        return source.shape(f"{layer}.weight")
+    shape = _state(layer, algo, source)["shape"] if algo in BLOCKWISE else source.read(layer + _SHAPE)
+    return int(shape[0]), int(shape[1])
+
+
+def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
+    """The format that the weight had, as far as the file says."""
+    return _state(layer, algo, source)["dtype"] if algo in BLOCKWISE else "float32"
+
+
+def _state(layer: str, algo: str, source: WeightSource) -> dict[str, Any]:
+    return json.loads(source.read(f"{layer}{_STATE}{algo}").tobytes())
+
+
+def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
+    state = _state(layer, algo, source)
+
+    def read(part: str) -> paddle.Tensor:
+        return paddle.to_tensor(source.read(f"{layer}.weight{part}")).flatten()
+
+    if not np.array_equal(read(".quant_map").numpy(), levels(algo)):
+        raise ValueError(f"{source.path}: {layer}.weight.quant_map is not the table of {algo}.")
+    shape, block = (int(state["shape"][0]), int(state["shape"][1])), int(state["blocksize"])
+    if "nested_blocksize" not in state:
+        return QuantizedWeight(algo, shape, block, read(""), read(".absmax").astype("float32"))
+    if not np.array_equal(read(".nested_quant_map").numpy(), dynamic_levels()):
+        raise ValueError(f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales.")
+    nested = (read(".absmax"), read(".nested_absmax"), paddle.to_tensor([state["nested_offset"]], "float32"))
+    return QuantizedWeight(algo, shape, block, read(""), *nested, group_size=int(state["nested_blocksize"]))
+
+
+def _read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
+    shape, scales = stored_shape(layer, algo, source), source.read(layer + _SCALE)
+    codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
+    return QuantizedWeight(algo, shape, shape[1] // scales.shape[-1], codes, paddle.to_tensor(scales).flatten())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-ALGOS = ("nf4", "fp4", "weight_only_int8", "weight_only_int4")
+BLOCKWISE = ("nf4", "fp4")
+ALGOS = (*BLOCKWISE, "weight_only_int8", "weight_only_int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class QuantOptions:
             of it, or a regular expression for the whole of it; the first that fits decides, and None, as a layer that
             none fits, stays as it is.
         block_size: nf4, fp4: weights that share a scale.
-        double_quant: keep the scales in 8 bits.
+        double_quant: nf4, fp4: keep the scales in 8 bits.
         double_quant_block_size: scales that share a scale of their own.
         group_size: weight_only_int4: inputs of a row that share a scale; None for the whole row.
 
@@ -50,10 +51,29 @@ class QuantOptions:
 
     def for_layer(self, name: str) -> QuantOptions | None:
         """The options of the layer `name`, of one algo; None where it stays as it is."""
-        if isinstance(self.algo, str):
-            return self
-        algo = next((algo for pattern, algo in self.algo.items() if _fits(pattern, name)), None)
-        return None if algo is None else dataclasses.replace(self, algo=algo)
+        algo = self.algo
+        if not isinstance(algo, str):
+            algo = next((algo for pattern, algo in algo.items() if _fits(pattern, name)), None)
+        if algo is None:
+            return None
+        return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
+
+    def for_layers(self, names: Collection[str]) -> dict[str, QuantOptions]:
+        """Name -> options of each layer that is to be quantized.
+
+        Raises:
+            ValueError: a pattern that fits none of the names.
+        """
+        for pattern in self.algo if isinstance(self.algo, Mapping) else ():
+            if not any(_fits(pattern, name) for name in names):
+                leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+                hint = did_you_mean(pattern.strip(".*"), leaves)
+                raise ValueError(
+                    f"weight_quantize_algo: {pattern!r} fits no linear layer of this model{hint} "
+                    f"Known: {', '.join(leaves)}."
+                )
+        chosen = {name: self.for_layer(name) for name in names}
+        return {name: options for name, options in chosen.items() if options is not None}
 
 
 def _fits(pattern: str, name: str) -> bool:

@@ -12,10 +12,13 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.quant.model import quantize_linears
+from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
 
@@ -44,20 +47,50 @@ def load_data(config: RunConfig) -> RunData:
 
 
 def build_model(config: RunConfig) -> Any:
-    """The decoder with its weights, adapted as the configuration says."""
-    name, dtype = config.model.model_name_or_path, weight_dtype(config)
+    """The decoder with its weights, quantized and adapted as the configuration says.
+
+    Raises:
+        ValueError: no such model, or one that is stored quantized and no adapter to train over it.
+    """
+    name, dtype, quantization = config.model.model_name_or_path, weight_dtype(config), quant_options(config.model)
+    before = None if config.peft is None else config.peft.before_quantizing
     if config.model.continue_training:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, use_flash_attention=config.model.use_flash_attention
+            name,
+            dtype=dtype,
+            use_flash_attention=config.model.use_flash_attention,
+            quantization=quantization,
+            before_quantizing=before,
         )
     else:
         model_config = read_model_config(resolve_model(name))
-        model = AutoModelForCausalLM.from_config(
-            model_config, seed=config.train.seed, dtype=dtype, name_or_path=name
-        )
+        model = AutoModelForCausalLM.from_config(model_config, seed=config.train.seed, dtype=dtype, name_or_path=name)
+        if quantization is not None:
+            quantize_linears(model, quantization, before)
         if not config.model.use_flash_attention:
             model.use_attention("blocks")
+    if model.quantization is not None and config.peft is None and config.train.do_train:
+        raise ValueError(
+            f"{name} is stored quantized, so that its weights do not train: choose an adapter (lora: true), or start "
+            "from the original model."
+        )
     return adapt_model(model, config)
+
+
+def quant_options(config: ModelConfig) -> QuantOptions | None:
+    """How the base's linear layers are to be quantized, None where they are not.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+    if config.weight_quantize_algo is None:
+        return None
+    return QuantOptions(
+        algo=config.weight_quantize_algo,
+        block_size=config.weight_blocksize,
+        double_quant=config.weight_double_quant,
+        double_quant_block_size=config.weight_double_quant_block_size,
+    )
 
 
 def weight_dtype(config: RunConfig) -> str:

@@ -81,8 +81,8 @@ PREFERENCE = {
 OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
     "sft": ({"pipeline_parallel_config": "disable_p2p_cache_shape", "sharding": "stage2", "recompute": False}, set()),
     "lora": ({"lora": True, "pissa": False, "sharding": "stage1", "use_flash_attention": True}, set()),
-    "qlora": ({"lora": True, "weight_quantize_algo": "nf4"}, {"weight_quantize_algo"}),
-    "wint8_lora": ({"lora": True, "weight_quantize_algo": "weight_only_int8"}, {"weight_quantize_algo"}),
+    "qlora": ({"lora": True, "weight_quantize_algo": "nf4"}, set()),
+    "wint8_lora": ({"lora": True, "weight_quantize_algo": "weight_only_int8"}, set()),
     "vera": ({"vera": True, "bf16": None, "fp16": True, "unified_checkpoint": None, "save_total_limit": 10}, set()),
     "lokr": (
         {
@@ -147,12 +147,12 @@ def test_shipped_file_loads(path):
 
 
 def test_every_family_has_its_files():
-    """Every method for three families, full fine-tuning and LoRA for Mistral too."""
-    methods = {config_name(switch) for switch in BUILT} | {"sft"}
+    """Every method for three families, LoRA over quantized weights, full fine-tuning and LoRA for Mistral too."""
+    methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
-    assert names == expected and len(SHIPPED) == len(expected) == 56
+    assert names == expected and len(SHIPPED) == len(expected) == 62
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
     assert len(written) == len(SHIPPED), "two files that share an output_dir would resume one from the other"
 

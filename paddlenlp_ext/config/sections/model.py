@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paddlenlp_ext.config.schema import option
 
-QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", "nf4", "fp4", "llm.int8", "a8w8")
+BLOCKWISE_ALGORITHMS = ("nf4", "fp4")
+QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +21,10 @@ class ModelConfig:
     continue_training: bool = option(True, help="false: weights drawn at random from the model's config")
     use_flash_attention: bool = option(False, aliases=("flash_attention",), help="FlashAttention kernels on GPUs")
     flash_mask: bool = option(False, aliases=("flashmask",), help="FlashMask: packed rows without a dense mask")
-    weight_quantize_algo: str | None = option(
-        None, choices=QUANTIZE_ALGORITHMS, help="store the frozen base weights in few bits (QLoRA)"
+    weight_quantize_algo: str | Mapping[str, Any] | None = option(
+        None,
+        choices=QUANTIZE_ALGORITHMS,
+        help="store the frozen base weights in few bits (QLoRA); an object sets layers by pattern, null keeps them",
     )
     weight_blocksize: int = option(
         64, minimum=1, aliases=("qlora_weight_blocksize",), help="numbers that share a scale in nf4 and fp4"

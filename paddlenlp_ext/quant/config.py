@@ -1,0 +1,82 @@
+"""The `quantization_config` of a config.json: what is quantized, for us and for other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from paddle import nn
+
+from paddlenlp_ext.quant.model import plain_linears, quantized_linears
+from paddlenlp_ext.quant.options import BLOCKWISE, QuantOptions
+
+_OURS = "paddlenlp_ext"
+"""`quant_method` where no other program reads the weights; and the entry of our options, in any case."""
+
+
+def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) -> dict[str, Any]:
+    """A config.json that says how the model's layers are stored.
+
+    Args:
+        config: what else stands in it; what it said of an earlier quantization goes.
+        model: `model.quantization` says how its layers were quantized, if they were.
+        dtype: the format that another program is to multiply in.
+    """
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    algos = {layer.stored.algo for layer in quantized_linears(model).values()}
+    if not algos:
+        return plain
+    fields = {_OURS: options_to_dict(model.quantization)}
+    if len(algos) == 1 and algos <= set(BLOCKWISE):
+        fields |= {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": algos.pop(),
+            "bnb_4bit_use_double_quant": model.quantization.double_quant,
+            "bnb_4bit_compute_dtype": dtype,
+            "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_skip_modules": ["lm_head", *plain_linears(model)],
+        }
+    else:
+        fields["quant_method"] = _OURS
+    return {**plain, "quantization_config": fields}
+
+
+def from_quantization_config(config: Mapping[str, Any] | None) -> QuantOptions | None:
+    """The options that a config.json names; None for a model in plain numbers.
+
+    Raises:
+        ValueError: it was quantized by a method that is not read here.
+    """
+    if not config:
+        return None
+    if _OURS in config:
+        return options_from_dict(config[_OURS])
+    if config.get("quant_method") != "bitsandbytes" or not config.get("load_in_4bit"):
+        raise ValueError(
+            f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not read "
+            "here; known: bitsandbytes in 4 bits, and what this project saves. Start from the original model."
+        )
+    return QuantOptions(
+        algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))
+    )
+
+
+def options_to_dict(options: QuantOptions) -> dict[str, Any]:
+    """The options as they stand in JSON files."""
+    fields = dataclasses.asdict(options)
+    return {**fields, "algo": options.algo if isinstance(options.algo, str) else dict(options.algo)}
+
+
+def options_from_dict(fields: Mapping[str, Any]) -> QuantOptions:
+    """The reverse of `options_to_dict`.
+
+    Raises:
+        ValueError: an entry that is not known, or a value out of its range.
+    """
+    known = {field.name for field in dataclasses.fields(QuantOptions)}
+    if "algo" not in fields or not known >= fields.keys():
+        raise ValueError(f"quantization options {dict(fields)} are not understood; known: {', '.join(sorted(known))}.")
+    return QuantOptions(**fields)

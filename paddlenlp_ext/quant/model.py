@@ -1,0 +1,100 @@
+"""The linear layers of a whole model: quantized as their weights are read, made plain again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
+from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.quant.files import to_stored
+from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer
+from paddlenlp_ext.quant.source import QuantizedWeights
+
+
+def plain_linears(model: nn.Layer) -> list[str]:
+    """Names of the layers that may be quantized: all linear ones but the head."""
+    head = model.head_weight()
+    linears = ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear))
+    return [name for name, layer in linears if layer.weight is not head]
+
+
+def quantized_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
+    """Those that are, by name."""
+    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLinear)}
+
+
+def load_quantized(
+    model: nn.Layer,
+    source: WeightSource,
+    options: QuantOptions | None = None,
+    before: BeforeQuantizing | None = None,
+) -> None:
+    """Fill a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
+
+    Each linear layer whose weight is quantized, or becomes so, gives way to a `QuantizedLinear`: besides the quantized
+    model, one weight in full precision is in memory at a time.
+
+    Args:
+        model: its parameters' names are those of the file.
+        source: where the tensors are, in plain numbers or quantized.
+        options: how plain ones are quantized, all linear layers but the head; None where they are so already.
+        before: what to make of each weight before it is quantized.
+
+    Raises:
+        ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded then.
+    """
+    weights = QuantizedWeights(source, options, plain_linears(model), before)
+    require_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
+    for name in plain_linears(model):
+        packed, linear = weights.packed(name), layer_at(model, name)
+        if packed is not None:
+            replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
+    fill_parameters(model, weights)
+
+
+def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuantizing | None = None) -> None:
+    """Quantize the linear layers of a model that has its values, all but the head; its biases freeze.
+
+    `before` says what to make of each weight first.
+
+    Raises:
+        ValueError: a pattern of the options that fits no layer.
+    """
+    for name, chosen in options.for_layers(plain_linears(model)).items():
+        linear = layer_at(model, name)
+        packed = quantize_layer(name, linear.weight_value(), chosen, before)
+        replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
+    model.quantization = options
+
+
+def make_plain(model: nn.Layer) -> None:
+    """Put an ordinary linear with the dequantized weight in the place of each quantized one."""
+    for name, layer in quantized_linears(model).items():
+        replace_layer(model, name, plain_copy(layer))
+    model.quantization = None
+
+
+def plain_copy(layer: QuantizedLinear) -> Linear:
+    """An ordinary linear with the dequantized weight, in the format that the layer computes in, and the same bias."""
+    linear = Linear(layer.in_features, layer.out_features)
+    linear.to(dtype=layer.compute_dtype)
+    linear.weight.set_value(layer.weight_value().astype(layer.compute_dtype))
+    linear.bias = layer.bias
+    return linear
+
+
+def named_tensors(model: nn.Layer, dtype: str) -> Iterator[tuple[str, Any]]:
+    """What a saved model holds, by name: its parameters, and the parts of its quantized weights.
+
+    `dtype` is the format in which another program is to multiply with them.
+    """
+    yield from model.named_parameters()
+    for name, layer in quantized_linears(model).items():
+        yield from to_stored(name, layer.stored, dtype).items()

@@ -1,0 +1,74 @@
+"""weight_quantize_algo: one format or a map of them, and what it means for the other keys."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from config_cases import SMALLEST, load, problems, write
+
+MAP = {".*q_proj": "nf4", "down_proj": "weight_only_int8", "v_proj": None}
+LORA = {"lora": True}
+
+
+def test_a_map_is_taken_from_the_file_and_from_the_command_line(tmp_path):
+    path = write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": MAP})
+    assert load(path).model.weight_quantize_algo == MAP
+    path = write(tmp_path, SMALLEST | LORA)
+    config = load(path, "--weight_quantize_algo", json.dumps(MAP))
+    assert config.model.weight_quantize_algo == MAP
+    assert load(write(tmp_path, config.to_flat_dict())).model.weight_quantize_algo == MAP
+    assert load(path, "--weight_quantize_algo", "nf4").model.weight_quantize_algo == "nf4"
+
+
+def test_both_spellings_are_one_key(tmp_path):
+    values = {"weight_quantize_algo": "nf4", "qlora_weight_blocksize": 128, "qlora_weight_double_quant": True}
+    model = load(write(tmp_path, SMALLEST | LORA | values)).model
+    assert (model.weight_blocksize, model.weight_double_quant) == (128, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("nf5", "not one of: weight_only_int8"),
+        ({"q_proj": "nf5"}, "not one of: weight_only_int8"),
+        ({"q_proj": 4}, "expected a string or an object {pattern: string or null}"),
+        (["nf4"], "expected a string or an object"),
+        ("llm.int8", "use weight_only_int8"),
+        ("a8w8", "use weight_only_int8"),
+        ({"q_proj": "a8w8"}, "use weight_only_int8"),
+    ],
+    ids=str,
+)
+def test_other_values_are_refused(tmp_path, value, words):
+    (found,) = problems(write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": value}))
+    assert words in found.message and found.key == "weight_quantize_algo"
+
+
+@pytest.mark.parametrize("word", ["{", '{"q_proj": 4}', "[]"])
+def test_other_words_of_the_command_line_are_refused(tmp_path, word):
+    (found,) = problems(write(tmp_path, SMALLEST | LORA), "--weight_quantize_algo", word)
+    assert found.key == "weight_quantize_algo"
+
+
+def test_a_quantized_base_needs_an_adapter_to_train(tmp_path):
+    values = SMALLEST | {"weight_quantize_algo": "nf4"}
+    (found,) = problems(write(tmp_path, values))
+    assert "choose an adapter (lora: true)" in found.message
+    (found,) = problems(write(tmp_path, values | LORA | {"lora_rank": 0}))
+    assert found.key == "lora_rank", "an adapter that cannot be read is not called absent as well"
+    load(write(tmp_path, values | {"do_train": False, "do_eval": True}))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"weight_quantize_algo": "weight_only_int8", "weight_double_quant": True}, "it is for nf4 and fp4"),
+        ({"weight_quantize_algo": "nf4", "weight_double_quant_block_size": 64}, "weight_double_quant is false"),
+        ({"weight_double_quant": True}, "weight_quantize_algo is off"),
+    ],
+    ids=str,
+)
+def test_idle_keys_are_named(tmp_path, values, words):
+    config = load(write(tmp_path, SMALLEST | LORA | {"device": "cpu"} | values))
+    assert len(config.notes) == 1 and words in config.notes[0]

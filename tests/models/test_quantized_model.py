@@ -1,0 +1,190 @@
+"""Quantized models: loaded tensor by tensor, saved, loaded again; what stays as it is, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.checkpoint.safetensors_writer import save_sharded
+from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.quant.model import make_plain, quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 61,
+    "hidden_size": 36,
+    "intermediate_size": 46,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+IDS = paddle.to_tensor(np.random.default_rng(0).integers(0, 61, (2, 9)))
+MIXED = {"q_proj": "nf4", ".*down_proj": "weight_only_int8", "v_proj": None, "up_proj": "weight_only_int4"}
+FORMATS = [
+    QuantOptions(algo="nf4"),
+    QuantOptions(algo="nf4", double_quant=True, double_quant_block_size=16),
+    QuantOptions(algo="fp4", block_size=34),
+    QuantOptions(algo="weight_only_int8", double_quant=True),
+    QuantOptions(algo="weight_only_int4"),
+    QuantOptions(algo="weight_only_int4", group_size=2),
+    QuantOptions(algo=MIXED, double_quant=True),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_config(CONFIG, seed=3).save_pretrained(path)
+    return path
+
+
+def logits(model: paddle.nn.Layer) -> np.ndarray:
+    with paddle.no_grad():
+        return model(IDS).numpy()
+
+
+@pytest.mark.parametrize("options", FORMATS, ids=lambda options: str(options.algo)[:20])
+def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: Path, options: QuantOptions):
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.quantization == options
+    assert quantized_linears(again).keys() == quantized_linears(model).keys()
+    for name, layer in quantized_linears(model).items():
+        other = quantized_linears(again)[name].stored
+        for part in ("algo", "shape", "block_size", "group_size"):
+            assert getattr(other, part) == getattr(layer.stored, part)
+        for part in ("codes", "scales", "group_scales", "offset"):
+            mine, its = getattr(layer.stored, part), getattr(other, part)
+            assert (mine is None) == (its is None)
+            assert mine is None or np.array_equal(mine.numpy(), its.numpy()), f"{name}.{part}"
+    assert np.array_equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
+def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path, options: QuantOptions):
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+    weights = dict(plain.named_parameters())
+    assert len(quantized_linears(model)) == 14 and isinstance(model.lm_head, Linear)
+    for name, parameter in model.named_parameters():  # embeddings, head, norms, biases
+        assert np.array_equal(parameter.numpy(), weights[name].numpy())
+    for name, layer in quantized_linears(model).items():
+        wanted = dequantize(quantize(weights[f"{name}.weight"], options.for_layer(name)))
+        assert np.array_equal(layer.weight_value().numpy(), wanted.numpy())
+    make_plain(model)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == {
+        name: tuple(p.shape) for name, p in plain.named_parameters()
+    }
+    assert model.quantization is None
+
+
+def test_a_map_keeps_layers_in_other_widths(folder: Path):
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization=QuantOptions(algo=MIXED, double_quant=True))
+    layer = model.model.layers[1]
+    assert layer.self_attn.q_proj.stored.algo == "nf4" and layer.self_attn.q_proj.stored.group_scales is not None
+    assert layer.mlp.down_proj.stored.algo == "weight_only_int8" and layer.mlp.down_proj.stored.group_scales is None
+    assert isinstance(layer.self_attn.v_proj, Linear) and isinstance(layer.mlp.gate_proj, Linear)
+
+
+def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
+    load = AutoModelForCausalLM.from_pretrained
+    with pytest.raises(ValueError, match=r"'q_prj' fits no linear layer of this model.*q_proj"):
+        load(folder, quantization=QuantOptions(algo={"q_prj": "nf4"}))
+    load(folder, quantization=QuantOptions(algo="nf4")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="quantized already"):
+        load(tmp_path, quantization=QuantOptions(algo="nf4"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="weights quantized by 'gptq' are not read here"):
+        load(tmp_path)
+
+
+def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
+    AutoModelForCausalLM.from_pretrained(folder, quantization=QuantOptions(algo="nf4")).save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    tensors = {name: source.read(name) for name in source.names()}
+    scales = "model.layers.0.mlp.up_proj.weight.absmax"
+    for change in ({scales: tensors[scales][:-1]}, {scales.replace("absmax", "quant_map"): np.zeros(16, np.float32)}):
+        save_sharded(tmp_path, {**tensors, **change})
+        with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+    save_sharded(tmp_path, {name: tensor for name, tensor in tensors.items() if name != scales})
+    with pytest.raises(ValueError, match=r"up_proj\.weight is missing or damaged"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nf4_double", "fp4"])
+def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
+    """Golden files of tests/golden/make_quantized_model_golden.py."""
+    path = GOLDEN / "quantized_model" / name
+    model = AutoModelForCausalLM.from_pretrained(path)
+    assert len(quantized_linears(model)) == 14
+    stored = np.load(path / "golden.npz")
+    with paddle.no_grad():
+        found = model(paddle.to_tensor(stored["input_ids"])).numpy()
+    np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=2e-5)
+
+
+def test_our_folder_has_their_tensors(tmp_path: Path):
+    """Loaded and saved again, their folder has the same tensors to the bit."""
+    path = GOLDEN / "quantized_model" / "nf4_double"
+    AutoModelForCausalLM.from_pretrained(path).save_pretrained(tmp_path)
+    theirs, ours = open_weights(path), open_weights(tmp_path)
+    assert set(ours.names()) == set(theirs.names())
+    for name in theirs.names():
+        if "quant_state" in name:
+            assert json.loads(ours.read(name).tobytes()) == json.loads(theirs.read(name).tobytes())
+        else:
+            assert ours.dtype(name) == theirs.dtype(name)
+            assert np.array_equal(ours.read(name), theirs.read(name)), name
+    fields, wanted = (
+        json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (tmp_path, path)
+    )
+    assert wanted["llm_int8_skip_modules"] is None  # which means the head alone
+    wanted["llm_int8_skip_modules"] = ["lm_head"]
+    assert {key: value for key, value in fields.items() if wanted.get(key, value) != value} == {}
+
+
+PEAK = """
+import resource, sys
+from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.model import quantized_linears
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+small = QuantOptions(algo=sys.argv[2], double_quant=True)
+AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization=small)  # what loading needs whatever the size
+before = peak()
+model = AutoModelForCausalLM.from_pretrained(sys.argv[3], quantization=small)
+packed = sum(layer.num_bytes for layer in quantized_linears(model).values())
+print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameters()), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
+def test_peak_memory_is_the_quantized_model_and_a_few_tensors(folder: Path, tmp_path: Path, algo: str):
+    """A model of 134 MB in fp32: the full-precision weights never stand side by side."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
+    config = {**CONFIG, **sizes, "num_hidden_layers": 8}
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    command = [sys.executable, "-c", PEAK, str(folder), algo, str(tmp_path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    peak, model = map(int, output.splitlines()[-1].split()[1:])
+    largest_tensor = 4 * 512 * 2048
+    assert model < 134e6 / 3
+    assert peak < model + 8 * largest_tensor, f"{peak / 1e6:.0f} MB for a model of {model / 1e6:.0f} MB"
