@@ -101,7 +101,7 @@ def test_every_format_has_an_op():
         linear_op("weight_only_int8").choose(paddle.ones([1]), "weight_only")
 
 
-# -- Paddle's kernel, which runs on GPUs alone --------------------------------------------------------------------------
+# -- Paddle's kernel, which runs on GPUs alone ----------------------------------------------
 @pytest.mark.parametrize(
     ("options", "group"),
     [

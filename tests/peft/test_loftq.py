@@ -1,0 +1,192 @@
+"""LoftQ and PiSSA over quantized weights: where they start, held to the papers' formulas in NumPy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import load_file
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.loftq import LoftQConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.quant.model import quantize_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+
+NF4, INT8 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int8")
+
+
+def quantized(config: Any, options: QuantOptions = NF4) -> Any:
+    model = tiny_model()
+    quantize_linears(model, options, config.before_quantizing)
+    model.eval()
+    return model
+
+
+def adapted(config: Any, options: QuantOptions = NF4) -> PeftModel:
+    model = get_peft_model(quantized(config, options), config)
+    model.eval()
+    return model
+
+
+def rounded(weight: np.ndarray, options: QuantOptions) -> np.ndarray:
+    return dequantize(quantize(weight.astype(np.float32), options)).numpy()
+
+
+def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
+    u, s, v_t = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ v_t[:rank]
+
+
+@pytest.mark.parametrize("options", [NF4, INT8, QuantOptions(algo="fp4", double_quant=True)], ids=lambda o: o.algo)
+@pytest.mark.parametrize("iters", [1, 4])
+def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: QuantOptions):
+    model, originals = adapted(LoftQConfig(rank=4, iters=iters, svd="exact"), options), tiny_model().state_dict()
+    for name, layer in adapter_layers(model.base_model):
+        weight = originals[f"{name}.weight"].numpy()
+        taken = np.zeros_like(weight)
+        for step in range(iters):
+            base = rounded(weight - taken, options)
+            product = leading(weight - base, 4)
+            taken = product if step + 1 < iters else taken
+        assert layer.base.lacks_start == (iters > 1)
+        found = 2 * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
+        # a weight between two levels may fall to either side in the last digit
+        close = np.isclose(layer.base.weight_value().numpy(), base, atol=1e-5)
+        assert close.mean() > (0.999 if iters == 1 else 0.98), name
+        if close.all():
+            np.testing.assert_allclose(found, product, atol=1e-5, err_msg=name)
+
+
+def errors_of(config: Any, options: QuantOptions) -> float:
+    """The squared distance of all weights to the original ones, adapters included."""
+    originals, total = tiny_model().state_dict(), 0.0
+    for name, layer in adapter_layers(adapted(config, options).base_model):
+        weight = (layer.base.weight_value() + layer.delta_weight()).numpy()
+        total += float(np.square(weight - originals[f"{name}.weight"].numpy()).sum())
+    return total
+
+
+@pytest.mark.parametrize("algo", ["nf4", "fp4", "weight_only_int4", "weight_only_int8"])
+def test_it_starts_nearer_to_the_original_than_quantizing_alone(algo: str):
+    options = QuantOptions(algo=algo)
+    plain = errors_of(LoRAConfig(rank=4), options)
+    once, often, pissa = (
+        errors_of(config, options)
+        for config in (LoftQConfig(rank=4), LoftQConfig(rank=4, iters=5), PissaConfig(rank=4))
+    )
+    assert once < 0.75 * plain
+    assert often < 0.97 * once
+    assert pissa < 0.9 * plain
+
+
+def test_with_one_step_the_base_is_the_plainly_quantized_one():
+    ours, plain = quantized(LoftQConfig(iters=1)), quantized(LoRAConfig())
+    for (name, tensor), (_, other) in zip(ours.state_dict().items(), plain.state_dict().items(), strict=True):
+        assert np.array_equal(tensor.numpy(), other.numpy()), name
+
+
+def test_pissa_quantizes_the_residual():
+    config = PissaConfig(rank=4, svd="exact", alpha=8.0)
+    model, originals = adapted(config), tiny_model().state_dict()
+    for name, layer in adapter_layers(model.base_model):
+        weight = originals[f"{name}.weight"].numpy()
+        found = 2 * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
+        np.testing.assert_allclose(found, leading(weight, 4), atol=1e-5)
+        close = np.isclose(layer.base.weight_value().numpy(), rounded(weight - leading(weight, 4), NF4), atol=1e-5)
+        assert close.mean() > 0.999
+
+
+def test_over_a_base_that_lacks_the_start_it_is_not_taken_off_again():
+    model = adapted(PissaConfig(rank=4))
+    train(model, steps=2)
+    _, layer = next(adapter_layers(model.base_model))
+    x = np.random.default_rng(0).standard_normal((7, 36)).astype(np.float32)
+    base, a, b = (t.numpy() for t in (layer.base.weight_value(), layer.lora_A.weight, layer.lora_B.weight))
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), x @ base.T + (x @ a.T) @ b.T, atol=1e-5)
+    np.testing.assert_allclose(layer.delta_weight().numpy(), b @ a, atol=1e-6)
+
+
+def test_only_targets_are_touched():
+    config = LoftQConfig(rank=4, iters=2, target_modules=["q_proj"])
+    model = quantized(config)
+    assert set(config.starts) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
+    assert model.model.layers[0].self_attn.q_proj.lacks_start
+    assert not model.model.layers[0].self_attn.k_proj.lacks_start
+    get_peft_model(model, config)
+    assert not config.starts, "the layers have them now"
+
+
+@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, tmp_path: Path):
+    with pytest.raises(ValueError, match="quantized before this adapter saw its weight in full precision"):
+        get_peft_model(quantized(LoRAConfig()), config)
+    model = adapted(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="quantized before this adapter saw"):
+        PeftModel.from_pretrained(quantized(LoRAConfig()), tmp_path)
+
+
+@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=3)], ids=["pissa", "loftq"])
+def test_over_the_original_base_its_files_differ_by_the_quantization_alone(config: Any, tmp_path: Path):
+    """Merging into the original weights: W + s (B A - B' A')."""
+    model = adapted(config, INT8)
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    over_original = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    trained, merged = logits_of(model), logits_of(over_original.merge_and_unload())
+    effect = np.abs(trained - logits_of(tiny_model())).max()
+    assert 0 < np.abs(trained - merged).max() < 0.1 * effect
+
+
+def test_with_one_step_files_serve_any_plainly_quantized_base(tmp_path: Path):
+    model = adapted(LoftQConfig(rank=4))
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    assert np.array_equal(logits_of(PeftModel.from_pretrained(quantized(LoRAConfig()), tmp_path)), logits_of(model))
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (fields["peft_type"], fields["r"]) == ("LORA", 8)
+    assert fields["paddlenlp_ext"]["iters"] == 1
+    starts = [
+        value[4:] for name, value in load_file(tmp_path / "adapter_model.safetensors").items() if "lora_A" in name
+    ]
+    assert len(starts) == 14 and not any(value.any() for value in starts)
+
+
+def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
+    model = adapted(LoftQConfig(rank=4, iters=2))
+    train(model, steps=3)
+    model.save_pretrained(tmp_path)
+    base = quantized(read_adapter(tmp_path).config)
+    warm = get_peft_model(base, LoftQConfig(path=str(tmp_path)))
+    warm.eval()
+    assert np.array_equal(logits_of(warm), logits_of(model))
+    assert warm.peft_config.iters == 2
+
+
+def test_over_full_precision_it_begins_as_lora_does():
+    config = LoftQConfig(rank=4)
+    assert np.array_equal(logits_of(get_peft_model(tiny_model(), config)), logits_of(tiny_model()))
+
+
+def test_what_can_not_be_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="loftq_iters=0"):
+        LoftQConfig(iters=0)
+    with pytest.raises(ValueError, match=r"lora_rank=16 is more than .*k_proj has singular values"):
+        quantized(LoftQConfig(rank=16))
+    adapted(LoftQConfig(rank=4)).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    del fields["paddlenlp_ext"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "loftq"}))
+    with pytest.raises(ValueError, match="init_lora_weights='loftq' belongs to a base"):
+        read_adapter(tmp_path)
