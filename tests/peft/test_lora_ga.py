@@ -11,9 +11,11 @@ import pytest
 from tiny_adapted import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layer import adapter_layers, take_off
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig, gradient_factors
+from paddlenlp_ext.quant.model import make_plain, quantize_linears
+from paddlenlp_ext.quant.options import QuantOptions
 
 
 def started(**options: object) -> PeftModel:
@@ -93,6 +95,22 @@ def test_it_learns():
     before = float(loss_of(model))
     train(model, steps=15)
     assert float(loss_of(model)) < 0.8 * before
+
+
+def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_stand_for():
+    config, model = LoRAGAConfig(rank=4, ga_batches=2), tiny_model()
+    quantize_linears(model, QuantOptions(algo="nf4"))
+    starts = []
+    for _ in ("quantized", "plain"):
+        adapted = get_peft_model(model, config)
+        adapted.train()
+        adapted.before_training(lambda adapted=adapted: loss_of(adapted).backward())
+        starts.append([layer.lora_B_start.numpy() @ layer.lora_A_start.numpy() for _, layer in adapter_layers(model)])
+        take_off(model)
+        make_plain(model)
+    assert len(starts[0]) == 14 and all(start.any() for start in starts[0])
+    for over_quantized, over_plain in zip(starts[0], starts[-1], strict=True):
+        np.testing.assert_allclose(over_quantized, over_plain, atol=1e-3 * np.abs(over_plain).max())
 
 
 def test_a_small_gradient_gives_what_it_has():
