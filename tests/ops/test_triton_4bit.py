@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,6 +51,7 @@ class Packed:
         generator, count = np.random.default_rng(outputs * inputs), outputs * inputs
         self.codes = generator.integers(0, 256, -(-count // 2)).astype(np.uint8)
         num_scales = -(-count // block)
+        self.format = {"BLOCK": block, "GROUP": GROUP, "NESTED": nested}
         if nested:
             codes = generator.integers(0, 256, num_scales).astype(np.uint8)
             groups = generator.uniform(0.5, 2, -(-num_scales // GROUP)).astype(np.float32)
@@ -71,11 +76,8 @@ class Packed:
 def test_dequantize(kernels, case):
     packed = Packed(*case)
     out = HostArray(np.full(packed.weight.size + 1, 99, np.float32))
-    count, block = packed.weight.size, case[2]
-    nested = packed.nested is not None
-    kernels.dequantize_kernel[(math.ceil(count / 64),)](
-        *packed.arguments(), out, count, block, GROUP, 0, NESTED=nested, BYTES=32
-    )
+    count = packed.weight.size
+    kernels.dequantize_kernel[(math.ceil(count / 64),)](*packed.arguments(), out, count, 0, BYTES=32, **packed.format)
     np.testing.assert_allclose(out.array[:-1].reshape(packed.weight.shape), packed.weight, rtol=1e-6, atol=1e-7)
     assert out.array[-1] == 99  # nothing beyond the weight is written
 
@@ -85,7 +87,7 @@ def test_a_part_of_the_rows(kernels):
     first, count = 4, 3 * 20
     out = HostArray(np.zeros(count, np.float32))
     arguments = packed.arguments(first_byte=first * 10, first_scale=first * 2)
-    kernels.dequantize_kernel[(2,)](*arguments, out, count, 10, GROUP, first * 2, NESTED=True, BYTES=16)
+    kernels.dequantize_kernel[(2,)](*arguments, out, count, first * 2, BYTES=16, **packed.format)
     np.testing.assert_allclose(out.array.reshape(3, 20), packed.weight[4:7], rtol=1e-6, atol=1e-7)
 
 
@@ -94,7 +96,7 @@ def test_half_precision_is_the_rounded_weight(kernels, dtype):
     packed = Packed(8, 64, 64, False, "nf4")
     count, want = packed.weight.size, packed.weight.reshape(-1)
     out = HostArray(np.zeros(count, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
-    kernels.dequantize_kernel[(8,)](*packed.arguments(), out, count, 64, GROUP, 0, NESTED=False, BYTES=32)
+    kernels.dequantize_kernel[(8,)](*packed.arguments(), out, count, 0, BYTES=32, **packed.format)
     if dtype == "bfloat16":  # its upper bits: the interpreter cuts the rest off, where a GPU rounds
         assert np.array_equal(out.array, (want.view(np.uint32) >> 16).astype(np.uint16))
     else:
@@ -105,13 +107,13 @@ def test_half_precision_is_the_rounded_weight(kernels, dtype):
 @pytest.mark.parametrize("positions", [1, 18])
 def test_product(kernels, case, positions):
     packed = Packed(*case)
-    outputs, inputs, block, nested, _ = case
+    outputs, inputs = packed.weight.shape
     x = np.random.default_rng(7).standard_normal((positions, inputs)).astype(np.float32)
     y = HostArray(np.full((positions + 1, outputs), 99, np.float32))
     grid = (math.ceil(outputs / 16), math.ceil(positions / 16))
     kernels.product_kernel[grid](
-        HostArray(x), *packed.arguments(), y, positions, outputs, inputs, block, GROUP,
-        NESTED=nested, POSITIONS=16, OUTPUTS=16, BYTES=16,
+        HostArray(x), *packed.arguments(), y, positions, outputs, inputs,
+        POSITIONS=16, OUTPUTS=16, BYTES=16, **packed.format,
     )  # fmt: skip
     np.testing.assert_allclose(y.array[:-1], x @ packed.weight.T, rtol=1e-4, atol=1e-4)
     assert (y.array[-1] == 99).all()
@@ -123,8 +125,8 @@ def test_product_in_half_precision(kernels):
     x = np.random.default_rng(8).standard_normal((3, 128)).astype(np.float16)
     y = HostArray(np.zeros((3, 20), np.float16))
     kernels.product_kernel[(2, 1)](
-        HostArray(x), *packed.arguments(), y, 3, 20, 128, 64, GROUP,
-        NESTED=True, POSITIONS=16, OUTPUTS=16, BYTES=32,
+        HostArray(x), *packed.arguments(), y, 3, 20, 128,
+        POSITIONS=16, OUTPUTS=16, BYTES=32, **packed.format,
     )  # fmt: skip
     want = x.astype(np.float32) @ packed.weight.astype(np.float16).astype(np.float32).T
     np.testing.assert_allclose(y.array, want, rtol=2e-3, atol=2e-2)
@@ -169,6 +171,21 @@ def test_many_positions_are_multiplied_by_dequantized_rows(launched):
     x = paddle.randn([100, 32])
     np.testing.assert_allclose(linear_triton(x, weight).numpy(), (x @ dequantize(weight).T).numpy(), atol=1e-5)
     assert not launched
+
+
+@pytest.mark.slow
+def test_the_compiler_takes_the_kernels(tmp_path):
+    # In a process of its own: here they are the interpreter's.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    script = Path(__file__).parent / "compile_4bit.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 12
+    for kernel, dtype, _, matrix_instructions in lines:
+        uses_tensor_cores = kernel == "product_kernel" and dtype != "fp32"
+        assert (int(matrix_instructions) > 0) == uses_tensor_cores
 
 
 def test_on_a_cpu_the_kernels_are_no_choice():

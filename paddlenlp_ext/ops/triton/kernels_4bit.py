@@ -6,7 +6,8 @@
 over the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv 2305.14314); block and I are even, so
 that both halves of a byte have one scale and one row. Tested in Triton's interpreter, tests/ops/test_triton_4bit.py.
 
-Names: T positions, O and I outputs and inputs. NESTED: the scales are codes; without it what belongs to them is unused.
+Names: T positions, O and I outputs and inputs. NESTED: the scales are codes; without it what belongs to them is
+unused. What divides is a constant of the compiled kernel.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def dequantize_kernel(
     offset,  # float32 [1]
     out,  # [count], of the type to be written
     count,  # weights
-    block,  # weights that share a scale
-    group,  # scales that share one of group_scales
     first_scale,  # number of the first scale, within the whole weight
+    BLOCK: tl.constexpr,  # weights that share a scale
+    GROUP: tl.constexpr,  # scales that share one of group_scales
     NESTED: tl.constexpr,
     BYTES: tl.constexpr,  # read by one program
 ):
@@ -35,7 +36,7 @@ def dequantize_kernel(
     at = tl.program_id(0) * BYTES + tl.arange(0, BYTES)
     inside = at * 2 < count
     pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-    scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // block, inside, group, first_scale, NESTED)
+    scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, first_scale, GROUP, NESTED)
     first = tl.load(levels + (pair >> 4)) * scale
     second = tl.load(levels + (pair & 15)) * scale
     index = tl.program_id(0) * (2 * BYTES) + tl.arange(0, 2 * BYTES)
@@ -55,8 +56,8 @@ def product_kernel(
     num_positions,
     num_outputs,
     num_inputs,
-    block,
-    group,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
     NESTED: tl.constexpr,
     POSITIONS: tl.constexpr,  # of a program, at least 16
     OUTPUTS: tl.constexpr,  # of a program, at least 16
@@ -72,7 +73,7 @@ def product_kernel(
         inside = (o[None, :] < num_outputs) & (column[:, None] < row_bytes)
         at = o[None, :] * row_bytes + column[:, None]  # the weight transposed, [BYTES, OUTPUTS]
         pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-        scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // block, inside, group, 0, NESTED)
+        scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, 0, GROUP, NESTED)
         read = (t[:, None] < num_positions) & (column[None, :] < row_bytes)
         even = x + t[:, None] * num_inputs + column[None, :] * 2
         x_even, x_odd = tl.load(even, mask=read, other=0.0), tl.load(even + 1, mask=read, other=0.0)
@@ -85,10 +86,13 @@ def product_kernel(
 
 
 @triton.jit
-def _scale(scales, scale_levels, group_scales, offset, number, inside, group, first_scale, NESTED: tl.constexpr):
+def _scale(
+    scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
+):
     """The fp32 scales of those numbers; 0 outside."""
     if NESTED:
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
-        group_scale = tl.load(group_scales + (first_scale + number) // group, mask=inside, other=0.0)
+        group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)
         return tl.load(scale_levels + code) * group_scale + tl.load(offset)
-    return tl.load(scales + number, mask=inside, other=0.0)
+    else:  # written out: the compiler leaves the other branch away
+        return tl.load(scales + number, mask=inside, other=0.0)

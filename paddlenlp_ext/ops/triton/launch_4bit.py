@@ -40,9 +40,8 @@ def dequantize_rows_triton(weight: QuantizedWeight, first: int, last: int) -> pa
     assert begin % block == 0 and begin % 2 == 0, "rows that row_blocks gives"
     out = paddle.empty([last - first, width], "float32", device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
-    numbers = (count, block, max(1, weight.group_size), begin // block)
     grid = (-(-count // (2 * _BYTES)),)
-    launch(dequantize_kernel, grid, *arguments, *numbers, NESTED=weight.group_scales is not None, BYTES=_BYTES)
+    launch(dequantize_kernel, grid, *arguments, count, begin // block, BYTES=_BYTES, **_format(weight))
     return out
 
 
@@ -64,12 +63,10 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
         positions,
         outputs,
         inputs,
-        weight.block_size,
-        max(1, weight.group_size),
-        NESTED=weight.group_scales is not None,
         POSITIONS=_POSITIONS,
         OUTPUTS=_OUTPUTS,
         BYTES=_ROW_BYTES,
+        **_format(weight),
     )
     return y_TO
 
@@ -88,6 +85,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 def _paddle_stream(device: int) -> int:
     return paddle.device.current_stream(f"gpu:{device}").__cuda_stream__()[1]
+
+
+def _format(weight: QuantizedWeight) -> dict[str, Any]:
+    nested = weight.group_scales is not None
+    return {"BLOCK": weight.block_size, "GROUP": max(1, weight.group_size), "NESTED": nested}
 
 
 def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
