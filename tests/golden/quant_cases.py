@@ -23,3 +23,12 @@ def weight_of(case: str) -> np.ndarray:
     weight[1:2] = 0.0
     weight[2:3, ::17] *= 30.0
     return weight.astype(np.float32)
+
+
+LOFTQ_RANK = 4
+LOFTQ_STEPS = (1, 3)
+
+
+def loftq_weight() -> np.ndarray:
+    """float32 [24, 64]."""
+    return np.random.default_rng(11).standard_normal((24, 64)).astype(np.float32)

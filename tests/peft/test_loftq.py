@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.quant.model import quantize_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+from quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight  # noqa: E402
 
 NF4, INT8 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int8")
 
@@ -64,6 +69,18 @@ def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: 
         assert np.isclose(found_base, base, atol=1e-5).mean() > (0.999 if iters == 1 else 0.98), name
         found = 2 * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
         np.testing.assert_allclose(found, leading(weight - found_base, 4), atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("steps", LOFTQ_STEPS)
+def test_base_and_start_are_pefts(steps: int):
+    with np.load(GOLDEN / "loftq.npz") as golden:
+        base, update = golden[f"{steps}/base"], golden[f"{steps}/update"]
+    weight = paddle.to_tensor(loftq_weight())
+    config = LoftQConfig(rank=LOFTQ_RANK, alpha=LOFTQ_RANK, iters=steps)
+    ours = dequantize(quantize(config.before_quantizing("w", weight, lambda w: dequantize(quantize(w, NF4))), NF4))
+    np.testing.assert_allclose(ours.numpy(), base, atol=1e-6)
+    start = config.starts["w"]
+    np.testing.assert_allclose(paddle.matmul(start.b, start.a).numpy(), update, atol=1e-5)
 
 
 def errors_of(config: Any, options: QuantOptions) -> float:
