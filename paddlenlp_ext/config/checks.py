@@ -231,6 +231,11 @@ def _quantization(config: RunConfig, given: Given) -> None:
             "(lora: true), or leave weight_quantize_algo out to train all weights",
             "weight_quantize_algo",
         )
+    if not algorithms and getattr(config.peft, "needs_quantized_base", False):
+        switch = config.peft_switch
+        given.refuse(
+            f"{switch} starts from what quantizing the model loses: set weight_quantize_algo, or leave it out", switch
+        )
     if algorithms and not algorithms & set(BLOCKWISE_ALGORITHMS):
         for key in _BLOCKWISE_KEYS:
             if given.value(key) != given.known.options[key].default:

@@ -15,7 +15,16 @@ from paddlenlp_ext.peft.layer import AdapterLayer
 
 # Fields of adapter_config.json that say where a file comes from and change no number.
 _INFORMATIVE = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type"}
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "base_quantization",
+        "inference_mode",
+        "peft_type",
+        "peft_version",
+        "revision",
+        "task_type",
+    }
 )
 
 
@@ -36,6 +45,7 @@ class PeftConfig:
             key prefix the variant shares (config/tree.py reads it). Its files may have that method's `peft_type`;
             `claims` tells them apart.
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
+        needs_quantized_base: whether a run over a base in full precision makes no sense.
         paddlenlp_array: the name of a NumPy file beside it that holds the whole adapter; where it is there, it is read,
             by `from_paddlenlp_array`.
         changes_bias: whether it changes biases too.
@@ -52,6 +62,7 @@ class PeftConfig:
     reads_prompts: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = None
     refines: ClassVar[str | None] = None
+    needs_quantized_base: ClassVar[bool] = False
     paddlenlp_config: ClassVar[str | None] = None
     paddlenlp_array: ClassVar[str | None] = None
     own_keys: ClassVar[Mapping[str, str]] = {}

@@ -49,11 +49,16 @@ class LoftQConfig(LoRABeforeQuantizing):
     """
 
     refines: ClassVar[str | None] = "lora"
+    needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 
     iters: int = option(
-        1, help="LoftQ: how many times quantizing and the SVD of its error alternate.", minimum=1, maximum=100
+        1,
+        help="LoftQ: how many times quantizing and the SVD of its error alternate.",
+        key="loftq_iters",
+        minimum=1,
+        maximum=100,
     )
     svd: str = option(
         "fast",
