@@ -10,13 +10,15 @@ the original base.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import OffsetLoRALinear
 from paddlenlp_ext.peft.svd import leading_svd
@@ -47,7 +49,14 @@ class LoRABeforeQuantizing(LoRAConfig):
     over_residual: bool = field(default=False, compare=False)
     """Whether a stored adapter was trained over a base that lacks what was taken off."""
 
+    @cached_property
+    def _from_path(self) -> PeftConfig:
+        """What shapes the adapter that the run starts from."""
+        return read_adapter(self.path).config
+
     def before_quantizing(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> paddle.Tensor:
+        if self.path:
+            return self._from_path.before_quantizing(name, weight, rounded)
         if not self.adapts(name):
             return weight
         start = self.find_start(name, weight, rounded)
@@ -83,9 +92,6 @@ class LoRABeforeQuantizing(LoRAConfig):
         if start is not None:
             layer.start_at(*start)
         return layer
-
-    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
-        return replace(super().warm_start(stored), starts=self.starts)
 
     def residual_fields(self, model: nn.Layer) -> dict[str, Any]:
         """What files say of the base beside LoRA's own fields."""

@@ -179,8 +179,8 @@ def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
     model = adapted(LoftQConfig(rank=4, iters=2))
     train(model, steps=3)
     model.save_pretrained(tmp_path)
-    base = quantized(read_adapter(tmp_path).config)
-    warm = get_peft_model(base, LoftQConfig(path=str(tmp_path)))
+    config = LoftQConfig(path=str(tmp_path), rank=7)  # the folder says what was taken off, not the run
+    warm = get_peft_model(quantized(config), config)
     warm.eval()
     assert np.array_equal(logits_of(warm), logits_of(model))
     assert warm.peft_config.iters == 2
