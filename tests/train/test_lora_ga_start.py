@@ -25,6 +25,7 @@ class FirstLogits(Callback):
         self.model = model
 
     def on_train_begin(self, state: object) -> None:
+        assert all(parameter.grad is None for parameter in self.model.parameters()), "a gradient of the start is kept"
         with paddle.no_grad():
             self.logits = self.model(INPUT_IDS).numpy()
 
