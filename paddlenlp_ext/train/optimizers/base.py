@@ -54,7 +54,7 @@ class SmallStateOptimizer(ABC):
             if parameter.grad is None:
                 continue
             state, rate = self.state_of(parameter), self._learning_rate * rate_scale
-            state["step"].add_(paddle.ones_like(state["step"]))
+            state["step"] = _counter(state["step"].item() + 1)
             value = state.get("master_weight", parameter)
             if weight_decay > 0.0:
                 value.scale_(1.0 - rate * weight_decay)
@@ -65,7 +65,7 @@ class SmallStateOptimizer(ABC):
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """The live tensors kept of a parameter, made where no step was yet."""
         if parameter.name not in self._states:
-            state = {"step": paddle.to_tensor([0], dtype="int64", place=paddle.CPUPlace())}
+            state = {"step": _counter(0)}
             if parameter.dtype != paddle.float32:
                 state["master_weight"] = parameter.detach().astype("float32")
             self._states[parameter.name] = state | self._new_moments(parameter)
@@ -85,3 +85,8 @@ class SmallStateOptimizer(ABC):
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
     ) -> None:
         """Update the moments and `value`, in place, all fp32; `state["step"]` already counts this step."""
+
+
+def _counter(steps: int) -> paddle.Tensor:
+    """A number that checkpoints can hold; on the CPU, where reading it waits for no kernel."""
+    return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())
