@@ -115,6 +115,8 @@ def encode_all(template: ChatTemplate, questions: Sequence[Question], src_length
 def load_model(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
     """The model in its number format on its device, the adapter folded into its weights where the method allows it.
 
+    A base that was quantized in training is quantized again, unless it is stored so.
+
     Raises:
         ValueError: a device that is not there, a number format that the device lacks, prompts and answers longer than
             the model's context.
@@ -125,16 +127,26 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     from paddlenlp_ext.checkpoint.resolve import resolve_model
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
     from paddlenlp_ext.peft.base import PeftModel
+    from paddlenlp_ext.peft.files import read_adapter
     from paddlenlp_ext.peft.merge import choose_device
 
     choose_device(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
-    check_context(arguments, read_model_config(resolve_model(base)))
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_flash_attention=arguments.use_flash_attention)
+    config = read_model_config(resolve_model(base))
+    check_context(arguments, config)
+    options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     if adapter is None:
-        return model
-    adapted = PeftModel.from_pretrained(model, adapter)
-    return adapted.merge_and_unload() if adapted.peft_config.mergeable else adapted
+        return AutoModelForCausalLM.from_pretrained(base, **options)
+    stored = read_adapter(adapter)
+    model = AutoModelForCausalLM.from_pretrained(
+        base,
+        quantization=stored.base_quantization(config),
+        before_quantizing=stored.config.before_quantizing,
+        **options,
+    )
+    adapted = PeftModel.from_files(model, stored)
+    # Merged, a quantized base would take its full size again.
+    return adapted.merge_and_unload() if adapted.peft_config.mergeable and model.quantization is None else adapted
 
 
 def choose_dtype(asked: str | None, device: str) -> str:

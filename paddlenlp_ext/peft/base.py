@@ -21,6 +21,8 @@ from paddlenlp_ext.peft.fold import fold_in_place
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
+from paddlenlp_ext.quant.config import options_to_dict
+from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -116,6 +118,11 @@ class PeftModel(nn.Layer):
     def config(self) -> Any:
         """The decoder's config."""
         return self.base_model.config
+
+    @property
+    def quantization(self) -> QuantOptions | None:
+        """How the base's layers are quantized, None where they are not."""
+        return getattr(self.base_model, "quantization", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
@@ -240,6 +247,8 @@ class PeftModel(nn.Layer):
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
         }
+        if self.quantization is not None:  # our own field: merging and predicting need the base that was trained over
+            shared["base_quantization"] = options_to_dict(self.quantization)
         write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
 
     @classmethod
@@ -254,7 +263,11 @@ class PeftModel(nn.Layer):
             ValueError: no such adapter, one that asks for what is not available here, or one of another model; the
                 model is as it was then.
         """
-        return cls.from_files(model, read_adapter(folder))
+        stored = read_adapter(folder)
+        adapted = cls.from_files(model, stored)
+        if stored.quantization != adapted.quantization:
+            logger.warning("%s: trained over %s, not over %s", folder, stored.quantization, adapted.quantization)
+        return adapted
 
     @classmethod
     def from_files(cls, model: nn.Layer, stored: AdapterFiles) -> PeftModel:
@@ -278,6 +291,11 @@ class PeftModel(nn.Layer):
 
     def resume_from(self, stored: AdapterFiles) -> None:
         """As `load_weights`, of an adapter that was read already."""
+        if stored.quantization != self.quantization:
+            raise ValueError(
+                f"{stored.folder}: the adapter was trained over a base with quantization {stored.quantization}, and "
+                f"the base now has {self.quantization}: set weight_quantize_algo and its keys as they were."
+            )
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
 

@@ -20,6 +20,8 @@ from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
+from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.utils.atomic import write_text
 
 CONFIG_FILE = "adapter_config.json"
@@ -40,6 +42,26 @@ class AdapterFiles:
     config: PeftConfig
     base_model: str | None
     tensors: dict[str, np.ndarray]
+    quantization: QuantOptions | None = None
+    """How the base was quantized in training, None where it was not."""
+
+    def base_quantization(self, base_config: Mapping[str, Any]) -> QuantOptions | None:
+        """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
+
+        None where it is that already.
+
+        Raises:
+            ValueError: it is stored quantized, and otherwise than in training.
+        """
+        saved = from_quantization_config(base_config.get("quantization_config"))
+        if saved is None or self.quantization is None:
+            return self.quantization if saved is None else None
+        if saved != self.quantization:
+            raise ValueError(
+                f"{self.folder}: the adapter was trained over {self.quantization}, and this base is stored as {saved}: "
+                "give the base of the training, or the original model."
+            )
+        return None
 
 
 def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> AdapterFiles:
@@ -104,7 +126,9 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
     config = config.for_tensors(named)
     tensors = config.from_stored(named)
-    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+    quantization = fields.get("base_quantization")
+    options = None if quantization is None else options_from_dict(quantization)
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, options)
 
 
 def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:

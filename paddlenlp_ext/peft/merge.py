@@ -4,6 +4,10 @@ Nothing is taken on trust. First the formula: base and adapter, and the model me
 Then the files: loaded again, they have the logits of the model merged in memory and rounded to their format. The
 folder gets its name only after that. So the check is as strict for bfloat16 as for float32, and what rounding itself
 costs is reported.
+
+An adapter that was trained over a quantized base is merged into what it was trained against, the dequantized weights,
+so that the merged model is the trained one; or, where asked, into the original weights: how far the result is from the
+trained model is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import paddle
@@ -24,11 +29,23 @@ from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.fold import require_mergeable_method
 from paddlenlp_ext.peft.merge_files import round_as_stored, tensors_by_module, write_companions, write_merged_weights
+from paddlenlp_ext.peft.model_card import write_model_card
+from paddlenlp_ext.quant.config import from_quantization_config
+from paddlenlp_ext.quant.model import plain_linears, quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.utils.atomic import atomic_folder
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
+MergeBase = Literal["dequantized", "original"]
+_LOST = {
+    "dequantized": "the adapter changes logits by %.3g, and rounding the merged weights by %.3g: much of what was "
+    "learned is lost; --dtype float32 keeps it",
+    "original": "the adapter changes logits by %.3g, and merging into the original weights by %.3g: without "
+    "--merge_base original the merged model is the trained one",
+}
 # Of a logit, relative to the largest logit (at least 1): all is computed in float32 and only the order of sums differs.
 TOLERANCE = 1e-4
 _PROMPT_SHAPE = (4, 24)
@@ -40,12 +57,14 @@ class MergeReport:
 
     Attributes:
         num_merged: layers.
+        merged_into: the weights that the adapter was added to, in words.
         effect: how far the adapter moves a logit at most.
-        difference: how far the merged files are from base and adapter at most, rounding included.
+        difference: how far the merged files are from the trained base and adapter at most, rounding included.
     """
 
     output: Path
     num_merged: int
+    merged_into: str
     effect: float
     difference: float
 
@@ -53,11 +72,12 @@ class MergeReport:
 def merge_adapter(
     adapter: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    load_model: Callable[[Path], nn.Layer],
+    load_model: Callable[..., nn.Layer],
     base: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
     allow_pickle: bool = False,
+    merge_base: MergeBase = "dequantized",
 ) -> MergeReport:
     """Write the base model with the adapter folded in, as a Hugging Face folder.
 
@@ -66,49 +86,101 @@ def merge_adapter(
     Args:
         adapter: an adapter folder.
         output: the folder to make.
-        load_model: gives the float32 model of a folder or file.
+        load_model: gives the float32 model of a folder or file; with `quantization` and `before_quantizing`, which
+            only an adapter over a quantized base needs, as `AutoModelForCausalLM.from_pretrained`.
         base: the base model, None for the one that the adapter names.
         dtype: format of the merged weights, None for each base tensor's own.
         overwrite: replace a model that stands at `output`.
         allow_pickle: as `read_adapter`'s.
+        merge_base: of a base that was quantized in training, the weights that the adapter is added to.
 
     Raises:
         ValueError: no base, an adapter of another model, one that changes nothing or can't be merged, an output that
-            stands already, or logits that differ by more than the tolerance; nothing is left at `output` then.
+            stands already, the original weights of a base that is stored quantized, or logits that differ by more than
+            the tolerance; nothing is left at `output` then.
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
-    base_path = resolve_model(_base_name(base, stored))
+    base_name = _base_name(base, stored)
+    base_path = resolve_model(base_name)
     _check_output(Path(output), overwrite, (base_path, stored.folder))
-    source = open_weights(base_path)
-    modules = tensors_by_module(stored, source)
-    input_ids = _prompts(read_model_config(base_path)["vocab_size"])
-    model = load_model(base_path)
-    plain = _logits(model, input_ids)
-    adapted = PeftModel.from_files(model, stored)
-    wanted = _logits(adapted, input_ids)
-    effect = _largest(wanted - plain)
+    base_config = read_model_config(base_path)
+    quantization = stored.base_quantization(base_config)
+    merged_into = _merged_into(merge_base, base_path, stored, quantization)
+    modules = tensors_by_module(stored, QuantizedWeights(open_weights(base_path)))
+    input_ids = _prompts(base_config["vocab_size"])
+    trained = together = _together(load_model, base_path, stored, quantization, input_ids)
+    effect = _largest(trained.wanted - trained.plain)
     if effect == 0.0:
         raise ValueError(f"{stored.folder}: this adapter changes nothing: was it ever trained? Nothing is written.")
-    merged = adapted.merge_and_unload()
-    _require_same(_logits(merged, input_ids), wanted, "the model merged in memory", "base and adapter")
+    if quantization is not None and merge_base == "original":
+        together = _together(load_model, base_path, stored, None, input_ids)
+    merged = together.take().merge_and_unload()
+    _require_same(_logits(merged, input_ids), together.wanted, "the model merged in memory", "base and adapter")
     with atomic_folder(output) as draft:
-        write_merged_weights(draft, source, stored, modules, dtype)
+        write_merged_weights(draft, together.source, stored, modules, dtype)
         write_companions(draft, base_path, stored.folder, dtype)
         round_as_stored(merged, open_weights(draft))
         expected = _logits(merged, input_ids)
-        del model, adapted, merged  # so that one model at a time is in memory
+        del merged  # so that one model at a time is in memory
         written = _logits(load_model(draft), input_ids)
         _require_same(written, expected, "the merged files", "the model merged in memory")
-    difference = _largest(written - wanted)
+        difference = _largest(written - trained.wanted)
+        write_model_card(draft, stored, base_name, merged_into, effect, difference)
     if difference > effect / 2:
-        logger.warning(
-            "the adapter changes logits by %.3g, and rounding the merged weights by %.3g: much of what was learned is "
-            "lost; --dtype float32 keeps it",
-            effect,
-            difference,
-        )
-    return MergeReport(Path(output), len(modules), effect, difference)
+        logger.warning(_LOST[merge_base if quantization is not None else "dequantized"], effect, difference)
+    return MergeReport(Path(output), len(modules), merged_into, effect, difference)
+
+
+@dataclass
+class _Together:
+    """A base with the adapter over it, and its logits without and with it."""
+
+    model: PeftModel | None
+    source: QuantizedWeights
+    plain: np.ndarray
+    wanted: np.ndarray
+
+    def take(self) -> PeftModel:
+        """The model, once: it is not kept alive here."""
+        model, self.model = self.model, None
+        assert model is not None
+        return model
+
+
+def _together(
+    load_model: Callable[..., nn.Layer],
+    base: Path,
+    stored: AdapterFiles,
+    quantization: QuantOptions | None,
+    input_ids: paddle.Tensor,
+) -> _Together:
+    before = stored.config.before_quantizing
+    options = {} if quantization is None else {"quantization": quantization, "before_quantizing": before}
+    model = load_model(base, **options)
+    layers = [*plain_linears(model), *quantized_linears(model)]
+    source = QuantizedWeights(open_weights(base), quantization, layers, before)
+    plain = _logits(model, input_ids)
+    adapted = PeftModel.from_files(model, stored)
+    return _Together(adapted, source, plain, _logits(adapted, input_ids))
+
+
+def _merged_into(merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantOptions | None) -> str:
+    """The weights that the adapter is added to, in words.
+
+    Raises:
+        ValueError: the original ones, which the base does not hold.
+    """
+    saved = from_quantization_config(read_model_config(base).get("quantization_config"))
+    trained_over = stored.quantization or saved
+    if merge_base == "original" and saved is not None:
+        raise ValueError(f"{base} is stored quantized: give the original model with --model_name_or_path.")
+    if trained_over is None:
+        return "the base's weights"
+    words = trained_over.describe()
+    if merge_base == "original":
+        return f"the original weights; it was trained against their quantized copy ({words})"
+    return f"the dequantized weights that it was trained against ({words})"
 
 
 def choose_device(name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +34,12 @@ def merge_arguments(
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu, ...: where the logits are compared")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="unset: the base's own")
+    parser.add_argument(
+        "--merge_base",
+        choices=("dequantized", "original"),
+        default="dequantized",
+        help="over a quantized base: merge into the weights that were trained against, or into the original ones",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a model at the output path")
     parser.add_argument(
         "--safe_serialization", nargs="?", const="true", default="true", help="true; pickles are not written"
@@ -53,12 +58,12 @@ def merge_arguments(
     return arguments
 
 
-def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[[Path], nn.Layer]) -> str:
+def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[..., nn.Layer]) -> str:
     """Merge, check, and return one line that says what came out.
 
     Args:
         arguments: of `merge_arguments`.
-        load_model: gives the float32 model of a folder or file.
+        load_model: as `merge_adapter`'s.
 
     Raises:
         ValueError: as `choose_device` and `merge_adapter`; nothing is left at the output then.
@@ -74,8 +79,9 @@ def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[[Path], n
         dtype=arguments.dtype,
         overwrite=arguments.overwrite,
         allow_pickle=arguments.allow_pickle,
+        merge_base=arguments.merge_base,
     )
     return (
-        f"{report.output}: {report.num_merged} layers merged. On fixed prompts the adapter changes logits by up to "
-        f"{report.effect:.3g}; merged and unmerged differ by {report.difference:.3g}."
+        f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "
+        f"changes logits by up to {report.effect:.3g}; merged and unmerged differ by {report.difference:.3g}."
     )

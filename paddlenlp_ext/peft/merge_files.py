@@ -25,6 +25,8 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.files import AdapterFiles
 from paddlenlp_ext.peft.fold import merged_bias, merged_weight, require_mergeable
 from paddlenlp_ext.peft.layer import LinearAdapter
+from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quant.source import QuantizedWeights
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
@@ -59,12 +61,12 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
 
 def write_merged_weights(
     folder: Path,
-    source: WeightSource,
+    source: QuantizedWeights,
     stored: AdapterFiles,
     modules: dict[str, dict[str, np.ndarray]],
     dtype: str | None,
 ) -> None:
-    """Copy every base tensor, merged where the adapter has a part in it."""
+    """Copy every base tensor, in plain numbers, merged where the adapter has a part in it."""
     adapter_over = _adapter_layers(source, stored, modules)
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
@@ -89,13 +91,13 @@ def round_as_stored(model: nn.Layer, source: WeightSource) -> None:
 
 def _adapter_layers(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
-) -> Callable[[str, Linear], LinearAdapter]:
+) -> Callable[[str, nn.Layer], LinearAdapter]:
     """What puts the stored adapter of a layer, given by name, over a linear."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
     bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[1]) for module, shape in shapes.items()}
     wrap = stored.config.wrapper(bases, seed=0)
 
-    def over(module: str, linear: Linear) -> LinearAdapter:
+    def over(module: str, linear: nn.Layer) -> LinearAdapter:
         layer, own = wrap(module, linear), modules[module]
         require_mergeable(stored.config, module, layer)
         state = layer.own_state()
@@ -110,12 +112,16 @@ def _adapter_layers(
 
 
 def _merge(
-    module: str, leaf: str, dtype: str, source: WeightSource, adapter_over: Callable[[str, Linear], LinearAdapter]
+    module: str, leaf: str, dtype: str, source: QuantizedWeights, adapter_over: Callable[[str, nn.Layer], LinearAdapter]
 ) -> np.ndarray:
     """One merged weight or bias (`leaf`), by the method's own formula over a linear that holds the base's."""
-    out_features, in_features = source.shape(f"{module}.weight")
-    linear = Linear(in_features, out_features, bias=leaf == "bias")
-    getattr(linear, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
+    packed = source.packed(module) if leaf == "weight" else None
+    if packed is None:
+        out_features, in_features = source.shape(f"{module}.weight")
+        linear = Linear(in_features, out_features, bias=leaf == "bias")
+        getattr(linear, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
+    else:
+        linear = QuantizedLinear(packed)
     layer = adapter_over(module, linear)
     merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
     return source.read(f"{module}.{leaf}", dtype) if merged is None else cast(merged.numpy(), "float32", dtype)
@@ -126,7 +132,9 @@ def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None)
 
     The run's configuration goes along: prompts are written by the chat template that it names.
     """
-    write_model_config(folder, read_model_config(base), dtype)
+    config = read_model_config(base)
+    config.pop("quantization_config", None)  # what is merged is in plain numbers
+    write_model_config(folder, config, dtype)
     if base.is_file():
         write_generation_config(folder, read_generation_config(base))
     elif (base / "generation_config.json").is_file():

@@ -49,6 +49,15 @@ class QuantOptions:
             if value is not None and (value < 2 or value % 2):
                 raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2.")
 
+    def describe(self) -> str:
+        """In words, for messages and model cards."""
+        algos = [self.algo] if isinstance(self.algo, str) else list(self.algo.values())
+        algo = self.algo if isinstance(self.algo, str) else ", ".join(f"{k}: {v}" for k, v in self.algo.items())
+        if not set(algos) & set(BLOCKWISE):
+            return algo
+        double = f", their scales quantized in groups of {self.double_quant_block_size}" if self.double_quant else ""
+        return f"{algo}, blocks of {self.block_size}{double}"
+
     def for_layer(self, name: str) -> QuantOptions | None:
         """The options of the layer `name`, of one algo; None where it stays as it is."""
         algo = self.algo

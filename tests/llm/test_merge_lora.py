@@ -21,6 +21,7 @@ from paddlenlp_ext.peft import merge, merge_files
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.utils.cli import run_command
 
 SCRIPT = Path(__file__).parents[2] / "llm" / "merge_lora_params.py"
@@ -93,8 +94,9 @@ def test_it_merges_and_copies_what_lies_beside(
     out = tmp_path / "merged"
     arguments = ("--model_name_or_path", base, "--lora_path", adapter, output_argument, out, "--device", "cpu")
     assert run(script, *arguments, "--safe_serialization", "True", "--low_gpu_mem", "True") == 0
-    assert "14 layers merged" in capsys.readouterr().out
+    assert "14 layers merged into the base's weights" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
+        "README.md",
         "config.json",
         "model.safetensors",
         "generation_config.json",
@@ -244,6 +246,6 @@ def test_shards_are_merged_one_tensor_at_a_time(base: Path, tmp_path: Path, monk
     monkeypatch.setattr(merge_files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
     monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))
     modules = merge_files.tensors_by_module(stored, source)
-    merge_files.write_merged_weights(tmp_path, source, stored, modules, None)
+    merge_files.write_merged_weights(tmp_path, QuantizedWeights(source), stored, modules, None)
     assert prepared.keys() == set(source.names())
     assert len(modules) == 14

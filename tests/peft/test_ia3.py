@@ -18,6 +18,7 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.merge_files import tensors_by_module, write_merged_weights
+from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.train.optim import parameter_groups
 
 
@@ -114,7 +115,7 @@ def test_an_adapter_without_a_part_in_biases_is_not_made_for_them(tmp_path: Path
     made = []
     wrap = LoRAConfig.wrap
     monkeypatch.setattr(LoRAConfig, "wrap", lambda self, name, *rest: (made.append(name), wrap(self, name, *rest))[1])
-    stored, source = read_adapter(tmp_path / "adapter"), open_weights(tmp_path / "base")
+    stored, source = read_adapter(tmp_path / "adapter"), QuantizedWeights(open_weights(tmp_path / "base"))
     (tmp_path / "merged").mkdir()
     write_merged_weights(tmp_path / "merged", source, stored, tensors_by_module(stored, source), None)
     assert sorted(made) == [f"model.layers.{index}.self_attn.q_proj" for index in (0, 1)]

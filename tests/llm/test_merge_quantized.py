@@ -1,0 +1,182 @@
+"""Adapters trained over a quantized base: what they are merged into, and what the predictor puts them over."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.generate.predict_arguments import parse_arguments
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quant.model import quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.utils.cli import run_command
+
+LLM = Path(__file__).parents[2] / "llm"
+CONFIG = {
+    "model_type": "qwen2",
+    "vocab_size": 61,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+IDS = paddle.to_tensor(np.random.default_rng(1).integers(0, 61, (3, 17)))
+NF4 = QuantOptions(algo="nf4", double_quant=True)
+MIXED = QuantOptions(algo={".*self_attn.*": "fp4", "down_proj": "weight_only_int8"})
+METHODS = {
+    "lora": ("lora", {"rank": 3}),
+    "dora": ("use_dora", {"rank": 2}),
+    "pissa": ("pissa", {"rank": 3}),
+    "loftq": ("loftq", {"rank": 3, "iters": 2}),
+    "ia3": ("ia3", {}),
+    "some layers": ("lora", {"rank": 3, "target_modules": ["q_proj", "up_proj"]}),
+}
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, LLM / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(path: str, *arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_command(script(path).main, [str(argument) for argument in arguments])
+        raise SystemExit(0)
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    AutoModelForCausalLM.from_config(CONFIG, seed=3).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def logits(model: paddle.nn.Layer) -> np.ndarray:
+    model.eval()
+    with paddle.no_grad():
+        return model(IDS).numpy()
+
+
+def trained(base: Path, folder: Path, method: str = "lora", options: QuantOptions = NF4) -> np.ndarray:
+    """Save an adapter that moved over the quantized base; returns the logits of both together."""
+    switch, settings = METHODS[method]
+    config = PEFT_METHODS.get(switch)(**settings)
+    quantized = read_model_config(base).get("quantization_config") is not None
+    model = AutoModelForCausalLM.from_pretrained(
+        base, quantization=None if quantized else options, before_quantizing=config.before_quantizing
+    )
+    model = get_peft_model(model, config)
+    paddle.seed(0)
+    for tensor in model.parameters():
+        if not tensor.stop_gradient:
+            tensor.set_value(tensor + 0.05 * paddle.randn(tensor.shape))
+    model.save_pretrained(folder)
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    assert fields["base_model_name_or_path"] == str(base)
+    return logits(model)
+
+
+@pytest.mark.parametrize("options", [NF4, MIXED], ids=["nf4", "mixed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_merged_model_is_the_trained_one(base: Path, tmp_path: Path, method: str, options: QuantOptions):
+    wanted = trained(base, tmp_path / "adapter", method, options)
+    assert read_adapter(tmp_path / "adapter").quantization == options
+    assert run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged") == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.quantization is None and "quantization_config" not in read_model_config(tmp_path / "merged")
+    np.testing.assert_allclose(logits(merged), wanted, rtol=0, atol=1e-5)
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert "merged into: the dequantized weights that it was trained against" in card and options.describe() in card
+
+
+def test_layers_without_the_adapter_are_what_was_trained_against(base: Path, tmp_path: Path):
+    trained(base, tmp_path / "adapter", "some layers")
+    run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged")
+    plain = dict(AutoModelForCausalLM.from_pretrained(base).named_parameters())
+    merged = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters())
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert np.array_equal(merged[name].numpy(), dequantize(quantize(plain[name], NF4)).numpy())
+    assert np.array_equal(merged["lm_head.weight"].numpy(), plain["lm_head.weight"].numpy())
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "loftq"])
+def test_merged_into_the_original_weights_the_difference_is_measured(
+    base: Path, tmp_path: Path, method: str, capsys: pytest.CaptureFixture
+):
+    wanted = trained(base, tmp_path / "adapter", method)
+    arguments = ("--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged", "--merge_base", "original")
+    assert run("merge_peft_params.py", *arguments) == 0
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    over_original = PeftModel.from_files(plain, read_adapter(tmp_path / "adapter"))
+    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    np.testing.assert_allclose(merged, logits(over_original), rtol=0, atol=1e-5)
+    assert np.abs(merged - wanted).max() > 0.05
+    printed, card = capsys.readouterr().out, (tmp_path / "merged" / "README.md").read_text()
+    assert "merged into the original weights" in printed and "merged into: the original weights" in card
+    measured = float(printed.rpartition("differ by ")[2].rstrip(".\n"))
+    assert f"trained by up to {measured:.3g}" in card and measured > 0.05
+
+
+def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    stored = tmp_path / "stored"
+    AutoModelForCausalLM.from_pretrained(base, quantization=NF4).save_pretrained(stored)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (stored / name).write_text("{}")
+    wanted = trained(stored, tmp_path / "adapter")
+    merge = ("--lora_path", tmp_path / "adapter", "--output_path", tmp_path / "merged")
+    assert run("merge_lora_params.py", *merge) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(logits(merged), wanted, rtol=0, atol=1e-5)
+    merge = ("--lora_path", tmp_path / "adapter", "--output_path", tmp_path / "other", "--merge_base", "original")
+    assert run("merge_lora_params.py", *merge) == 2
+    assert "is stored quantized: give the original model" in capsys.readouterr().err
+    assert run("merge_lora_params.py", *merge, "--model_name_or_path", base) == 0
+    int8 = tmp_path / "int8"
+    AutoModelForCausalLM.from_pretrained(base, quantization=QuantOptions(algo="weight_only_int8")).save_pretrained(int8)
+    assert run("merge_lora_params.py", *merge[:2], "--output_path", tmp_path / "x", "--model_name_or_path", int8) == 2
+    assert "give the base of the training, or the original model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa"])
+def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(base: Path, tmp_path: Path, method: str):
+    wanted = trained(base, tmp_path / "adapter", method)
+    lengths = ["--src_length", "20", "--max_length", "4"]
+    arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
+    model = script("predict/predictor.py").load_model(arguments, str(base), str(tmp_path / "adapter"))
+    assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
+    assert np.array_equal(logits(model), wanted)
+    assert [len(answer) for answer in model.generate([[1, 2, 3], [4]], max_new_tokens=4, eos_token_id=[])] == [4, 4]
+
+
+def test_a_resumed_run_keeps_the_quantization(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    trained(base, tmp_path / "adapter")
+    config = PEFT_METHODS.get("lora")(rank=3)
+    other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with pytest.raises(ValueError, match="set weight_quantize_algo and its keys as they were"):
+        other.load_weights(tmp_path / "adapter")
+    monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+    assert "trained over" in caplog.text
