@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
-from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels
+from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels, levels
 from paddlenlp_ext.quant.options import QuantOptions
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]
@@ -27,7 +27,7 @@ BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]
 """From a layer's name, its weight float32 [out, in], and what quantizing makes of a weight, to what is quantized; the
 weight itself where nothing is taken off it."""
 _CHUNK = 1 << 18
-"""Weights that are compared together: they stay in a core's cache."""
+"""Weights that are worked on together: they stay in a core's cache."""
 _SMALLEST = np.float32(1e-38)
 _LARGEST = {"weight_only_int8": 127, "weight_only_int4": 7}
 
@@ -46,7 +46,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> Quant
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
     if not np.isfinite(values_N).all():
         raise ValueError(f"a weight of shape {list(shape)} is not finite and can't be quantized: its file is damaged.")
-    codes, scales = _integers(values_N, block, algo) if algo in _LARGEST else _nearest_levels(values_N, block, algo)
+    codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
     tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
     group = options.double_quant_block_size if options.double_quant else 0
@@ -78,6 +78,16 @@ def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:
     return QuantizedWeight(options.algo, tuple(shape), block, codes, scales, group_scales, paddle.zeros([1]), group)
 
 
+def packed_bytes(shape: tuple[int, int], options: QuantOptions) -> int:
+    """What a quantized weight [out, in] takes, scales included."""
+    num_weights = shape[0] * shape[1]
+    num_codes = num_weights if options.algo == "weight_only_int8" else -(-num_weights // 2)
+    num_scales = -(-num_weights // block_size_of(options, shape[1]))
+    if not options.double_quant:
+        return num_codes + 4 * num_scales
+    return num_codes + num_scales + 4 * -(-num_scales // options.double_quant_block_size) + 4
+
+
 def block_size_of(options: QuantOptions, in_features: int) -> int:
     """How many neighbours share a scale in a weight with rows of `in_features`.
 
@@ -93,19 +103,31 @@ def block_size_of(options: QuantOptions, in_features: int) -> int:
     return options.group_size
 
 
+def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; some blocks at a time."""
+    encode = _integers if algo in _LARGEST else _nearest_levels
+    step = block * max(1, _CHUNK // block)
+    parts = [encode(values_N[begin : begin + step], block, algo) for begin in range(0, len(values_N), step)]
+    codes_N, scales_B = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return (codes_N if algo == "weight_only_int8" else _packed(codes_N, algo)), scales_B
+
+
 def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [ceil(N / 2)] and scales float32 [B]."""
+    """Codes uint8 [N] and scales float32 [B]."""
     middles, order = boundaries(algo)
     scaled_N, scales_B = _scaled(values_N, block)
-    return _packed(order[_count_below(scaled_N, middles)], zero=order[(middles < 0).sum()]), scales_B
+    below_N = np.zeros(len(scaled_N), np.uint8)
+    for middle in middles:
+        below_N += scaled_N > middle
+    return order[below_N], scales_B
 
 
 def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes int8 [N], or uint8 [N / 2] for int4, and scales float32 [B]."""
+    """Codes int8 [N], or uint8 [N] for int4, and scales float32 [B]."""
     values_BK = values_N.reshape(-1, block)
     scales_B = np.abs(values_BK).max(axis=1) / np.float32(_LARGEST[algo])
     codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
-    return (codes, scales_B) if algo == "weight_only_int8" else (_packed((codes + 8).astype(np.uint8), 8), scales_B)
+    return (codes if algo == "weight_only_int8" else (codes + 8).astype(np.uint8)), scales_B
 
 
 def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,19 +146,10 @@ def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(np.concatenate(scaled), -1, 1), scales_B
 
 
-def _count_below(values_N: np.ndarray, middles: np.ndarray) -> np.ndarray:
-    """How many of the middles lie below each value, uint8 [N]."""
-    counts = np.zeros(len(values_N), np.uint8)
-    for begin in range(0, len(values_N), _CHUNK):
-        part, count = values_N[begin : begin + _CHUNK], counts[begin : begin + _CHUNK]
-        for middle in middles:
-            count += part > middle
-    return counts
-
-
-def _packed(codes_N: np.ndarray, zero: int) -> np.ndarray:
+def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
+    """Two codes a byte, the first in the high half; an odd number is filled up with the code of 0."""
     if len(codes_N) % 2:
-        codes_N = np.append(codes_N, np.uint8(zero))
+        codes_N = np.append(codes_N, np.uint8(np.abs(levels(algo)).argmin()))
     return (codes_N[::2] << 4) | codes_N[1::2]
 
 

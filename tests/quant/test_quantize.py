@@ -11,7 +11,7 @@ import pytest
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import ALGOS, QuantOptions
 from paddlenlp_ext.quant.quantize import empty, quantize
 
 
@@ -125,6 +125,16 @@ def test_empty_has_the_shapes_of_a_quantized_weight():
             assert (ours is None) == (theirs is None)
             assert ours is None or (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         assert (found.shape, found.block_size, found.group_size) == (wanted.shape, wanted.block_size, wanted.group_size)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.MonkeyPatch):
+    weight, options = weight_of(37, 33), QuantOptions(algo=algo, block_size=64, double_quant=True)
+    whole = quantize(weight, options)
+    monkeypatch.setattr("paddlenlp_ext.quant.quantize._CHUNK", 200)
+    parts = quantize(weight, options)
+    for name in ("codes", "scales", "group_scales", "offset"):
+        assert np.array_equal(getattr(parts, name).numpy(), getattr(whole, name).numpy()), name
 
 
 def test_mixed_widths_go_by_name():
