@@ -22,6 +22,7 @@ from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
 from paddlenlp_ext.quant.config import options_to_dict
+from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.utils.log import get_logger
 
@@ -188,7 +189,8 @@ class PeftModel(nn.Layer):
     def trainable_report(self) -> str:
         """How much trains, in one line."""
         trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
-        total = sum(p.size for p in self.parameters())
+        packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(self).values())
+        total = sum(p.size for p in self.parameters()) + packed
         leaves: dict[str, int] = {}
         for name, _ in adapter_layers(self):
             leaf = next(part for part in reversed(name.split(".")) if not part.isdigit())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from paddle import nn
@@ -14,7 +15,7 @@ from paddlenlp_ext.nn.tree import layer_at, replace_layer
 from paddlenlp_ext.quant.files import to_stored
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import QuantOptions
-from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer
+from paddlenlp_ext.quant.quantize import BeforeQuantizing, packed_bytes, quantize_layer
 from paddlenlp_ext.quant.source import QuantizedWeights
 
 
@@ -72,6 +73,36 @@ def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuant
         packed = quantize_layer(name, linear.weight_value(), chosen, before)
         replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
     model.quantization = options
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """How many weights of a model are quantized, and the bytes that they take so, scales included."""
+
+    num_weights: int = 0
+    num_bytes: int = 0
+
+    @property
+    def bits(self) -> float:
+        """A weight."""
+        return 8 * self.num_bytes / self.num_weights
+
+
+NOTHING_PACKED = PackedSize()
+
+
+def packed_size(model: nn.Layer, options: QuantOptions) -> PackedSize:
+    """What the linear layers of a plain model will take, from their shapes alone.
+
+    Raises:
+        ValueError: as `quantize_linears`.
+    """
+    num_weights = num_bytes = 0
+    for name, chosen in options.for_layers(plain_linears(model)).items():
+        linear = layer_at(model, name)
+        num_weights += linear.out_features * linear.in_features
+        num_bytes += packed_bytes((linear.out_features, linear.in_features), chosen)
+    return PackedSize(num_weights, num_bytes)
 
 
 def make_plain(model: nn.Layer) -> None:

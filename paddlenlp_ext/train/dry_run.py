@@ -15,7 +15,9 @@ from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.train.build import RunData, adapt_model, weight_dtype
+from paddlenlp_ext.quant.config import from_quantization_config
+from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize, packed_size
+from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.memory import estimate_memory
@@ -39,26 +41,46 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
     order = None if data.train_rows is None else build_data_order(config, data.train_rows)
     if order is not None:
         training_hooks(model).plan_steps(order.total_steps)
-    console.print(_plan_table(config, data, model, order))
+    packed = packed_weights(config)
+    console.print(_plan_table(config, data, model, order, packed))
     if order is not None:
-        console.print(_memory_table(config, data, model, order))
+        console.print(_memory_table(config, data, model, order, packed))
 
 
 def build_skeleton(config: RunConfig) -> Any:
-    """The model as it would train, with shapes and no values."""
-    path = resolve_model(config.model.model_name_or_path)
-    decoder_config = DecoderConfig.from_dict(read_model_config(path), name_or_path=config.model.model_name_or_path)
+    """The model as it would train, with shapes and no values; a quantized one in plain numbers."""
     with paddle.LazyGuard():
-        return adapt_model(CausalLM(decoder_config), config)
+        return adapt_model(_base(config), config)
 
 
-def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder | None) -> Table:
+def packed_weights(config: RunConfig) -> PackedSize:
+    """What of the model would be quantized, or is stored so.
+
+    Raises:
+        ValueError: a pattern of weight_quantize_algo that fits no layer.
+    """
+    source = read_model_config(resolve_model(config.model.model_name_or_path))
+    options = quant_options(config.model) or from_quantization_config(source.get("quantization_config"))
+    if options is None:
+        return NOTHING_PACKED
+    with paddle.LazyGuard():
+        return packed_size(_base(config), options)
+
+
+def _base(config: RunConfig) -> CausalLM:
+    name = config.model.model_name_or_path
+    return CausalLM(DecoderConfig.from_dict(read_model_config(resolve_model(name)), name_or_path=name))
+
+
+def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder | None, packed: PackedSize) -> Table:
     table = _two_columns("What would run")
     parameters = [(math.prod(p.shape), p.stop_gradient) for p in model.parameters()]
     trained = sum(size for size, is_frozen in parameters if not is_frozen)
     total = sum(size for size, _ in parameters)
     table.add_row("model", f"{config.model.model_name_or_path} ({total:,} parameters)")
     table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({trained / total:.3%})")
+    if packed.num_weights:
+        table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
     if data.train_rows is not None and order is not None:
         rows, account = data.train_rows, data.train_rows.account
         table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
@@ -82,7 +104,7 @@ def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
     return f"{packs:,}, {num_slots_filled / (packs * config.data.max_length):.2%} of their slots filled"
 
 
-def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder) -> Table:
+def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder, packed: PackedSize) -> Table:
     rows = data.train_rows
     assert rows is not None
     micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
@@ -95,6 +117,7 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
         optim=config.optim.optim,
+        packed=packed,
     )
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):

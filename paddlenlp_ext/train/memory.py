@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizers import adamw_8bit, adamw_mini
 
@@ -26,7 +27,7 @@ class MemoryEstimate:
 
     Attributes:
         process: the program itself.
-        weights: frozen and trained parameters.
+        weights: frozen and trained parameters; the packed ones as they are stored.
         gradients: of the trained ones, as far as they stand at that moment: one by one they take the place of
             activations, but for those of earlier micro-batches.
         optimizer: its moments, and fp32 copies of weights that are kept in fewer bits.
@@ -58,6 +59,7 @@ def estimate_memory(
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
+    packed: PackedSize = NOTHING_PACKED,
 ) -> MemoryEstimate:
     """Predict the peak of a training step.
 
@@ -69,6 +71,7 @@ def estimate_memory(
         accumulates: whether a step has several micro-batches.
         bytes_per_weight: 4 for fp32, 2 for bf16; the rest is counted as fp32.
         optim: the optimizer, which decides what is kept of a trained weight.
+        packed: the part of the weights that will be quantized, where `model` has them in plain numbers.
     """
     parameters = list(model.parameters())
     trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
@@ -86,7 +89,8 @@ def estimate_memory(
     gradients = 4.0 * trained
     return MemoryEstimate(
         process=_PROCESS_BYTES,
-        weights=float(bytes_per_weight * sum(math.prod(p.shape) for p in parameters)),
+        weights=float(bytes_per_weight * (sum(math.prod(p.shape) for p in parameters) - packed.num_weights))
+        + packed.num_bytes,
         gradients=gradients if accumulates else max(0.0, gradients - activations - loss - heap),
         optimizer=_moment_bytes(model, optim) + (0.0 if bytes_per_weight == 4 else 4.0 * trained),
         activations=activations,

@@ -8,6 +8,8 @@ import math
 import pytest
 from tiny_training import make_config, make_model
 
+from paddlenlp_ext.quant.model import packed_size, quantize_linears, quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.memory import estimate_memory
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
@@ -41,6 +43,22 @@ def test_activations_follow_the_tokens_and_recompute_keeps_little():
     once, twice = (estimate_memory(model, **(STEP | {"micro_batch_tokens": n})).activations for n in (1000, 2000))
     assert twice == 2 * once
     assert estimate_memory(model, **(STEP | {"recompute": True})).activations < once
+
+
+@pytest.mark.parametrize(
+    "algo", ["nf4", "weight_only_int4", {"q_proj": "weight_only_int8", "down_proj": "fp4"}], ids=str
+)
+@pytest.mark.parametrize("double", [False, True])
+def test_quantized_weights_count_as_they_are_stored(algo, double: bool):
+    options = QuantOptions(algo=algo, block_size=22, double_quant=double, double_quant_block_size=10)
+    plain, quantized = make_model(), make_model()
+    packed = packed_size(plain, options)
+    quantize_linears(quantized, options)
+    layers = quantized_linears(quantized).values()
+    assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
+    assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
+    kept = sum(math.prod(p.shape) for p in quantized.parameters())
+    assert estimate_memory(plain, **STEP, packed=packed).weights == 4 * kept + packed.num_bytes
 
 
 @pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
