@@ -1,13 +1,19 @@
-"""Predicted against measured peak memory of a training step (train/memory.py against benchmarks/train_step.py).
+"""Predicted against measured peak memory of a training step, for full training, LoRA and LoRA over quantized weights.
 
-    python benchmarks/memory.py
+    python benchmarks/memory.py [OUT.md] [--model smollm2-135m-instruct]
+
+The prediction is the dry run's (train/memory.py), the measurement that of a process of its own (train_step.py). OUT.md
+gets the tables: predicted and measured peak, and the prediction by part.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import paddle
@@ -16,7 +22,10 @@ from measure import SMOLLM2_SHAPE, environment
 from paddlenlp_ext import LoRAConfig, get_peft_model
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.train.memory import estimate_memory
+from paddlenlp_ext.quant.model import NOTHING_PACKED, packed_size
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
+from paddlenlp_ext.utils.cli import run_command
 
 CASES = [
     # documents, length, method, recompute
@@ -28,37 +37,69 @@ CASES = [
     (2, 256, "full", False),
     (4, 512, "full", False),
     (4, 512, "full", True),
+    (2, 256, "weight_only_int8", False),
+    (2, 256, "weight_only_int4", False),
+    (2, 256, "fp4", False),
+    (2, 256, "nf4", False),
+    (2, 256, "nf4 double", False),
+    (4, 512, "nf4 double", False),
+    (4, 512, "nf4 double", True),
 ]
 
 
-def measure(documents: int, length: int, method: str, recompute: bool) -> float:
-    """GB at the peak of a process that makes two steps."""
+def options_of(method: str) -> QuantOptions | None:
+    """How the base is quantized; None for full training and plain LoRA."""
+    algo, _, double = method.partition(" ")
+    return None if algo in ("lora", "full") else QuantOptions(algo=algo, double_quant=bool(double))
+
+
+def measure(model: str, documents: int, length: int, method: str, recompute: bool) -> float:
+    """GB at the peak of a process that loads the model and makes two steps."""
+    options = options_of(method)
     script = Path(__file__).with_name("train_step.py")
-    command = [sys.executable, script, "--documents", documents, "--length", length, "--method", method, "--steps", 1]
-    words = [*map(str, command), *(["--recompute"] if recompute else [])]
-    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, script, "--documents", documents, "--length", length, "--steps", 1, "--model", model]
+    command += ["--method", "full" if method == "full" else "lora", *(["--recompute"] if recompute else [])]
+    if options is not None:
+        command += ["--quantize", options.algo, *(["--double_quant"] if options.double_quant else [])]
+    output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
 
-def predict(documents: int, length: int, method: str, recompute: bool) -> float:
-    """GB that the dry run would name."""
+def predict(documents: int, length: int, method: str, recompute: bool) -> MemoryEstimate:
+    """What the dry run would name."""
+    options = options_of(method)
     with paddle.LazyGuard():
         model = CausalLM(DecoderConfig.from_dict(SMOLLM2_SHAPE))
-        model = get_peft_model(model, LoRAConfig(rank=8)) if method == "lora" else model
+        packed = NOTHING_PACKED if options is None else packed_size(model, options)
+        model = model if method == "full" else get_peft_model(model, LoRAConfig(rank=8))
     tokens = documents * length
-    estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=recompute)
-    return estimate.total / 1e9
+    return estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=recompute, packed=packed)
 
 
-def main() -> None:
-    print("| documents | method | recompute | predicted GB | measured GB | error |\n|---|---|---|---|---|---|")
-    for case in CASES:
-        documents, length, method, recompute = case
-        predicted, measured = predict(*case), measure(*case)
-        row = (f"{documents} x {length}", method, recompute, f"{predicted:.2f}", f"{measured:.2f}")
-        print(f"| {' | '.join(map(str, row))} | {predicted / measured - 1:+.0%} |", flush=True)
-    print(json.dumps(environment("paddlepaddle")))
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a model of SmolLM2-135M's shape")
+    args = parser.parse_args(argv)
+    parts = [part.name for part in fields(MemoryEstimate)]
+    lines = [
+        "| documents | method | recompute | predicted GB | measured GB | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    by_part = [f"| documents | method | recompute | {' | '.join(parts)} |", "|---" * (3 + len(parts)) + "|"]
+    print(*lines, sep="\n")
+    for documents, length, method, recompute in CASES:
+        estimate = predict(documents, length, method, recompute)
+        predicted, measured = estimate.total / 1e9, measure(args.model, documents, length, method, recompute)
+        case = f"| {documents} x {length} | {method} | {'yes' if recompute else 'no'} |"
+        lines.append(f"{case} {predicted:.2f} | {measured:.2f} | {predicted / measured - 1:+.0%} |")
+        by_part.append(f"{case} {' | '.join(f'{getattr(estimate, part) / 1e9:.2f}' for part in parts)} |")
+        print(lines[-1], flush=True)
+    source = json.dumps(environment("paddlepaddle"))
+    print(*by_part, source, sep="\n")
+    if args.out is not None:
+        args.out.write_text("\n".join([*lines, "", *by_part, "", source, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, sys.argv[1:])

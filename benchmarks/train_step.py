@@ -1,6 +1,7 @@
 """Tokens per second and peak memory of a LoRA step on SmolLM2's shape (4 documents of 512 tokens), random weights.
 
     python benchmarks/train_step.py [--documents 4 --length 512 --learned 1.0 --steps 5 --method lora|full]
+                                    [--model FOLDER --quantize nf4 --double_quant]
 
 The same step in PyTorch: benchmarks/peers/train_step.py, in an environment of its own. Run them one after the other on
 a quiet machine and quote the ratio.
@@ -14,9 +15,10 @@ import time
 import numpy as np
 import paddle
 
-from measure import SMOLLM2_SHAPE, report
+from measure import SMOLLM2_SHAPE, peak_memory_gb, report
 from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.quant.options import ALGOS, QuantOptions
 
 
 def main() -> None:
@@ -27,9 +29,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--method", choices=["lora", "full"], default="lora")
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--model", help="folder or name of a model with SmolLM2's vocabulary; unset: random weights")
+    parser.add_argument("--quantize", choices=ALGOS, help="how its weights are quantized as they are read")
+    parser.add_argument("--double_quant", action="store_true")
     args = parser.parse_args()
 
-    model = AutoModelForCausalLM.from_config(SMOLLM2_SHAPE, seed=0)
+    if args.model is None:
+        if args.quantize:
+            parser.error("random weights are not read, so that none are quantized: give --model")
+        model = AutoModelForCausalLM.from_config(SMOLLM2_SHAPE, seed=0)
+    else:
+        options = QuantOptions(algo=args.quantize, double_quant=args.double_quant) if args.quantize else None
+        model = AutoModelForCausalLM.from_pretrained(args.model, quantization=options)
+    loaded_gb = peak_memory_gb()
     if args.recompute:
         model.enable_recompute()
     if args.method == "lora":
@@ -59,7 +71,7 @@ def main() -> None:
     for _ in range(args.steps):
         step()
     seconds = (time.perf_counter() - start) / args.steps
-    figures = {**vars(args), "tokens_per_second": round(tokens / seconds, 1)}
+    figures = {**vars(args), "loaded_gb": round(loaded_gb, 3), "tokens_per_second": round(tokens / seconds, 1)}
     report("train_step", figures, "paddlepaddle")
 
 

@@ -1,0 +1,183 @@
+"""QLoRA on SmolLM2: what a quantized base costs and saves, and how well it learns, beside plain LoRA.
+
+    python benchmarks/qlora.py cost OUT.json [--model smollm2-135m-instruct --documents 4 --length 512 --steps 3]
+    python benchmarks/qlora.py loss OUT.png --dataset GSM8K_FOLDER [--steps 200 --work FOLDER]
+
+`cost`: bytes of the base's weights, peak memory of a process of its own for each kind, and time: all kinds in one
+process, one step of each in turn, the fastest step of each counts. `loss`: `llm/run_finetune.py` on the same rows with
+the same seed for each kind, all loss curves in one picture, and a table of the last losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from compare_losses import read_losses
+
+from measure import environment
+from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.quant.model import quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.utils.cli import run_command
+
+HERE = Path(__file__).parent
+KINDS: dict[str, QuantOptions | None] = {
+    "LoRA": None,
+    "int8": QuantOptions(algo="weight_only_int8"),
+    "int4": QuantOptions(algo="weight_only_int4"),
+    "fp4": QuantOptions(algo="fp4", double_quant=True),
+    "nf4": QuantOptions(algo="nf4", double_quant=True),
+}
+_LAST = 20
+"""Steps whose mean loss stands for the end of a run."""
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "loss"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, help="cost: 3, loss: 200")
+    parser.add_argument("--dataset", help="folder with train.json, as --dataset_name_or_path")
+    parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="where the runs of `loss` go")
+    args = parser.parse_args(argv)
+    if args.what == "cost":
+        rows = cost(args.model, args.documents, args.length, args.steps or 3)
+        args.out.write_text(json.dumps({"rows": rows, **environment("paddlepaddle")}, indent=2) + "\n")
+    else:
+        if args.dataset is None:
+            parser.error("loss needs --dataset")
+        compare_losses(args.out, args.model, args.dataset, args.steps or 200, args.work)
+
+
+def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, object]]:
+    """One row a kind, printed as a Markdown table too."""
+    seconds = time_in_turn(model, documents, length, steps)
+    rows: list[dict[str, object]] = []
+    print(
+        "| base | bytes of the quantized layers | bits a weight | peak memory | time of a step |\n|---|---|---|---|---|"
+    )
+    for kind, options in KINDS.items():
+        num_weights, num_bytes = weight_bytes(model, options)
+        peak = peak_gb(model, documents, length, options)
+        row = {"kind": kind, "weight_bytes": num_bytes, "bits": 8 * num_bytes / num_weights, "peak_gb": peak}
+        rows.append({**row, "seconds": seconds[kind]})
+        slower = seconds[kind] / seconds["LoRA"]
+        cells = (kind, f"{num_bytes / 1e6:.1f} MB", f"{row['bits']:.2f}", f"{peak:.2f} GB")
+        print(f"| {' | '.join(cells)} | {seconds[kind]:.2f} s (x {slower:.2f}) |", flush=True)
+    return rows
+
+
+def weight_bytes(model: str, options: QuantOptions | None) -> tuple[int, int]:
+    """How many weights the layers have that can be quantized, and the bytes they take."""
+    quantized = AutoModelForCausalLM.from_pretrained(model, quantization=options or KINDS["nf4"])
+    layers = quantized_linears(quantized).values()
+    num_weights = sum(layer.in_features * layer.out_features for layer in layers)
+    return num_weights, 4 * num_weights if options is None else sum(layer.num_bytes for layer in layers)
+
+
+def peak_gb(model: str, documents: int, length: int, options: QuantOptions | None) -> float:
+    """Peak memory of a process that loads, adapts and makes two steps, GB."""
+    command = [sys.executable, HERE / "train_step.py", "--model", model, "--steps", 1]
+    command += ["--documents", documents, "--length", length]
+    if options is not None:
+        command += ["--quantize", options.algo, *(["--double_quant"] if options.double_quant else [])]
+    output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])["peak_memory_gb"]
+
+
+def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[str, float]:
+    """Seconds of the fastest step of each kind: one step of each in turn, so that all see the same machine."""
+    every = {kind: stepper(model, documents, length, options) for kind, options in KINDS.items()}
+    fastest = dict.fromkeys(every, float("inf"))
+    for round_number in range(steps + 1):
+        for kind, step in every.items():
+            start = time.perf_counter()
+            step()
+            if round_number:  # the first one warms up
+                fastest[kind] = min(fastest[kind], time.perf_counter() - start)
+    return fastest
+
+
+def stepper(model: str, documents: int, length: int, options: QuantOptions | None) -> Callable[[], None]:
+    """A function that makes one training step of LoRA over that base."""
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, quantization=options), LoRAConfig(rank=8))
+    adapted.train()
+    optimizer = paddle.optimizer.AdamW(1e-4, parameters=[p for p in adapted.parameters() if not p.stop_gradient])
+    tokens = np.random.default_rng(0).integers(0, adapted.config.vocab_size, (1, documents * length))
+    positions = paddle.to_tensor(np.tile(np.arange(length), documents)[None])
+
+    def step() -> None:
+        ids = paddle.to_tensor(tokens)
+        hidden = adapted.hidden_states(ids, position_ids=positions, document_lengths=((length,) * documents,))
+        loss_sum, _ = linear_cross_entropy(hidden[0], adapted.head_weight(), paddle.to_tensor(tokens[0]))
+        (loss_sum / tokens.size).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        float(loss_sum)
+
+    return step
+
+
+def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path) -> None:
+    """Train every kind, draw the curves, print and write (beside the picture) the last losses."""
+    runs = {kind: train(kind, options, model, dataset, steps, work) for kind, options in KINDS.items()}
+    named = [f"{kind}={run / 'metrics.jsonl'}" for kind, run in runs.items()]
+    subprocess.run([sys.executable, str(HERE / "compare_losses.py"), str(out), *named], check=True)
+    last = {
+        kind: float(np.mean(list(read_losses(str(run / "metrics.jsonl")).values())[-_LAST:]))
+        for kind, run in runs.items()
+    }
+    print(f"| base | mean loss of the last {_LAST} of {steps} steps | to LoRA |\n|---|---|---|")
+    for kind, loss in last.items():
+        print(f"| {kind} | {loss:.4f} | {loss / last['LoRA'] - 1:+.2%} |")
+    record = {"last_losses": last, "steps": steps, **environment("paddlepaddle")}
+    out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def train(kind: str, options: QuantOptions | None, model: str, dataset: str, steps: int, work: Path) -> Path:
+    """One run of the launcher; a finished run of the same name is taken as it is."""
+    folder = work / kind
+    if (folder / "train_results.json").is_file():
+        return folder
+    settings: dict[str, object] = {
+        "model_name_or_path": model,
+        "dataset_name_or_path": dataset,
+        "output_dir": folder,
+        "max_steps": steps,
+        "max_length": 512,
+        "src_length": 256,
+        "gradient_accumulation_steps": 2,
+        "warmup_steps": 10,
+        "logging_steps": 1,
+        "do_eval": False,
+        "eval_with_do_generation": False,
+        "save_generation_output": False,
+        "max_new_tokens": None,
+        "max_evaluate_steps": None,
+        "overwrite_output_dir": True,
+    }
+    if options is not None:
+        settings |= {"weight_quantize_algo": options.algo, "weight_double_quant": options.double_quant}
+    words = [
+        f"--{key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    ]
+    script, base = HERE.parent / "llm" / "run_finetune.py", HERE.parent / "llm/config/smollm2/lora_argument.json"
+    subprocess.run([sys.executable, str(script), str(base), *words], check=True)
+    return folder
+
+
+if __name__ == "__main__":
+    run_command(main, sys.argv[1:])
