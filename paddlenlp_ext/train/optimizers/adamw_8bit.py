@@ -22,6 +22,9 @@ SMALLEST = 4096
 _SLICE = 1024
 """Blocks that are fp32 at one time: a megabyte, which stays in a core's cache."""
 
+_MOMENTS = (("moment1", True), ("moment2", False))
+"""Name, and whether it can be negative."""
+
 
 def moment_bytes(shape: Sequence[int]) -> int:
     """What the moments of a parameter of this shape occupy."""
@@ -38,7 +41,7 @@ class AdamW8Bit(SmallStateOptimizer):
             return {name: paddle.zeros(parameter.shape, "float32") for name in ("moment1", "moment2")}
         blocks = -(-size // BLOCK)
         moments = {}
-        for name, signed in (("moment1", True), ("moment2", False)):
+        for name, signed in _MOMENTS:
             moments[name] = paddle.full([blocks, BLOCK], dynamic_8bit(signed).zero, "uint8")
             moments[f"{name}_scale"] = paddle.zeros([blocks, 1], "float32")
         return moments
@@ -52,21 +55,26 @@ class AdamW8Bit(SmallStateOptimizer):
             value.subtract_(self.adam_quotient(moment1, moment2, step).scale_(rate))
             return
         flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views: no number is copied
-        size = flat_value.shape[0]
         for first in range(0, moment1.shape[0], _SLICE):
-            blocks, elements = slice(first, first + _SLICE), slice(first * BLOCK, (first + _SLICE) * BLOCK)
-            slice_gradient = _in_blocks(flat_gradient[elements])
-            moments = [
-                dynamic_8bit(signed).dequantize(state[kind][blocks], state[f"{kind}_scale"][blocks])
-                for kind, signed in (("moment1", True), ("moment2", False))
-            ]
-            self._accumulate(*moments, slice_gradient)
-            update = self.adam_quotient(*moments, step).reshape([-1])[: min(size, elements.stop) - elements.start]
-            flat_value[elements].subtract_(update.scale_(rate))
-            for kind, signed, moment in (("moment1", True, moments[0]), ("moment2", False, moments[1])):
-                codes, scales = dynamic_8bit(signed).quantize(moment)
-                paddle.assign(codes, state[kind][blocks])
-                paddle.assign(scales, state[f"{kind}_scale"][blocks])
+            elements = slice(first * BLOCK, (first + _SLICE) * BLOCK)
+            part = flat_value[elements]
+            quotient = self._quotient_of_blocks(_in_blocks(flat_gradient[elements]), state, first, step)
+            part.subtract_(quotient.reshape([-1])[: part.shape[0]].scale_(rate))
+
+    def _quotient_of_blocks(
+        self, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], first: int, step: int
+    ) -> paddle.Tensor:
+        """Adam's direction [blocks, BLOCK] for blocks from `first` on; their moments are updated."""
+        blocks = slice(first, first + _SLICE)
+        stored = [
+            (dynamic_8bit(signed), state[name][blocks], state[f"{name}_scale"][blocks]) for name, signed in _MOMENTS
+        ]
+        moments = [quantizer.dequantize(codes, scales) for quantizer, codes, scales in stored]
+        self._accumulate(*moments, gradient)
+        for moment, (quantizer, codes, scales) in zip(moments, stored, strict=True):
+            for new, live in zip(quantizer.quantize(moment), (codes, scales), strict=True):
+                paddle.assign(new, live)
+        return self.adam_quotient(*moments, step)
 
     def _accumulate(self, moment1: paddle.Tensor, moment2: paddle.Tensor, gradient: paddle.Tensor) -> None:
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
