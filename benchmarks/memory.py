@@ -98,7 +98,18 @@ def main(argv: Sequence[str]) -> None:
     source = json.dumps(environment("paddlepaddle"))
     print(*by_part, source, sep="\n")
     if args.out is not None:
-        args.out.write_text("\n".join([*lines, "", *by_part, "", source, ""]), encoding="utf-8")
+        page = [
+            "# Peak memory of a training step",
+            "",
+            *lines,
+            "",
+            "The prediction by part, GB:",
+            "",
+            *by_part,
+            "",
+            source,
+        ]
+        args.out.write_text("\n".join([*page, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
