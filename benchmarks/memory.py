@@ -98,18 +98,8 @@ def main(argv: Sequence[str]) -> None:
     source = json.dumps(environment("paddlepaddle"))
     print(*by_part, source, sep="\n")
     if args.out is not None:
-        page = [
-            "# Peak memory of a training step",
-            "",
-            *lines,
-            "",
-            "The prediction by part, GB:",
-            "",
-            *by_part,
-            "",
-            source,
-        ]
-        args.out.write_text("\n".join([*page, ""]), encoding="utf-8")
+        page = ["# Peak memory of a training step", "", *lines, "", "The prediction by part, GB:", "", *by_part]
+        args.out.write_text("\n".join([*page, "", source, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
 def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, object]]:
     """One row a kind, printed as a Markdown table too."""
+    peaks = {kind: peak_gb(model, documents, length, options) for kind, options in KINDS.items()}
     seconds = time_in_turn(model, documents, length, steps)
     rows: list[dict[str, object]] = []
     print(
@@ -70,7 +71,7 @@ def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, 
     )
     for kind, options in KINDS.items():
         num_weights, num_bytes = weight_bytes(model, options)
-        peak = peak_gb(model, documents, length, options)
+        peak = peaks[kind]
         row = {"kind": kind, "weight_bytes": num_bytes, "bits": 8 * num_bytes / num_weights, "peak_gb": peak}
         rows.append({**row, "seconds": seconds[kind]})
         slower = seconds[kind] / seconds["LoRA"]
@@ -159,7 +160,7 @@ def train(kind: str, options: QuantOptions | None, model: str, dataset: str, ste
         "max_length": 512,
         "src_length": 256,
         "gradient_accumulation_steps": 2,
-        "warmup_steps": 10,
+        "warmup_steps": steps // 20,
         "logging_steps": 1,
         "do_eval": False,
         "eval_with_do_generation": False,

@@ -161,11 +161,12 @@ def test_our_folder_has_their_tensors(tmp_path: Path):
 
 
 PEAK = """
-import resource, sys
+import sys
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.model import quantized_linears
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # of this process alone; getrusage also counts what its parent held
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small = QuantOptions(algo=sys.argv[2], double_quant=True)
 AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization=small)  # what loading needs whatever the size
 before = peak()
@@ -176,6 +177,7 @@ print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameter
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's mark of peak memory is Linux's")
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
 def test_peak_memory_is_the_quantized_model_and_a_few_tensors(folder: Path, tmp_path: Path, algo: str):
     """A model of 134 MB in fp32: the full-precision weights never stand side by side."""
