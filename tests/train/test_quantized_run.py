@@ -1,0 +1,96 @@
+"""A whole run over quantized weights: trained, resumed, predicted in the dry run, merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import make_config
+
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.quant.model import quantized_linears
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.train.build import build_model, build_trainer, load_data
+from paddlenlp_ext.train.dry_run import packed_weights
+
+
+def config_for(run_folders, output="out", peft=None, **keys):
+    settings = {
+        "model_name_or_path": str(run_folders / "model"),
+        "dataset_name_or_path": str(run_folders / "data"),
+        "data_cache_dir": str(run_folders / "cache"),
+        "chat_template": "none",
+        "device": "cpu",
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "weight_quantize_algo": "nf4",
+        "weight_double_quant": True,
+    }
+    config = make_config(run_folders / output, **settings | keys)
+    return dataclasses.replace(config, peft=peft or LoRAConfig(rank=4), peft_switch="lora")
+
+
+def run(config) -> paddle.nn.Layer:
+    trainer = build_trainer(config, load_data(config))
+    trainer.train()
+    trainer.save_model()
+    return trainer.model
+
+
+def adapter_of(folder) -> dict[str, np.ndarray]:
+    source = SafetensorsFile(folder / "adapter_model.safetensors")
+    return {name: source.read(name) for name in source.names()}
+
+
+@pytest.mark.parametrize("method", [LoRAConfig, PissaConfig], ids=["lora", "pissa"])
+def test_resumed_it_ends_at_the_same_bits_and_merges_to_what_was_trained(run_folders, method):
+    def config(output, **keys):
+        return config_for(run_folders, output, method(rank=4), save_strategy="steps", save_steps=2, **keys)
+
+    model = run(config("whole"))
+    assert len(quantized_linears(model)) == 14 and model.quantization == QuantOptions(algo="nf4", double_quant=True)
+    checkpoint = run_folders / "whole" / "checkpoint-2"
+    run(config("again", resume_from_checkpoint=str(checkpoint)))
+    whole, again = adapter_of(run_folders / "whole"), adapter_of(run_folders / "again")
+    assert whole.keys() == again.keys() and all(np.array_equal(whole[name], again[name]) for name in whole)
+    assert json.loads((run_folders / "whole" / "run_config.json").read_text())["weight_quantize_algo"] == "nf4"
+
+    report = merge_adapter(run_folders / "whole", run_folders / "merged", AutoModelForCausalLM.from_pretrained)
+    assert report.difference <= 1e-5 < report.effect
+    merged = AutoModelForCausalLM.from_pretrained(run_folders / "merged")
+    ids = paddle.to_tensor(np.arange(1, 25).reshape(2, 12))
+    model.eval()
+    with paddle.no_grad():
+        np.testing.assert_allclose(merged(ids).numpy(), model(ids).numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_base_that_is_stored_quantized_needs_an_adapter(run_folders):
+    stored = run_folders / "stored"
+    model = AutoModelForCausalLM.from_pretrained(run_folders / "model", quantization=QuantOptions(algo="fp4"))
+    model.save_pretrained(stored)
+    config = config_for(run_folders, model_name_or_path=str(stored), weight_quantize_algo=None)
+    assert len(quantized_linears(build_model(config))) == 14
+    with pytest.raises(ValueError, match=r"stored quantized.*choose an adapter"):
+        build_model(dataclasses.replace(config, peft=None, peft_switch=None))
+
+
+def test_the_dry_run_knows_what_will_be_packed(run_folders):
+    config = config_for(run_folders)
+    packed = packed_weights(config)
+    layers = quantized_linears(build_model(config)).values()
+    assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
+    assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
+    assert packed_weights(config_for(run_folders, weight_quantize_algo=None)).num_weights == 0
+
+
+def test_random_weights_are_quantized_too(run_folders):
+    model = build_model(config_for(run_folders, continue_training=False))
+    assert len(quantized_linears(model)) == 14
