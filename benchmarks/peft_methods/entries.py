@@ -15,6 +15,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "llm" / "config" / "smollm2"
 LORA_RANKS = (2, 8, 16, 32)
 _LORA_RATE = 2e-3
 _USUAL_RATE = 1e-3  # of a method that ships no configuration
+_OF_THE_BASE = ("weight_quantize_algo", "weight_double_quant")  # LoftQ is nothing without
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,6 @@ def _from_file(file: Path) -> Entry:
     content = json.loads(file.read_text(encoding="utf-8"))
     options = [option for section, options_class in SECTIONS.items() for option in options_of(options_class, section)]
     shared = {name for option in options for name in option.spellings}
-    keys = {key: value for key, value in content.items() if key not in shared}
+    keys = {key: value for key, value in content.items() if key not in shared or key in _OF_THE_BASE}
     name = file.name.removesuffix("_argument.json")
     return Entry(name if keys else "full", content["learning_rate"], keys)
