@@ -9,6 +9,7 @@ Without --model, tiny models of every family with odd sizes; with it, that model
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from paddlenlp_ext.peft.prefix import PrefixConfig
 from paddlenlp_ext.peft.prompt import PromptConfig
 from paddlenlp_ext.peft.sora import SoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
+from paddlenlp_ext.quant.options import QuantOptions
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
@@ -65,6 +67,12 @@ ADAPTERS = {
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
+QUANTIZED = {
+    "over_nf4": QuantOptions(algo="nf4", double_quant=True),
+    "over_int8": QuantOptions(algo="weight_only_int8"),
+    "over_both": QuantOptions(algo={"down_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -83,6 +91,7 @@ def main() -> None:
             parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
         chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {"all_linear": ADAPTERS["all_linear"]}
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
+        export_quantized(arguments.out / case, make_inputs(case)[0])
 
 
 def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, PeftConfig]) -> None:
@@ -106,6 +115,23 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
         report = merge_adapter(folder / name, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
         write_logits(merged, AutoModelForCausalLM.from_pretrained(merged), input_ids)
         print(f"{folder.name}/{name}: merged, logits differ by {report.difference:.2e}")
+
+
+def export_quantized(folder: Path, input_ids: np.ndarray) -> None:
+    """Merged folders of LoRA over quantized copies of the base; the logits beside them are the trained model's."""
+    for name, options in QUANTIZED.items():
+        with tempfile.TemporaryDirectory() as adapter:
+            base = (folder / "base").resolve()
+            adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base, quantization=options), LoRAConfig())
+            adapted.eval()
+            paddle.seed(0)
+            for tensor in adapted.adapter_state().values():
+                tensor.set_value(tensor + 0.1 * paddle.randn(tensor.shape))
+            adapted.save_finished(adapter)
+            merged = folder / f"{name}_merged"
+            report = merge_adapter(adapter, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
+            write_logits(merged, adapted, input_ids)
+            print(f"{folder.name}/{name}: merged, logits differ by {report.difference:.2e}")
 
 
 def write_logits(folder: Path, model: paddle.nn.Layer, input_ids: np.ndarray) -> None:
