@@ -80,6 +80,11 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
 
 
+def wants_gradient(*tensors: paddle.Tensor) -> bool:
+    """Whether autograd must hear of an op on these tensors; where it need not, the op is called by itself."""
+    return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
+
+
 def set_threads(count: int) -> None:
     """How many threads native ops use from now on; at the start, as many as Paddle's matrix products."""
     function("set_threads", "i")(count)
