@@ -10,6 +10,8 @@ from __future__ import annotations
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.cross_entropy import cross_entropy_
+
 IGNORED = -100
 
 
@@ -69,18 +71,10 @@ class _LinearCrossEntropy(PyLayer):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
             logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True)
             logits_RV = _in_dtype(logits_RV, paddle.float32)
-            best_R1 = logits_RV.argmax(axis=1, keepdim=True)
-            counter.correct += int((best_R1.squeeze(1) == targets_R).sum())
-            largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
-            picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
-            # On the CPU paddle.logsumexp takes many times as long as these passes over one buffer.
-            exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
-            sums_R1 = _row_sums(exponentials_RV)
-            loss += (sums_R1.log() + largest_R1).sum() - picked_R.sum()
-            if not (learns_hidden or learns_weight):
-                continue
-            gradient_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
-            gradient_RV = _in_dtype(_subtract_one_at(gradient_RV, targets_R), hidden_RD.dtype)
+            part, num_correct = cross_entropy_(logits_RV, targets_R, learns_hidden or learns_weight)
+            loss += part
+            counter.correct += num_correct
+            gradient_RV = _in_dtype(logits_RV, hidden_RD.dtype)
             if learns_hidden:
                 hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
             if learns_weight:
@@ -100,24 +94,3 @@ class _LinearCrossEntropy(PyLayer):
 def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """`x` itself where it has the type already: a cast would copy it."""
     return x if x.dtype == dtype else x.astype(dtype)
-
-
-def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
-    """[R, 1]: sums over long rows, on the CPU taken in two steps.
-
-    Paddle's own sum adds one number after the other there: over 49152 columns it is off by 2e-4 of the value. A
-    matmul with ones adds in blocks and is faster; blocks of blocks bring the error to 1e-7.
-    """
-    if not values_RV.place.is_cpu_place():
-        return values_RV.sum(axis=1, keepdim=True)
-    num_columns = values_RV.shape[1]
-    width = max(width for width in range(1, 513) if num_columns % width == 0)
-    blocks = paddle.matmul(values_RV.reshape([-1, width]), paddle.ones([width, 1], values_RV.dtype))
-    num_blocks = num_columns // width
-    return paddle.matmul(blocks.reshape([-1, num_blocks]), paddle.ones([num_blocks, 1], values_RV.dtype))
-
-
-def _subtract_one_at(values_RV: paddle.Tensor, columns_R: paddle.Tensor) -> paddle.Tensor:
-    """Subtract 1 in each row at its own column, in place."""
-    minus_one_R1 = paddle.full([columns_R.shape[0], 1], -1.0, values_RV.dtype)
-    return values_RV.put_along_axis_(columns_R.unsqueeze(1), minus_one_R1, axis=1, reduce="add")
