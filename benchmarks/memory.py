@@ -1,6 +1,8 @@
 """Predicted against measured peak memory of a training step (train/memory.py against benchmarks/train_step.py).
 
     python benchmarks/memory.py
+
+Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ CASES = [
 def measure(documents: int, length: int, method: str, recompute: bool) -> float:
     """GB at the peak of a process that makes two steps."""
     script = Path(__file__).with_name("train_step.py")
-    command = [sys.executable, script, "--documents", documents, "--length", length, "--method", method, "--steps", 1]
-    words = [*map(str, command), *(["--recompute"] if recompute else [])]
-    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    keys = ["--lora", str(method == "lora").lower(), "--recompute", str(recompute).lower()]
+    command = [sys.executable, script, "--documents", documents, "--length", length, "--steps", 1, *keys]
+    output = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
 

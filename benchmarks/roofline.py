@@ -1,0 +1,102 @@
+"""A step's arithmetic against what the machine multiplies, and where the step's time goes.
+
+    python benchmarks/roofline.py [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
+
+The rate is the best that one of the model's own frozen linears reaches alone, forward, on as many tokens as the step
+has; measured before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from step_profile import profile_step  # isort: skip (before the ops)
+
+import paddle
+
+from arithmetic import step_operations
+from measure import SMOLLM2_SHAPE, random_documents, report, time_steps
+from ours import packed_batch, run_config, training_step
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.train.build import build_model
+from paddlenlp_ext.utils.cli import run_command
+
+
+def matmul_rates(layers: Sequence[Linear], tokens: int, repeats: int = 20) -> dict[str, float]:
+    """GFLOP/s of each linear alone, forward, the best of `repeats` calls."""
+    rates = {}
+    for layer in layers:
+        x = paddle.randn([tokens, layer.in_features])
+        with paddle.no_grad():
+            fastest = min(_seconds(lambda x=x, layer=layer: layer(x)) for _ in range(repeats))
+        operations = 2.0 * tokens * layer.in_features * layer.out_features
+        rates[f"{tokens} x {layer.in_features} x {layer.out_features}"] = operations / fastest / 1e9
+    return rates
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def linears(model: paddle.nn.Layer) -> list[Linear]:
+    """One of each shape among the model's plain linears.
+
+    Raises:
+        ValueError: it has none, as a quantized model.
+    """
+    plain = [layer for layer in model.sublayers() if isinstance(layer, Linear)]
+    if not plain:
+        raise ValueError("the model has no plain linear whose rate could be measured")
+    return list({(layer.in_features, layer.out_features): layer for layer in plain}.values())
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--learned", type=float, default=1.0)
+    parser.add_argument("--steps", type=int, default=5)
+    args, keys = parser.parse_known_args(argv)
+    tokens = args.documents * args.length
+    config, batch = run_config(keys), packed_batch(random_documents(args.documents, args.length), args.learned)
+    rank = config.peft.rank if config.peft is not None else None
+    parts = step_operations(SMOLLM2_SHAPE, [args.length] * args.documents, batch.num_learned, rank)
+
+    model = build_model(config)
+    before = matmul_rates(linears(model), tokens)
+    step = training_step(model, config, batch)
+    figures = time_steps(step, args.steps, tokens)
+    kernels = profile_step(step)
+    after = matmul_rates(linears(model), tokens)
+    rates = {name: max(before[name], after[name]) for name in before}
+
+    seconds, total, best = tokens / figures["tokens_per_second"], sum(parts.values()), max(rates.values())
+    share = total / seconds / (best * 1e9)
+    show(parts, kernels, f"{total / 1e9:.0f} GFLOP in {seconds:.3f} s: {share:.0%} of {best:.0f} GFLOP/s")
+    figures |= {
+        "gflop": {name: count / 1e9 for name, count in parts.items()},
+        "gflop_per_second": rates,
+        "roofline_share": share,
+        "kernel_seconds": kernels,
+    }
+    report("roofline", {**vars(args), "keys": keys, **figures}, "paddlepaddle")
+
+
+def show(parts: dict[str, float], kernels: dict[str, float], summary: str) -> None:
+    """Two Markdown tables and the sum, for people; the JSON line follows on stdout."""
+    lines = ["| arithmetic | GFLOP |", "|---|---|", *(f"| {name} | {ops / 1e9:.1f} |" for name, ops in parts.items())]
+    whole = sum(kernels.values())
+    lines += ["", "| kernel | seconds | share |", "|---|---|---|"]
+    shown = [(name, seconds) for name, seconds in kernels.items() if seconds >= 0.005 * whole]
+    rest = whole - sum(seconds for _, seconds in shown)
+    lines += [f"| {name} | {seconds:.3f} | {seconds / whole:.1%} |" for name, seconds in [*shown, ("others", rest)]]
+    print("\n".join([*lines, "", summary]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_command(main)
