@@ -5,12 +5,14 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.linear import linear
+
 
 class Linear(nn.Layer):
     """`x @ weight^T + bias` with weight [out_features, in_features].
 
-    A weight with `stop_gradient` set costs nothing in the backward pass: Paddle's matmul then makes only the input's
-    gradient (tests/nn/test_linear.py).
+    A weight with `stop_gradient` set costs nothing in the backward pass: only the input's gradient is made
+    (tests/nn/test_linear.py).
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -20,9 +22,8 @@ class Linear(nn.Layer):
         self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features], in the format that the matmul gives (under autocast, half)."""
-        y = paddle.matmul(x, self.weight, transpose_y=True)
-        return y if self.bias is None else y + self.bias.astype(y.dtype)
+        """Map [..., in_features] to [..., out_features], in the format that the product gives (under autocast, half)."""
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -85,6 +85,11 @@ def wants_gradient(*tensors: paddle.Tensor) -> bool:
     return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
 
 
+def threads() -> int:
+    """How many threads native ops use."""
+    return function("threads", "", "i")()
+
+
 def set_threads(count: int) -> None:
     """How many threads native ops use from now on; at the start, as many as Paddle's matrix products."""
     function("set_threads", "i")(count)

@@ -142,5 +142,3 @@ EXPORT void buffers_release() {
     while (!free_blocks.empty()) unmap_oldest();
     most_used = used;
 }
-
-EXPORT void set_threads(i64 count) { omp_set_num_threads(int(count)); }

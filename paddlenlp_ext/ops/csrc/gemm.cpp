@@ -45,6 +45,12 @@ void convert(const float* from, bf16* to, i64 count) {
     });
 }
 
+void repeat_row(const float* row, float* to, i64 rows, i64 width) {
+    parallel(rows, 1 + 4096 / width, [&](i64 begin, i64 end) {
+        for (i64 r = begin; r < end; ++r) std::memcpy(to + r * width, row, size_t(width) * sizeof(float));
+    });
+}
+
 void* scratch_bytes(Slot slot, i64 size) {
     Scratch& kept = scratches[slot];
     if (kept.size < size) {

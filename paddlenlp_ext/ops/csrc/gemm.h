@@ -13,6 +13,9 @@ void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, 
 // Rounds to bfloat16, with all threads.
 void convert(const float* from, bf16* to, i64 count);
 
+// Writes one row [width] into each of the rows of `to`: what a product with beta = 1 adds to.
+void repeat_row(const float* row, float* to, i64 rows, i64 width);
+
 // Working memory that stays with the calling thread and grows with need; a slot's earlier content is lost. Slots are for
 // buffers that one op needs at once.
 enum Slot { SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_D, SCRATCH_SLOTS };
