@@ -42,8 +42,9 @@ class DecoderLayer(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), inputs)
-        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+        attended_BSD = self.self_attn(self.input_layernorm(x_BSD), inputs)
+        x_BSD, normed_BSD = self.post_attention_layernorm.of_sum(x_BSD, attended_BSD)
+        return x_BSD + self.mlp(normed_BSD)
 
 
 class Decoder(nn.Layer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.rms_norm import rms_norm
+from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Layer):
@@ -19,3 +19,7 @@ class RMSNorm(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to the same shape."""
         return rms_norm(x, self.weight, self.epsilon)
+
+    def of_sum(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """`x + addend`, and that sum normalised; both [..., size]."""
+        return add_rms_norm(x, addend, self.weight, self.epsilon)
