@@ -22,7 +22,7 @@ from typing import Any
 from bench_report import write_report
 from cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program
 from measure import environment
-from ours import MODEL, run_config
+from ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.utils.cli import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
@@ -64,12 +64,7 @@ def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
     missing = [program.environment for program in case.programs if not Path(args.pythons[program.environment]).exists()]
     if missing:
         return f"no environment {', '.join(missing)}: `make bench` builds it, or give --python NAME=PATH"
-    try:
-        notes = run_config(shlex.split(case.needs)).notes
-    except ValueError as error:
-        return str(error)
-    keys = [word.removeprefix("--") for word in shlex.split(case.needs) if word.startswith("--")]
-    return next((note for note in notes if any(key in note for key in keys)), None)
+    return not_offered(case.needs)
 
 
 def run_script(python: str, command: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,6 +36,17 @@ def run_config(keys: Sequence[str]) -> RunConfig:
     """The configuration of a run from words of a command line (`--lora true`), on what all benchmarks share."""
     shared = [word for key, value in _KEYS_OF_EVERY_RUN.items() for word in (f"--{key}", value)]
     return load_run_config([*shared, *keys], peft_methods())
+
+
+def not_offered(keys: str) -> str | None:
+    """Why a run with these keys is not possible here, or would be the same without them; None: they are offered."""
+    words = shlex.split(keys)
+    try:
+        notes = run_config(words).notes
+    except ValueError as error:
+        return str(error)
+    names = [word.removeprefix("--") for word in words if word.startswith("--")]
+    return next((note for note in notes if any(name in note for name in names)), None)
 
 
 def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:

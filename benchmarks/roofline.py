@@ -2,57 +2,24 @@
 
     python benchmarks/roofline.py [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
 
-The rate is the best that one of the model's own frozen linears reaches alone, forward, on as many tokens as the step
-has; measured before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
+The rate is the best that oneDNN reaches by itself on one of the shapes of the step, in its number format; measured
+before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from step_profile import profile_step  # isort: skip (before the ops)
 
-import paddle
-
-from arithmetic import step_operations
+from arithmetic import linear_shapes, step_operations
+from matmul_rate import onednn_rates
 from measure import SMOLLM2_SHAPE, random_documents, report, time_steps
 from ours import packed_batch, run_config, training_step
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
-
-
-def matmul_rates(layers: Sequence[Linear], tokens: int, repeats: int = 20) -> dict[str, float]:
-    """GFLOP/s of each linear alone, forward, the best of `repeats` calls."""
-    rates = {}
-    for layer in layers:
-        x = paddle.randn([tokens, layer.in_features])
-        with paddle.no_grad():
-            fastest = min(_seconds(lambda x=x, layer=layer: layer(x)) for _ in range(repeats))
-        operations = 2.0 * tokens * layer.in_features * layer.out_features
-        rates[f"{tokens} x {layer.in_features} x {layer.out_features}"] = operations / fastest / 1e9
-    return rates
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def linears(model: paddle.nn.Layer) -> list[Linear]:
-    """One of each shape among the model's plain linears.
-
-    Raises:
-        ValueError: it has none, as a quantized model.
-    """
-    plain = [layer for layer in model.sublayers() if isinstance(layer, Linear)]
-    if not plain:
-        raise ValueError("the model has no plain linear whose rate could be measured")
-    return list({(layer.in_features, layer.out_features): layer for layer in plain}.values())
 
 
 def main(argv: Sequence[str]) -> None:
@@ -67,12 +34,12 @@ def main(argv: Sequence[str]) -> None:
     rank = config.peft.rank if config.peft is not None else None
     parts = step_operations(SMOLLM2_SHAPE, [args.length] * args.documents, batch.num_learned, rank)
 
-    model = build_model(config)
-    before = matmul_rates(linears(model), tokens)
-    step = training_step(model, config, batch)
+    dtype = "bfloat16" if config.precision.bf16 else "float32"
+    before = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
+    step = training_step(build_model(config), config, batch)
     figures = time_steps(step, args.steps, tokens)
     kernels = profile_step(step)
-    after = matmul_rates(linears(model), tokens)
+    after = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
     rates = {name: max(before[name], after[name]) for name in before}
 
     seconds, total, best = tokens / figures["tokens_per_second"], sum(parts.values()), max(rates.values())
