@@ -73,6 +73,16 @@ def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
     )
 
 
+def generation(batch: int, dtype: str, needs: str = "") -> Case:
+    """Greedy decoding of 128 tokens after 64."""
+    arguments = f"--batch {batch} --dtype {dtype}"
+    programs = (
+        ours(f"generation.py {arguments}"),
+        torch(f"peers/generation.py {{model}} {arguments}", "transformers"),
+    )
+    return Case(f"generation, batch {batch}, {dtype.replace('float', 'fp').replace('bfp', 'bf')}", programs, needs)
+
+
 CASES = {
     "lora_fp32": Case(
         "LoRA r 8, 4 x 512 tokens, fp32",
@@ -107,4 +117,8 @@ CASES = {
         ),
         needs=f"--lora true {NF4_KEYS}",
     ),
+    "generate_1_fp32": generation(1, "float32"),
+    "generate_8_fp32": generation(8, "float32"),
+    "generate_1_bf16": generation(1, "bfloat16", needs=BF16_KEYS),
+    "generate_8_bf16": generation(8, "bfloat16", needs=BF16_KEYS),
 }

@@ -1,6 +1,8 @@
 """The calls of benchmarks/generation.py in transformers on PyTorch, for the ratio.
 
-.venv-peers/bin/python benchmarks/peers/generation.py MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
+    .venv-peers/bin/python benchmarks/peers/generation.py MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
+
+Every row is made to go on to its limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The step of benchmarks/train_step.py in transformers + peft on PyTorch, for the ratio.
 
-.venv-peers/bin/python benchmarks/peers/train_step.py MODEL_FOLDER [--method lora|full --dtype float32|bfloat16]
+    .venv-peers/bin/python benchmarks/peers/train_step.py MODEL_FOLDER [--method lora|full --dtype float32|bfloat16]
+
+As its users run it: PEFT keeps the adapter of a bfloat16 model in float32, as this project does.
 """
 
 from __future__ import annotations
