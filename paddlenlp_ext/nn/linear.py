@@ -22,7 +22,7 @@ class Linear(nn.Layer):
         self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features], in the format that the product gives (under autocast, half)."""
+        """Map [..., in_features] to [..., out_features], in the format that the product gives (half under autocast)."""
         return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ FEW_ROWS = 8
 
 def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
     """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
-    x, weight, bias = in_one_piece(x), _readable(weight), _readable(bias)
+    x, weight, bias = in_one_piece(x), readable(weight), readable(bias)
     if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
     return forward(x, weight, bias)
@@ -69,7 +69,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
     native.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, half)
 
 
-def _readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
+def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
     """The parameter in a format that the products read: float32, and bfloat16 where it is a frozen matrix."""
     if parameter is None or parameter.dtype == paddle.float32:
         return parameter

@@ -33,17 +33,18 @@ void forward(const Value* x, const Value* weight, const float* bias, const float
 }
 
 template <class Value>
-void backward(const float* y_gradient, const Value* x, const Value* weight, const float* a, const float* b,
+void backward(const Value* x, const Value* weight, const float* y_gradient, const float* a, const float* b,
               const Value* inner, float* x_gradient, float* a_gradient, float* b_gradient, i64 rows, i64 in, i64 out,
               i64 rank, float scaling) {
     const Value* kind = nullptr;
     const Value* g = as(y_gradient, rows * out, SCRATCH_A, kind);
+    if (b_gradient != nullptr) gemm(true, false, out, rank, rows, scaling, g, out, inner, rank, 0.0f, b_gradient, rank);
+    if (a_gradient == nullptr && x_gradient == nullptr) return;
     const Value* b_here = as(b, out * rank, SCRATCH_B, kind);
     float* inner_gradient = scratch<float>(SCRATCH_C, rows * rank);
-    gemm(true, false, out, rank, rows, scaling, g, out, inner, rank, 0.0f, b_gradient, rank);
     gemm(false, false, rows, rank, out, scaling, g, out, b_here, rank, 0.0f, inner_gradient, rank);
     const Value* v = as(inner_gradient, rows * rank, SCRATCH_D, kind);
-    gemm(true, false, rank, in, rows, 1.0f, v, rank, x, in, 0.0f, a_gradient, in);
+    if (a_gradient != nullptr) gemm(true, false, rank, in, rows, 1.0f, v, rank, x, in, 0.0f, a_gradient, in);
     if (x_gradient == nullptr) return;
     gemm(false, false, rows, in, out, 1.0f, g, out, weight, in, 0.0f, x_gradient, in);
     const Value* a_here = as(a, rank * in, SCRATCH_B, kind);
@@ -64,13 +65,13 @@ EXPORT void lora_linear_forward(const void* x, const void* weight, const float* 
     half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));
 }
 
-// x_gradient may be null: nobody wants it.
-EXPORT void lora_linear_backward(const float* y_gradient, const void* x, const void* weight, const float* a,
+// A gradient that is null is not made.
+EXPORT void lora_linear_backward(const void* x, const void* weight, const float* y_gradient, const float* a,
                                  const float* b, const void* inner, float* x_gradient, float* a_gradient,
                                  float* b_gradient, i64 rows, i64 in, i64 out, i64 rank, float scaling, i64 half) {
     auto run = [&](auto* kind) {
         using Value = std::remove_pointer_t<decltype(kind)>;
-        backward(y_gradient, static_cast<const Value*>(x), static_cast<const Value*>(weight), a, b,
+        backward(static_cast<const Value*>(x), static_cast<const Value*>(weight), y_gradient, a, b,
                  static_cast<const Value*>(inner), x_gradient, a_gradient, b_gradient, rows, in, out, rank, scaling);
     };
     half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));
