@@ -7,10 +7,17 @@ Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops import linear_cross_entropy_native as native_products
 from paddlenlp_ext.ops.cross_entropy import cross_entropy_
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.native import usable
 
 IGNORED = -100
 
@@ -28,7 +35,11 @@ def linear_cross_entropy_reference(
 
 
 def linear_cross_entropy(
-    hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+    hidden_TD: paddle.Tensor,
+    weight_VD: paddle.Tensor,
+    labels_T: paddle.Tensor,
+    chunk: int = 256,
+    implementation: str | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Sum of the cross entropies of `hidden @ weight^T` against the labels, and how many argmaxes hit.
 
@@ -37,6 +48,7 @@ def linear_cross_entropy(
         weight_VD: [V, D]; its gradient is made only if it trains.
         labels_T: [T]; -100 marks rows that are not learned.
         chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands.
+        implementation: whose matrix products, "native" or "reference"; None: the best that can run.
 
     Returns:
         The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
@@ -47,9 +59,26 @@ def linear_cross_entropy(
     if learned_R.shape[0] == 0:
         # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
         return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
-    counter = _Counter()
     with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
-        loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, paddle.is_grad_enabled(), counter)
+        run = linear_cross_entropy_op.choose(hidden_RD, implementation)
+        return run(hidden_RD, weight_VD, labels_R, chunk)
+
+
+class _Products(NamedTuple):
+    """The matrix products of a head: its weight in their format, logits, and both gradients of the logits' gradient."""
+
+    prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
+    logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor], paddle.Tensor]
+
+
+def _sum_by_chunks(
+    products: _Products, hidden_RD: paddle.Tensor, weight_VD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int
+) -> tuple[paddle.Tensor, int]:
+    counter = _Counter()
+    learns = paddle.is_grad_enabled()
+    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, learns, counter, products)
     return loss, counter.correct
 
 
@@ -61,24 +90,22 @@ class _Counter:
 
 class _LinearCrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter):
+    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter, products):
         learns_hidden = learns and not hidden_RD.stop_gradient
         learns_weight = learns and not weight_VD.stop_gradient
         loss = paddle.zeros([], "float32")
         hidden_gradients, weight_gradient = [], None
-        own_dtype, weight_VD = weight_VD.dtype, _in_dtype(weight_VD, hidden_RD.dtype)
+        own_dtype, weight_VD = weight_VD.dtype, products.prepare(weight_VD, hidden_RD.dtype)
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
-            logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True)
-            logits_RV = _in_dtype(logits_RV, paddle.float32)
+            logits_RV = _in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
             part, num_correct = cross_entropy_(logits_RV, targets_R, learns_hidden or learns_weight)
             loss += part
             counter.correct += num_correct
-            gradient_RV = _in_dtype(logits_RV, hidden_RD.dtype)
             if learns_hidden:
-                hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
+                hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
             if learns_weight:
-                part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
+                part_VD = products.weight_gradient(logits_RV, rows_RD, weight_VD)
                 weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
         if learns_weight:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
@@ -94,3 +121,33 @@ class _LinearCrossEntropy(PyLayer):
 def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """`x` itself where it has the type already: a cast would copy it."""
     return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _paddle_hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
+    return paddle.matmul(_in_dtype(gradient_RV, weight_VD.dtype), weight_VD)
+
+
+def _paddle_weight_gradient(
+    gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor
+) -> paddle.Tensor:
+    gradient_RV = _in_dtype(gradient_RV, rows_RD.dtype)
+    return _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
+
+
+_PADDLE = _Products(
+    prepare=_in_dtype,
+    logits=functools.partial(paddle.matmul, transpose_y=True),
+    hidden_gradient=_paddle_hidden_gradient,
+    weight_gradient=_paddle_weight_gradient,
+)
+_NATIVE = _Products(
+    native_products.prepare,
+    native_products.logits,
+    native_products.hidden_gradient,
+    native_products.weight_gradient,
+)
+linear_cross_entropy_op = Op(
+    "linear_cross_entropy",
+    native=(functools.partial(_sum_by_chunks, _NATIVE), usable),
+    reference=functools.partial(_sum_by_chunks, _PADDLE),
+)
