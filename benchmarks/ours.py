@@ -46,7 +46,7 @@ def not_offered(keys: str) -> str | None:
     except ValueError as error:
         return str(error)
     names = [word.removeprefix("--") for word in words if word.startswith("--")]
-    return next((note for note in notes if any(name in note for name in names)), None)
+    return next((note for note in notes if "no effect" in note and any(name in note for name in names)), None)
 
 
 def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:
