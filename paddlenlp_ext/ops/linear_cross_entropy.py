@@ -65,12 +65,15 @@ def linear_cross_entropy(
 
 
 class _Products(NamedTuple):
-    """The matrix products of a head: its weight in their format, logits, and both gradients of the logits' gradient."""
+    """The matrix products of a head: its weight in their format, logits, and both gradients of the logits' gradient.
+
+    The weight's gradient is added to that of the chunks before.
+    """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
     logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
-    weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
 
 
 def _sum_by_chunks(
@@ -105,8 +108,7 @@ class _LinearCrossEntropy(PyLayer):
             if learns_hidden:
                 hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
             if learns_weight:
-                part_VD = products.weight_gradient(logits_RV, rows_RD, weight_VD)
-                weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
+                weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
         if learns_weight:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
@@ -128,10 +130,11 @@ def _paddle_hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor
 
 
 def _paddle_weight_gradient(
-    gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor
+    gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
 ) -> paddle.Tensor:
     gradient_RV = _in_dtype(gradient_RV, rows_RD.dtype)
-    return _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
+    part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
+    return part_VD if total_VD is None else total_VD.add_(part_VD)
 
 
 _PADDLE = _Products(

@@ -29,11 +29,15 @@ def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> pad
     return _product("linear_input_gradient", gradient_RV, weight_VD, out_RD)
 
 
-def weight_gradient(gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
-    """`gradient^T @ rows`, [V, D]."""
+def weight_gradient(
+    gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
+) -> paddle.Tensor:
+    """`gradient^T @ rows`, [V, D], added to `total_VD` in place where there is one."""
     rows_RD = rows_RD.contiguous()
     read_RD = as_half(rows_RD) if weight_VD.dtype == paddle.bfloat16 else rows_RD
-    return _product("linear_weight_gradient", gradient_RV, read_RD, empty(weight_VD.shape))
+    if total_VD is None:
+        return _product("linear_weight_gradient", gradient_RV, read_RD, empty(weight_VD.shape))
+    return _product("linear_add_weight_gradient", gradient_RV, read_RD, total_VD)
 
 
 def _product(name: str, gradient_RV: paddle.Tensor, other: paddle.Tensor, out: paddle.Tensor) -> paddle.Tensor:
