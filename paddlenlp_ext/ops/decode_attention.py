@@ -23,8 +23,8 @@ class SeenPlaces:
     """Which places of the stores each new position looks at; made once a step, used by every layer.
 
     Attributes:
-        ranges: int64 [B, S, 4], first and end of a range among the places of a prefix, then of one among the row's own. One
-            of the two may be empty.
+        ranges: int64 [B, S, 4], first and end of a range among the places of a prefix, then of one among the row's
+            own. One of the two may be empty.
     """
 
     ranges: np.ndarray

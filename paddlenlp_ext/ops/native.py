@@ -19,6 +19,7 @@ from paddlenlp_ext.utils.log import get_logger
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
+_CPU = paddle.CPUPlace()
 _POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is good at those
 
 _capsule = ctypes.pythonapi.PyCapsule_New
@@ -73,7 +74,8 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     for length in shape:
         size *= length
     if size < _POOLED_BYTES:
-        return paddle.empty(shape, dtype)
+        # paddle.empty checks its arguments for 3 us more, and a decoding step has hundreds of small tensors.
+        return paddle._C_ops.empty(shape, getattr(paddle, dtype), _CPU)
     address = _new_buffer()(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape))
     if address is None:
         raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}")
