@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.linear import linear
 
 DocumentLengths = Sequence[Sequence[int]]
 
@@ -140,9 +141,7 @@ class CausalLM(nn.Layer):
             cache: keys and values of the positions before these; it is brought up to date.
         """
         hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
-        if self.lm_head is not None:
-            return self.lm_head(hidden_BSD)
-        return paddle.matmul(hidden_BSD, self.head_weight(), transpose_y=True)
+        return linear(hidden_BSD, self.head_weight()) if self.lm_head is None else self.lm_head(hidden_BSD)
 
     def hidden_states(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.ops.linear import linear
 
 
@@ -19,7 +20,8 @@ class Linear(nn.Layer):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = self.create_parameter([out_features, in_features], default_initializer=nn.initializer.Constant())
-        self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
+        bias_dtype = beside(self.weight.dtype)
+        self.bias = self.create_parameter([out_features], dtype=bias_dtype, is_bias=True) if bias else None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features], in the format that the product gives (half under autocast)."""

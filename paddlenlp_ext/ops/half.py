@@ -28,9 +28,12 @@ def halves(weight: paddle.Tensor) -> bool:
     return _products or weight.dtype == paddle.bfloat16
 
 
-def activation_dtype(weight: paddle.Tensor) -> paddle.dtype:
-    """The format of what a layer with this weight takes and gives: the weight's own, and float32 on the CPU."""
-    return paddle.float32 if weight.dtype == paddle.bfloat16 and paddle.get_device() == "cpu" else weight.dtype
+def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
+    """The format of activations, norms, biases and adapters beside matrices stored in `dtype`: the same, but float32
+    beside bfloat16 on the CPU, where Paddle computes in nothing less.
+    """
+    is_half = dtype in ("bfloat16", paddle.bfloat16)
+    return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
 
 
 def obstacle() -> str | None:

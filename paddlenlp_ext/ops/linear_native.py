@@ -70,10 +70,13 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
 
 
 def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
-    """The parameter in a format that the products read: float32, and bfloat16 where it is a frozen matrix."""
+    """The parameter in a format that the products read: float32, and bfloat16 where it is a matrix that no gradient is
+    made for.
+    """
     if parameter is None or parameter.dtype == paddle.float32:
         return parameter
-    if parameter.dtype == paddle.bfloat16 and parameter.ndim == 2 and parameter.stop_gradient:
+    wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
+    if parameter.dtype == paddle.bfloat16 and parameter.ndim == 2 and wants_no_gradient:
         return parameter
     return parameter.astype("float32")
 

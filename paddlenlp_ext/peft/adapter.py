@@ -29,6 +29,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.ranges import require_choice, require_positive, require_share, require_whole
@@ -103,7 +104,7 @@ class BottleneckAdapter(AdapterLayer):
         self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
         self.activation = ACTIVATIONS[config.activation]
         last = base.o_proj if hasattr(base, "o_proj") else base.down_proj
-        hidden_size, dtype = last.out_features, last.weight.dtype
+        hidden_size, dtype = last.out_features, beside(last.weight.dtype)
         down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
         self.adapter_down = _Dense(down, dtype)
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)

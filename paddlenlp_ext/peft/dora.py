@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -70,7 +71,7 @@ class DoRALinear(LoRALinear):
         stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
         if self.dropout and self.training:
             x = F.dropout(x, self.dropout)
-            unbiased = paddle.matmul(x, self.base.weight, transpose_y=True)
+            unbiased = linear(x, self.base.weight)
         else:
             bias = getattr(self.base, "bias", None)
             unbiased = result if bias is None else result - bias
@@ -84,7 +85,7 @@ class DoRALinear(LoRALinear):
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = paddle.matmul(self.base.weight, self.lora_A.weight, transpose_y=True).astype("float32")
+            along = linear(self.lora_A.weight, self.base.weight).astype("float32").T
             own = paddle.matmul(b, paddle.matmul(a, a, transpose_y=True))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 

@@ -14,6 +14,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.plan import Style
 
 
@@ -52,7 +53,7 @@ class LinearAdapter(AdapterLayer):
     @property
     def dtype(self) -> paddle.dtype:
         """The format the base computes in, which the adapter's parameters share."""
-        return self.base.weight.dtype
+        return beside(self.base.weight.dtype)
 
     @property
     def in_features(self) -> int:

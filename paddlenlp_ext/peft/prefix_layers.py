@@ -17,6 +17,7 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.ops.attention import KeyValuePrefix
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, generator_for, has_values, kaiming_uniform
@@ -61,7 +62,7 @@ class PrefixAttention(AdapterLayer):
     ) -> None:
         super().__init__(base)
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
-        self.dtype, self.width = base.k_proj.weight.dtype, base.k_proj.out_features
+        self.dtype, self.width = beside(base.k_proj.weight.dtype), base.k_proj.out_features
         shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
         self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
         if hidden_size is None:

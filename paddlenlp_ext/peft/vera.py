@@ -24,6 +24,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.files import AdapterFiles
@@ -101,7 +102,7 @@ class VeRAConfig(PeftConfig):
         widest = [max(getattr(base, side) for base in bases.values()) for side in ("in_features", "out_features")]
         key = seed if self.projection_prng_key is None else self.projection_prng_key
         projections = functools.cache(lambda dtype: Projections(self.rank, *widest, key, dtype, self.save_projection))
-        return lambda name, base: VeRALinear(base, projections(base.weight.dtype), self.d_initial, self.dropout)
+        return lambda name, base: VeRALinear(base, projections(beside(base.weight.dtype)), self.d_initial, self.dropout)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)

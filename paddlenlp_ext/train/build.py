@@ -14,7 +14,8 @@ from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
-from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.auto import AutoModelForCausalLM, decline_flash_attention
+from paddlenlp_ext.ops import half
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
@@ -56,13 +57,26 @@ def build_model(config: RunConfig) -> Any:
             model_config, seed=config.train.seed, dtype=dtype, name_or_path=name
         )
         if not config.model.use_flash_attention:
-            model.use_attention("blocks")
+            decline_flash_attention(model)
     return adapt_model(model, config)
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """float32, but for O2 on an accelerator, where the weights have the type of the matrix products."""
+    """The format in which the model's matrices are stored.
+
+    That of the matrix products for O2 on an accelerator, and on the CPU where they are frozen; else float32.
+
+    Raises:
+        ValueError: bf16 on a CPU for which there are no such products.
+    """
     precision = config.precision
+    if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
+        if half.obstacle() is not None:
+            raise ValueError(
+                f"bf16: true needs the native library on the CPU, and {half.obstacle()}; "
+                "mend that, or set bf16: false to compute in float32"
+            )
+        return "float32" if config.peft is None else "bfloat16"
     return precision.compute_dtype if precision.fp16_opt_level == "O2" else "float32"
 
 
