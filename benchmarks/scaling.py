@@ -32,6 +32,9 @@ SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
     "cores": ("cores, 4 x 512 tokens", (1, 2), ""),
 }
 
+Points = dict[str, dict[int, dict[str, Any]]]
+"""The JSON line of each value of each series."""
+
 
 def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> dict[str, Any]:
     """The JSON line of one process."""
@@ -53,7 +56,7 @@ def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> d
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def markdown(points: dict[str, dict[int, dict[str, Any]]]) -> str:
+def markdown(points: Points) -> str:
     """One table, a row a point."""
     lines = ["| | | tokens/s | peak memory |", "|---|---|---|---|"]
     for series, values in points.items():
@@ -64,7 +67,7 @@ def markdown(points: dict[str, dict[int, dict[str, Any]]]) -> str:
     return "\n".join([*lines, "", f"{facts}."]) + "\n"
 
 
-def draw(points: dict[str, dict[int, dict[str, Any]]], file: Path) -> None:
+def draw(points: Points, file: Path) -> None:
     """A column a series: tokens/s above, memory below."""
     figure = Figure(figsize=(3.2 * len(points), 5), layout="constrained")
     axes = figure.subplots(2, len(points), sharey="row", squeeze=False)
@@ -83,23 +86,28 @@ def draw(points: dict[str, dict[int, dict[str, Any]]], file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
+def write(folder: Path, points: Points) -> None:
+    """The three files, with the series that are finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scaling.json").write_text(json.dumps(points, indent=1) + "\n", encoding="utf-8")
+    (folder / "scaling.md").write_text(markdown(points), encoding="utf-8")
+    draw(points, folder / "scaling.png")
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--out", type=Path, default=FOLDER.parent / "checkpoints" / "benchmarks")
     args, keys = parser.parse_known_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    points: dict[str, dict[int, dict[str, Any]]] = {}
+    points: Points = {}
     for series in args.only:
         for value in SERIES[series][1]:
             figures = measure_point(series, value, args.steps, keys)
             points.setdefault(series, {})[value] = figures
             rate, memory = figures["tokens_per_second"], figures["peak_memory_gb"]
             print(f"{SERIES[series][0]} {value}: {rate} tokens/s, {memory} GB", flush=True)
-    (args.out / "scaling.json").write_text(json.dumps(points, indent=1) + "\n", encoding="utf-8")
-    (args.out / "scaling.md").write_text(markdown(points), encoding="utf-8")
-    draw(points, args.out / "scaling.png")
+        write(args.out, points)
     print(f"written: {args.out}")
 
 

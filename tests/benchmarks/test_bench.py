@@ -14,6 +14,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 from bench import parse_arguments, reason_to_skip, run_script  # noqa: E402
+from scaling import SERIES, write  # noqa: E402
 
 import ours  # noqa: E402
 from arithmetic import linear_shapes, step_operations  # noqa: E402
@@ -131,6 +132,13 @@ def test_one_step_of_the_trainer_learns_its_batch():
     step = ours.training_step(model, config, batch)
     losses = [step().loss for _ in range(3)]
     assert losses[2] < losses[0]
+
+
+def test_every_series_of_the_scaling_is_tabled_and_drawn(tmp_path: Path):
+    points = {name: {value: line(100 * value, 1.5) for value in values} for name, (_, values, _) in SERIES.items()}
+    write(tmp_path, points)
+    assert "| cores, 4 x 512 tokens | 2 | 200 | 1.50 GB |" in (tmp_path / "scaling.md").read_text()
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_curves_are_compared_step_by_step_to_the_first(tmp_path: Path):
