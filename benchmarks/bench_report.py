@@ -74,8 +74,10 @@ def draw_ratios(results: dict[str, Any], file: Path) -> None:
 
 
 def _draw_panel(axes: Axes, names: tuple[str, ...], values: tuple[float, ...], title: str) -> None:
-    axes.bar_label(axes.barh(names, values, color="tab:blue"), fmt="%.2f", padding=3)
     axes.axvline(1, color="black", linewidth=0.8)
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axes.bar_label(axes.barh(names, values, color="tab:blue"), fmt="%.2f", padding=3, bbox=paper)
+    axes.margins(y=0.01)
     axes.set_title(title)
     axes.set_xlim(0, 1.15 * max(1.0, *values))
     axes.tick_params(axis="y", labelsize=8)

@@ -78,11 +78,12 @@ def draw(points: Points, file: Path) -> None:
             panel.plot(list(values), [figures[key] for figures in values.values()], marker="o")
             panel.set_xscale("log", base=2)
             panel.set_xticks(list(values), [str(value) for value in values])
-            panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(title)
         axes[1][column].set_xlabel(SERIES[series][0])
+    for row in axes:
+        row[0].set_ylim(bottom=0)  # shared by the row; set before the last curve is drawn, it would cut that off
     figure.savefig(file, dpi=130)
 
 
