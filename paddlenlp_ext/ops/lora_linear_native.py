@@ -1,4 +1,4 @@
-"""The native twin of `lora_linear`: one node of the graph that keeps x as the products read it, and x A^T."""
+"""The native twin of `lora_linear`: one node, keeping x A^T, and x as the products read it or its maker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops import native
 from paddlenlp_ext.ops.half import as_half, halves, shared_half
 from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece, linear_native, readable, wants_gradient
+from paddlenlp_ext.ops.remake import maker
 
 
 def lora_linear_native(
@@ -36,13 +37,16 @@ class _LoRALinear(PyLayer):
         weight, bias = base
         y, read, inner = _forward(x, weight, bias, a, b, scaling)
         ctx.scaling, ctx.x_shape = scaling, x.shape
+        ctx.make_x, ctx.half = maker(x), read.dtype == paddle.bfloat16
         ctx.wanted = [wants_gradient(each) for each in (x, a, b)]
-        ctx.save_for_backward(read, weight, a, b, inner)
+        ctx.save_for_backward(weight, a, b, inner, *([] if ctx.make_x else [read]))
         return y
 
     @staticmethod
     def backward(ctx, y_gradient):
-        read, weight, a, b, inner = ctx.saved_tensor()
+        weight, a, b, inner, *kept = ctx.saved_tensor()
+        read = kept[0] if kept else ctx.make_x()
+        read = as_half(read) if ctx.half else read
         shapes = (ctx.x_shape, a.shape, b.shape)
         gradients = [native.empty(shape) if wanted else None for shape, wanted in zip(shapes, ctx.wanted, strict=True)]
         tensors = (in_one_piece(y_gradient), a, b, inner, *gradients)

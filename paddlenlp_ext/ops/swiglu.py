@@ -10,6 +10,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
 from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
+from paddlenlp_ext.ops.remake import with_maker
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -46,10 +47,12 @@ class _SwiGlu(PyLayer):
 
 
 def swiglu_native(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs."""
+    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either."""
     assert gate.shape == up.shape, f"{gate.shape} and {up.shape} are not one shape"
     gate, up = gate.contiguous(), up.contiguous()
-    return _NativeSwiGlu.apply(gate, up) if wants_gradient(gate, up) else _product(gate, up)
+    if not wants_gradient(gate, up):
+        return _product(gate, up)
+    return with_maker(_NativeSwiGlu.apply(gate, up), lambda: _product(gate, up))
 
 
 class _NativeSwiGlu(PyLayer):
