@@ -9,6 +9,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops import native
 from paddlenlp_ext.ops.half import as_half, halves, shared_half
+from paddlenlp_ext.ops.remake import maker
 
 FEW_ROWS = 8
 """Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
@@ -39,12 +40,14 @@ class _Linear(PyLayer):
         ctx.half, ctx.x_shape = halves(weight), x.shape
         ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
         ctx.num_inputs = 2 if bias is None else 3
-        ctx.save_for_backward(weight, *([_as_read(x, weight)] if wants_gradient(weight) else []))
+        ctx.make_x = maker(x)
+        keeps_x = wants_gradient(weight) and ctx.make_x is None
+        ctx.save_for_backward(weight, *([_as_read(x, weight)] if keeps_x else []))
         return forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx, y_gradient):
-        weight, *x_as_read = ctx.saved_tensor()
+        weight, *kept = ctx.saved_tensor()
         gradient = in_one_piece(y_gradient)
         read = as_half(gradient) if ctx.half else gradient
         gradients = [None, None, None]
@@ -54,7 +57,9 @@ class _Linear(PyLayer):
             _call("linear_input_gradient", (read, read_weight, gradients[0]), weight, ctx.half)
         if ctx.wanted[1]:
             gradients[1] = native.empty(weight.shape)
-            _call("linear_weight_gradient", (read, x_as_read[0], gradients[1]), weight, ctx.half)
+            x = kept[0] if kept else ctx.make_x()
+            x = as_half(x) if ctx.half else x
+            _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
         if ctx.wanted[2]:
             gradients[2] = paddle.empty([weight.shape[0]])
             of_bias, rows = native.function("linear_bias_gradient", "ppii"), math.prod(gradient.shape[:-1])
