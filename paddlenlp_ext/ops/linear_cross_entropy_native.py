@@ -13,8 +13,8 @@ from paddlenlp_ext.ops.native import empty, function, pointer
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """The head's weight in the format of the products: once for all chunks."""
-    weight_VD = readable(weight_VD)
+    """The head's weight in the format of the products, once for all chunks; one that trains counts as float32."""
+    weight_VD = readable(weight_VD) if weight_VD.stop_gradient else weight_VD.astype("float32")
     return as_half(weight_VD) if halves(weight_VD) else weight_VD
 
 
