@@ -12,45 +12,56 @@ struct Strided {
     Strided from_row(i64 row) const { return {data + row * row_stride, row_stride, column_stride}; }
 };
 
-constexpr int ROWS = 4, VECTORS = 4;  // 16 sums in registers: 8 loads feed 16 multiply-adds
+// What a processor's register holds: GCC spills vectors that are wider. There are 32 registers with AVX-512, else 16.
+#ifdef __AVX512F__
+typedef f32x16 Register;
+constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads feed 16 multiply-adds
+#else
+typedef float Register __attribute__((vector_size(32)));
+constexpr int ROWS = 4, VECTORS = 2;
+#endif
+constexpr i64 WIDTH = sizeof(Register) / sizeof(float);
 
 // Keeps GCC from loading a vector again for each multiply-add that uses it: loads are what there are too few of.
-static inline f32x16 in_register(f32x16 x) {
-#ifdef __AVX512F__
+static inline Register in_register(Register x) {
+#ifdef __AVX__
     asm("" : "+v"(x));
 #endif
     return x;
 }
 
 // The loops over rows and vectors are unrolled, so that sums and columns become registers.
-template <int HEIGHT, int VECTORS>
+template <int HEIGHT, int COUNT>
 inline void block(bool adds, i64 depth, const float* a, i64 a_row, i64 a_column, const float* b, i64 ldb, float* c,
                   i64 ldc) {
-    f32x16 sums[HEIGHT][VECTORS];
+    Register sums[HEIGHT][COUNT];
 #pragma GCC unroll 8
     for (int row = 0; row < HEIGHT; ++row)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) sums[row][v] = adds ? load(c + row * ldc + v * LANES) : f32x16{};
+        for (int v = 0; v < COUNT; ++v)
+            sums[row][v] = adds ? load_as<Register>(c + row * ldc + v * WIDTH) : Register{};
     for (i64 k = 0; k < depth; ++k, a += a_column, b += ldb) {
-        f32x16 columns[VECTORS];
+        Register columns[COUNT];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) columns[v] = in_register(load(b + v * LANES));
+        for (int v = 0; v < COUNT; ++v) columns[v] = in_register(load_as<Register>(b + v * WIDTH));
 #pragma GCC unroll 8
         for (int row = 0; row < HEIGHT; ++row) {
             const float factor = a[row * a_row];
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v) sums[row][v] += factor * columns[v];
+            for (int v = 0; v < COUNT; ++v) sums[row][v] += factor * columns[v];
         }
     }
 #pragma GCC unroll 8
     for (int row = 0; row < HEIGHT; ++row)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) store(c + row * ldc + v * LANES, sums[row][v]);
+        for (int v = 0; v < COUNT; ++v) std::memcpy(c + row * ldc + v * WIDTH, &sums[row][v], sizeof(Register));
 }
 
+// Up to VECTORS registers of columns.
 template <int HEIGHT>
 inline void block_of(i64 vectors, bool adds, i64 depth, Strided a, const float* b, i64 ldb, float* c, i64 ldc) {
-    if (vectors >= 4) return block<HEIGHT, 4>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+    if (vectors >= VECTORS)
+        return block<HEIGHT, VECTORS>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
     if (vectors == 3) return block<HEIGHT, 3>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
     if (vectors == 2) return block<HEIGHT, 2>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
     block<HEIGHT, 1>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
@@ -72,8 +83,8 @@ inline void remaining_columns(bool adds, i64 rows, i64 first, i64 columns, i64 d
 inline void product(bool adds, i64 rows, i64 columns, i64 depth, Strided a, const float* b, i64 ldb,
                     float* c, i64 ldc) {
     const i64 whole = round_down(columns);
-    for (i64 column = 0; column < whole; column += VECTORS * LANES) {
-        const i64 vectors = (whole - column) / LANES;
+    for (i64 column = 0; column < whole; column += VECTORS * WIDTH) {
+        const i64 vectors = (whole - column) / WIDTH;
         i64 row = 0;
         for (; row + ROWS <= rows; row += ROWS)
             block_of<ROWS>(vectors, adds, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
