@@ -52,7 +52,7 @@ def adamw_native(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, eps
     parameters, gradients, *state, rates, decays = zip(*updates, strict=True)
     gradients = [gradient.contiguous() for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        assert parameter.shape == gradient.shape, f"a gradient {gradient.shape} for a parameter {parameter.shape}"
+        assert (parameter.shape, parameter.dtype) == (gradient.shape, gradient.dtype), "a gradient of another tensor"
     tensors = [pointers(column) for column in (parameters, gradients, *state)]
     numbers = [(ctypes.c_float * len(updates))(*column) for column in (rates, decays)]
     run = function("adamw_update", "pppppppppifff")

@@ -35,7 +35,7 @@ def cross_entropy_native(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
     """In C++ (csrc/cross_entropy.cpp): a row is read from memory once; sums in double precision."""
-    num_rows, num_columns = logits_RV.shape
+    (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels run from {lowest} to {highest}, and the vocabulary has {num_columns} tokens")

@@ -26,6 +26,7 @@ def add_rms_norm_native(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """`x + addend`, both [..., D], and that sum normalised."""
+    assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
     x, addend, weight_D = x.contiguous(), addend.contiguous(), weight_D.astype(x.dtype)
     if wants_gradient(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon)
@@ -70,6 +71,7 @@ class _AddRmsNorm(PyLayer):
 
 def _forward(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> tuple[paddle.Tensor, paddle.Tensor]:
     num_rows, size = _rows(x)
+    assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
     out, inverse_R = empty(x.shape), empty([num_rows])
     run = function("rms_norm_forward", "ppfiipp")
     run(pointer(x), pointer(weight_D), epsilon, num_rows, size, pointer(out), pointer(inverse_R))
@@ -80,6 +82,7 @@ def _add_forward(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     num_rows, size = _rows(x)
+    assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
     total, out, inverse_R = empty(x.shape), empty(x.shape), empty([num_rows])
     inputs = pointer(x), pointer(addend), pointer(weight_D)
     run = function("add_rms_norm_forward", "pppfiippp")

@@ -81,6 +81,7 @@ class _NativeRope(PyLayer):
 def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
     assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables are of other positions"
+    assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables are of another format"
     out_BSNH = empty(x_BSNH.shape)
     inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
     function("rope_turn", "pppiiiip")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))

@@ -48,7 +48,7 @@ class _SwiGlu(PyLayer):
 
 def swiglu_native(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either."""
-    assert gate.shape == up.shape, f"{gate.shape} and {up.shape} are not one shape"
+    assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
     if not wants_gradient(gate, up):
         return _product(gate, up)
