@@ -1,8 +1,8 @@
 // What the forward and the backward pass of attention share: the sizes, and which scores of a tile there are.
 //
-// A tile is the scores of up to 64 queries against up to 64 keys of one document and head, held transposed: [key][query].
-// A vector then holds one key's scores for 16 queries. Only the squares of 16 x 16 that some query may look into are
-// computed; inside them what is hidden (the future, what has left the window) is set to nothing.
+// A tile is the scores of up to 64 queries against up to 64 keys of one document and head, held as [key][query]: a
+// vector has one key's scores for 16 queries. Only the squares of 16 x 16 that some query may look into are computed;
+// inside them what is hidden (the future, what has left the window) is set to nothing.
 #pragma once
 
 #include <algorithm>

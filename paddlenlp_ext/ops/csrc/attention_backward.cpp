@@ -201,8 +201,8 @@ std::unique_ptr<float[]> room_for_parts(const float* wanted, i64 size) {
     return std::unique_ptr<float[]>(wanted == nullptr ? nullptr : new float[size]);
 }
 
-// Calls task(document, head, where to) for all documents and heads of keys. Their gradients are summed up in place; where
-// that makes too few tasks to keep the threads busy, for each query head by itself, and then over the group.
+// Calls task(document, head, where to) for all documents and heads of keys. Their gradients are summed up in place;
+// where that makes too few tasks to keep the threads busy, for each query head by itself, and then over the group.
 template <class Task>
 void sum_keys(const AttentionSizes& sizes, i64 positions, i64 documents, const KeyGradients& sums, Task&& task) {
     const auto run = [&](const KeyGradients& to) {

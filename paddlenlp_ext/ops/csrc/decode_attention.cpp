@@ -44,7 +44,8 @@ void softmax(float* scores, i64 keys) {
 
 }  // namespace
 
-// k, v [batch, length, kv_heads, head_dim] go into stores [batch, kv_heads, capacity, head_dim], to the places from `at`.
+// k, v [batch, length, kv_heads, head_dim] go into stores [batch, kv_heads, capacity, head_dim], to the places `at` and
+// after it.
 EXPORT void store_keys(const float* k, const float* v, float* k_store, float* v_store, i64 batch, i64 length,
                        i64 kv_heads, i64 head_dim, i64 capacity, i64 at) {
     const size_t bytes = head_dim * sizeof(float);
