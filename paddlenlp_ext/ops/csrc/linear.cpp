@@ -35,6 +35,8 @@ inline void products(const float* x, const Value* weight, const float* bias, flo
     auto add = [&](auto&& read) {
         f32x16 w[OUT];
         for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
+        // The next rows: the processor foresees no more than a page of one stream, and a row is shorter than that.
+        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
         for (int r = 0; r < ROWS; ++r) {
             f32x16 value = read(x + r * in + i);
             for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
