@@ -43,7 +43,9 @@ def markdown(results: dict[str, Any]) -> str:
             ratios = [f"{entry[key]:.2f}" if entry[key] else "" for key in ("speed", "memory")]
             figures = [f"{entry['rate']:,.0f}", f"{entry['spread']:.0%}", f"{entry['peak']:.2f} GB", *ratios]
             lines.append(f"| {case['title']} | {entry['label']} | {' | '.join(figures)} |")
-    lines += [f"\nNot measured: {title}: {reason}" for title, reason in results["not_measured"].items()]
+    lines += [
+        f"\nNot measured: {title}: {' '.join(reason.split())}" for title, reason in results["not_measured"].items()
+    ]
     versions = {}
     for case in results["cases"].values():
         for label, runs in case["runs"].items():

@@ -25,11 +25,11 @@ from paddlenlp_ext.utils.cli import run_command
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-LEARNING_RATE, WARMUP = "5e-4", "10"
+LEARNING_RATE = "5e-4"
 KEYS = (
     "--dataset_name_or_path {gsm8k} --src_length 512 --max_length 1024 --zero_padding true --greedy_zero_padding true "
     "--per_device_train_batch_size 1 --do_train true --logging_steps 1 --device cpu --overwrite_output_dir true "
-    f"--learning_rate {LEARNING_RATE} --lr_scheduler_type linear --warmup_steps {WARMUP} --max_steps {{steps}}"
+    f"--learning_rate {LEARNING_RATE} --lr_scheduler_type linear --warmup_steps {{warmup}} --max_steps {{steps}}"
 )
 
 
@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> None:
     rows, adapter = work / "rows.jsonl", work / "adapter"
     work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    keys = shlex.split(f"{LORA_KEYS} {KEYS}".format(model=model, gsm8k=args.gsm8k, steps=args.steps))
+    warmup = args.steps // 20
+    words = {"model": model, "gsm8k": args.gsm8k, "steps": args.steps, "warmup": warmup}
+    keys = shlex.split(f"{LORA_KEYS} {KEYS}".format(**words))
     run(sys.executable, FOLDER / "export_rows.py", rows, "--adapter", adapter, *keys, "--output_dir", work / "fp32")
 
     losses = {}
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
         losses[f"this project, {name}"] = read_losses(work / name / "metrics.jsonl")
     for dtype in ("float32", "bfloat16"):
         out = work / f"peer_{dtype}.jsonl"
-        shared = ("--learning_rate", LEARNING_RATE, "--warmup_steps", WARMUP, "--adapter", adapter, "--losses", out)
+        shared = ("--learning_rate", LEARNING_RATE, "--warmup_steps", warmup, "--adapter", adapter, "--losses", out)
         run(args.python, FOLDER / "peers" / "train_rows.py", rows, model, "--dtype", dtype, *shared)
         losses[f"transformers + peft, {dtype}"] = read_losses(out)
 
