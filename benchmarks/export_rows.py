@@ -1,12 +1,14 @@
 """Write the documents of every optimizer step of a run, so that another program can train on the very same ones.
 
-    python benchmarks/export_rows.py ROWS.jsonl CONFIG.json [--key value ...]
+    python benchmarks/export_rows.py ROWS.jsonl CONFIG.json [--adapter FOLDER] [--key value ...]
 
-One line an optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}.
+One line an optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}. With --adapter also
+the adapter that the run starts from, for PEFT: A's random values are then the same too.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections.abc import Sequence
@@ -14,21 +16,26 @@ from pathlib import Path
 
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import load_data
+from paddlenlp_ext.train.build import build_model, load_data
 from paddlenlp_ext.train.data_order import build_data_order
 from paddlenlp_ext.utils.cli import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    target, *rest = argv
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--adapter", type=Path)
+    args, rest = parser.parse_known_args(argv)
     config = load_run_config(rest, peft_methods())
     rows = load_data(config).train_rows
     order = build_data_order(config, rows)
-    with Path(target).open("w", encoding="utf-8") as out:
+    with args.rows.open("w", encoding="utf-8") as out:
         for window in itertools.islice(order.windows(), order.total_steps):
             documents = [rows[index] for index in window.row_indices]
             line = [{"tokens": r.tokens.tolist(), "learned": r.learned.astype(int).tolist()} for r in documents]
             out.write(json.dumps(line) + "\n")
+    if args.adapter:
+        build_model(config).save_pretrained(args.adapter)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,14 @@ import importlib.metadata
 import json
 import platform
 import resource
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 # SmolLM2-135M: the shape that the speed figures of this project are quoted for.
 SMOLLM2_SHAPE = {
@@ -33,6 +38,32 @@ SMOLLM2_SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]) -> np.ndarray:
+    """Token ids [documents, length], the same in every program."""
+    return np.random.default_rng(0).integers(0, vocab_size, (documents, length))
+
+
+def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str, object]:
+    """Run one step of `tokens` tokens that does not count, and `count` that do."""
+    step()
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return tokens_per_second([tokens] * count, seconds)
+
+
+def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, object]:
+    """The median over steps of what each made of its own tokens, and the steps themselves."""
+    rates = [count / time for count, time in zip(tokens, seconds, strict=True)]
+    return {
+        "tokens_per_second": round(statistics.median(rates), 1),
+        "tokens": list(tokens),
+        "seconds": [round(time, 4) for time in seconds],
+    }
 
 
 def peak_memory_gb() -> float:

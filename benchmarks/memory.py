@@ -57,11 +57,18 @@ def measure(model: str, documents: int, length: int, method: str, recompute: boo
     """GB at the peak of a process that loads the model and makes two steps."""
     options = options_of(method)
     script = Path(__file__).with_name("train_step.py")
-    command = [sys.executable, script, "--documents", documents, "--length", length, "--steps", 1, "--model", model]
-    command += ["--method", "full" if method == "full" else "lora", *(["--recompute"] if recompute else [])]
+    keys = [
+        "--model_name_or_path",
+        model,
+        "--lora",
+        str(method != "full").lower(),
+        "--recompute",
+        str(recompute).lower(),
+    ]
     if options is not None:
-        command += ["--quantize", options.algo, *(["--double_quant"] if options.double_quant else [])]
-    output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+        keys += ["--weight_quantize_algo", options.algo, "--weight_double_quant", str(options.double_quant).lower()]
+    command = [sys.executable, script, "--documents", documents, "--length", length, "--steps", 1, *keys]
+    output = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from compare_losses import read_losses
 
+from compare_losses import read_losses
 from measure import environment
 from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy

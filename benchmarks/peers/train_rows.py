@@ -1,9 +1,10 @@
-"""Train on exported rows (benchmarks/export_rows.py) in transformers + peft on PyTorch: the loss curve to compare with.
+"""Train on exported rows (benchmarks/export_rows.py) in transformers + peft on PyTorch: speed, memory and losses.
 
-    python benchmarks/peers/train_rows.py ROWS.jsonl MODEL_FOLDER OUT.jsonl --method lora --learning_rate 3e-4
+    .venv-peers/bin/python benchmarks/peers/train_rows.py ROWS.jsonl MODEL_FOLDER --learning_rate 3e-4 [--losses OUT]
 
 MODEL_FOLDER holds the same weights in Hugging Face layout. Each optimizer step takes one line of ROWS, in padded
-micro-batches; the loss is the sum over learned tokens divided by their number in the whole step.
+micro-batches; the loss is the sum over learned tokens divided by their number in the whole step. Counted are tokens of
+the data, not padding, from the second step on.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import time
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import report
+from measure import report, tokens_per_second
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
@@ -49,47 +50,60 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
     parser.add_argument("model")
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--losses", type=Path, help="write a JSON line a step to this file")
     parser.add_argument("--method", choices=["lora", "full"], default="lora")
     parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--adapter", help="start from this LoRA adapter's values, in place of a fresh one")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--learning_rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["linear", "cosine", "constant"], default="linear")
     parser.add_argument("--warmup_steps", type=int, default=0)
     parser.add_argument("--max_grad_norm", type=float, default=1.0)
     parser.add_argument("--micro_batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, help="timed steps, after one that is not; all of ROWS without it")
     return parser.parse_args()
+
+
+def build_model(args: argparse.Namespace) -> torch.nn.Module:
+    """The model in training mode, with its adapter."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    if args.adapter:
+        model = PeftModel.from_pretrained(model, args.adapter, is_trainable=True)
+    elif args.method == "lora":
+        model = get_peft_model(model, LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear"))
+    return model.train()
 
 
 def main() -> None:
     args = parse_arguments()
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    if args.method == "lora":
-        model = get_peft_model(model, LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear"))
-    model.train()
+    model = build_model(args)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=args.learning_rate, weight_decay=0.0)
     steps = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
-    tokens_done, start = 0, time.perf_counter()
-    with args.out.open("w", encoding="utf-8") as out:
-        for number, documents in enumerate(steps):
-            factor = learning_rate_factor(number, len(steps), args.warmup_steps, args.schedule)
-            optimizer.param_groups[0]["lr"] = args.learning_rate * factor
-            learned = sum(sum(document["learned"][1:]) for document in documents)
-            loss_of_step = 0.0
-            for first in range(0, len(documents), args.micro_batch):
-                ids, mask, labels = collate(documents[first : first + args.micro_batch])
-                outputs = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=learned)
-                outputs.loss.backward()
-                loss_of_step += outputs.loss.item()
-            torch.nn.utils.clip_grad_norm_(trainable, args.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            tokens_done += sum(len(document["tokens"]) - 1 for document in documents)
-            seconds = time.perf_counter() - start
-            out.write(json.dumps({"step": number + 1, "loss": loss_of_step, "seconds": seconds}) + "\n")
-            out.flush()
-    figures = {"method": args.method, "steps": len(steps), "tokens_per_second": round(tokens_done / seconds, 1)}
-    report("peer_train_rows", figures, "torch", "transformers", "peft")
+    seconds, losses = [], []
+    for number, documents in enumerate(steps[: args.steps and args.steps + 1]):
+        start = time.perf_counter()
+        factor = learning_rate_factor(number, len(steps), args.warmup_steps, args.schedule)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        learned = sum(sum(document["learned"][1:]) for document in documents)
+        loss_of_step = 0.0
+        for first in range(0, len(documents), args.micro_batch):
+            ids, mask, labels = collate(documents[first : first + args.micro_batch])
+            outputs = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=learned)
+            outputs.loss.backward()
+            loss_of_step += outputs.loss.item()
+        torch.nn.utils.clip_grad_norm_(trainable, args.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+        losses.append(loss_of_step)
+        if args.losses:
+            with args.losses.open("a" if number else "w", encoding="utf-8") as out:
+                out.write(json.dumps({"step": number + 1, "loss": loss_of_step, "seconds": seconds[-1]}) + "\n")
+    tokens = [sum(len(document["tokens"]) - 1 for document in documents) for documents in steps[: len(seconds)]]
+    settings = {key: getattr(args, key) for key in ("method", "rank", "dtype", "micro_batch")}
+    figures = tokens_per_second(tokens[1:], seconds[1:])
+    report("peer_train_rows", {**settings, **figures, "losses": losses}, "torch", "transformers", "peft")
 
 
 if __name__ == "__main__":

@@ -153,13 +153,17 @@ def choose_dtype(asked: str | None, device: str) -> str:
     """The number format of the weights.
 
     Raises:
-        ValueError: the CPU has no matmul of that format.
+        ValueError: nothing multiplies in that format on this CPU.
     """
+    from paddlenlp_ext.ops import half
+
     if device != "cpu":
         return asked or "bfloat16"
-    if asked not in (None, "float32"):
-        raise ValueError(f"--dtype {asked} is not available on the CPU; use float32.")
-    return "float32"
+    if asked == "float16":
+        raise ValueError("--dtype float16 is not available on the CPU; use float32 or bfloat16.")
+    if asked == "bfloat16" and half.obstacle() is not None:
+        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {half.obstacle()}; use float32.")
+    return asked or "float32"
 
 
 def check_context(arguments: PredictorArguments, config: dict[str, Any]) -> None:

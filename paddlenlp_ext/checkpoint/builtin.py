@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddlenlp_ext.utils.cache import cache_folder
 from paddlenlp_ext.utils.log import get_logger
 
 LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking writes something else
@@ -35,9 +35,8 @@ BUILTIN_MODELS = {
 
 
 def cache_root() -> Path:
-    """Where models are unpacked: `~/.cache/paddlenlp_ext/models`, or under XDG_CACHE_HOME where that is set."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "paddlenlp_ext" / "models"
+    """Where models are unpacked."""
+    return cache_folder("models")
 
 
 def unpack_builtin(name: str) -> Path:

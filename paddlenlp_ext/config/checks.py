@@ -203,9 +203,8 @@ def _precision(config: RunConfig, given: Given) -> None:
     elif precision.fp16_opt_level == "O0" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         given.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
-    elif precision.device == "cpu" and (precision.bf16 or precision.fp16):
-        kind = "bf16" if precision.bf16 else "fp16"
-        given.note(f"{kind} has no effect on the CPU: Paddle multiplies in float32 there", kind)
+    elif precision.device == "cpu" and precision.fp16:
+        given.note("fp16 has no effect on the CPU: nothing multiplies in it there; bf16: true does", "fp16")
     elif precision.fp16:
         given.refuse("fp16: true is not available yet on GPUs (loss scaling is not built); use bf16: true", "fp16")
 

@@ -17,6 +17,7 @@ from paddle import nn
 from paddlenlp_ext.generate.decoding import TokenChooser
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
+from paddlenlp_ext.ops.linear import linear
 
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
@@ -186,7 +187,7 @@ def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:
 
 
 def _last_logits(model: Decoder, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
-    return paddle.matmul(hidden_BSD[:, -1], model.head_weight(), transpose_y=True)
+    return linear(hidden_BSD[:, -1], model.head_weight())
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 Rows of unequal length are padded on the left, so that the newest token of every row lies at one position.
 A prefix stands before all rows: no row's padding hides it, and neither `length` nor `key_starts` count it.
 
-Shapes: B batch, S new positions, T stored positions, C capacity, P positions of the prefix, N query heads, K key-value
-heads, H head dimension.
+Shapes: B batch, S new positions, C capacity, P positions of the prefix, N query heads, K key-value heads, H head
+dimension.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
-from paddlenlp_ext.ops.decode_attention import decode_attention
+from paddlenlp_ext.ops.decode_attention import SeenPlaces, decode_attention, store_keys
 
-BLOCK = 128  # capacity comes in blocks: a step's attention runs over the whole capacity, the empty end masked
+BLOCK = 128  # capacity comes in blocks, so that a step seldom copies what is stored
 
 
 class _LayerStore:
@@ -38,8 +38,7 @@ class _LayerStore:
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
         start, end = self.end, self.end + k_BSKH.shape[1]
         self._reserve(end, k_BSKH)
-        self.k_BKCH[:, :, start:end] = k_BSKH.transpose([0, 2, 1, 3])
-        self.v_BKCH[:, :, start:end] = v_BSKH.transpose([0, 2, 1, 3])
+        store_keys(k_BSKH, v_BSKH, self.k_BKCH, self.v_BKCH, start)
         self.length += k_BSKH.shape[1]
 
     def _reserve(self, end: int, like_BSKH: paddle.Tensor) -> None:
@@ -74,7 +73,7 @@ class KVCache:
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: list[_LayerStore] = []
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
-        self._bias: dict[tuple[int, int, int, int | None], paddle.Tensor] = {}
+        self._seen: dict[tuple[int, int, int | None], SeenPlaces] = {}
 
     @property
     def is_new(self) -> bool:
@@ -114,10 +113,9 @@ class KVCache:
     ) -> paddle.Tensor:
         """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
 
-        A single new position reads the whole capacity in place instead of a copy of what is stored; the bias that hides
-        padding, future and empty positions is made once a step, not once a layer. Into an empty cache the queries come
-        with all their keys: that is attention as in training, by `implementation`, with padding as a document of its
-        own.
+        The stores are read in place; which of their places each position looks at is found out once a step, not once a
+        layer. Into an empty cache the queries come with all their keys: that is attention as in training, by
+        `implementation`, with padding as a document of its own.
         """
         layer = self._layer(layer_index)
         start, num_queries = layer.length, q_BSNH.shape[1]
@@ -127,11 +125,7 @@ class KVCache:
             if prefix is not None:
                 prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix)
-        k_BKTH, v_BKTH = layer.k_BKCH, layer.v_BKCH
-        if num_queries > 1:  # attending to the empty end would cost more than the copy
-            k_BKTH, v_BKTH = k_BKTH[:, :, : layer.end].contiguous(), v_BKTH[:, :, : layer.end].contiguous()
-        bias_BST = self._attention_bias(start, layer, k_BKTH.shape[2], window)
-        return decode_attention(q_BSNH, k_BKTH, v_BKTH, bias_BST, scale)
+        return decode_attention(q_BSNH, layer.k_BKCH, layer.v_BKCH, self._seen_places(start, layer, window), scale)
 
     @paddle.no_grad()
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -142,7 +136,7 @@ class KVCache:
             layer.v_BKCH = paddle.index_select(layer.v_BKCH, index, axis=0)
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
-        self._bias.clear()
+        self._seen.clear()
 
     def _layer(self, index: int) -> _LayerStore:
         assert index <= len(self._layers), f"layer {index} writes before layer {len(self._layers)} has"
@@ -157,22 +151,24 @@ class KVCache:
             self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
         return self._layouts[length, window]
 
-    def _attention_bias(self, start: int, layer: _LayerStore, total: int, window: int | None) -> paddle.Tensor:
-        """0 where a query from `start` on may look among `total` keys, -inf elsewhere; fp32 [B, S, total].
+    def _seen_places(self, start: int, layer: _LayerStore, window: int | None) -> SeenPlaces:
+        """What the positions from `start` to the layer's end look at.
 
         A query inside the padding looks at itself, so that its unused row stays finite.
         """
-        wanted = (start, layer.length, total, window)
-        if wanted not in self._bias:
-            if any(key[:3] != wanted[:3] for key in self._bias):
-                self._bias.clear()
-            starts_B11 = self._starts_B[:, None, None]
-            query_S1, key_1T = np.arange(start, layer.length)[:, None], np.arange(total)[None, :] - layer.num_before
-            place_B1T = key_1T + np.where(key_1T < 0, starts_B11, 0)  # a prefix ends where its row's tokens begin
-            near_BST = place_B1T <= query_S1
-            if window is not None:
-                near_BST &= place_B1T > query_S1 - window
-            real_B1T = (key_1T < 0) | (key_1T >= starts_B11)
-            visible_BST = (near_BST & real_B1T) | (key_1T == query_S1)
-            self._bias[wanted] = paddle.to_tensor(np.where(visible_BST, np.float32(0), np.float32(-np.inf)))
-        return self._bias[wanted]
+        wanted = (start, layer.length, window)
+        if wanted not in self._seen:
+            if any(key[:2] != wanted[:2] for key in self._seen):
+                self._seen.clear()
+            starts_B1, queries_S = self._starts_B[:, None], np.arange(start, layer.length)
+            own_first_BS = np.minimum(starts_B1, queries_S)
+            before, prefix_first_BS = layer.num_before, np.zeros_like(own_first_BS)
+            if window is not None:  # the prefix ends where its row's tokens begin
+                oldest_S = queries_S - window + 1
+                own_first_BS = np.maximum(own_first_BS, oldest_S)
+                prefix_first_BS = np.clip(before + oldest_S - starts_B1, 0, before)
+            own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
+            prefix_end_BS = np.full_like(own_first_BS, before)
+            ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
+            self._seen[wanted] = SeenPlaces(np.ascontiguousarray(np.stack(ranges, axis=-1)))
+        return self._seen[wanted]

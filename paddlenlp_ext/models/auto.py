@@ -41,7 +41,7 @@ class AutoModelForCausalLM:
         Args:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, or a hub id where there is a network.
             dtype: format of the parameters: float32, bfloat16 or float16.
-            use_flash_attention: False keeps to attention in plain Paddle where a flash kernel could run.
+            use_flash_attention: False keeps to attention in plain Paddle where a flash kernel could run, on a GPU.
             quantization: how linear layers are stored in few bits as they are read; embeddings, norms and head are not.
             before_quantizing: an adapter config's, where the adapter changes what is quantized (PiSSA, LoftQ).
 
@@ -64,7 +64,7 @@ class AutoModelForCausalLM:
             model.quantization = quantization or saved
         model.generation_config = read_generation_config(path)
         if not use_flash_attention:
-            model.use_attention("blocks")
+            decline_flash_attention(model)
         model.eval()
         return model
 
@@ -84,6 +84,12 @@ class AutoModelForCausalLM:
             model = CausalLM(decoder_config)
         initialize_weights(model, seed, decoder_config.initializer_range)
         return model
+
+
+def decline_flash_attention(model: CausalLM) -> None:
+    """Keep to attention in plain Paddle on an accelerator; the CPU has no flash kernels to decline."""
+    if paddle.get_device() != "cpu":
+        model.use_attention("blocks")
 
 
 @contextmanager

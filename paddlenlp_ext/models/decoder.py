@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quant.config import with_quantization
 from paddlenlp_ext.quant.model import named_tensors
 from paddlenlp_ext.quant.options import QuantOptions
@@ -45,8 +46,9 @@ class DecoderLayer(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), inputs)
-        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+        attended_BSD = self.self_attn(self.input_layernorm(x_BSD), inputs)
+        x_BSD, normed_BSD = self.post_attention_layernorm.of_sum(x_BSD, attended_BSD)
+        return x_BSD + self.mlp(normed_BSD)
 
 
 class Decoder(nn.Layer):
@@ -143,9 +145,7 @@ class CausalLM(nn.Layer):
             cache: keys and values of the positions before these; it is brought up to date.
         """
         hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
-        if self.lm_head is not None:
-            return self.lm_head(hidden_BSD)
-        return paddle.matmul(hidden_BSD, self.head_weight(), transpose_y=True)
+        return linear(hidden_BSD, self.head_weight()) if self.lm_head is None else self.lm_head(hidden_BSD)
 
     def hidden_states(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
+
+from paddlenlp_ext.ops.embedding import embedding
 
 
 class Embedding(nn.Layer):
@@ -15,5 +16,5 @@ class Embedding(nn.Layer):
         self.weight = self.create_parameter([vocab_size, hidden_size], default_initializer=nn.initializer.Constant())
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to vectors [..., hidden_size]."""
-        return F.embedding(input_ids, self.weight)
+        """Map ids [...] to vectors [..., hidden_size]; of a table in bfloat16 on the CPU they are float32."""
+        return embedding(self.weight, input_ids)

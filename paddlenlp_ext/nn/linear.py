@@ -5,24 +5,28 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.half import beside
+from paddlenlp_ext.ops.linear import linear
+
 
 class Linear(nn.Layer):
     """`x @ weight^T + bias` with weight [out_features, in_features].
 
-    A weight with `stop_gradient` set costs nothing in the backward pass: Paddle's matmul then makes only the input's
-    gradient (tests/nn/test_linear.py).
+    A weight with `stop_gradient` set costs nothing in the backward pass: only the input's gradient is made
+    (tests/nn/test_linear.py).
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = self.create_parameter([out_features, in_features], default_initializer=nn.initializer.Constant())
-        self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
+        bias_dtype = beside(self.weight.dtype)
+        self.bias = self.create_parameter([out_features], dtype=bias_dtype, is_bias=True) if bias else None
 
     @property
     def compute_dtype(self) -> paddle.dtype:
         """The format of the activations, which adapters share."""
-        return self.weight.dtype
+        return beside(self.weight.dtype)
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
@@ -30,13 +34,12 @@ class Linear(nn.Layer):
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features], in the format that the matmul gives (under autocast, half)."""
-        y = self.product(x)
-        return y if self.bias is None else y + self.bias.astype(y.dtype)
+        """Map [..., in_features] to [..., out_features], in the format that the product gives (half under autocast)."""
+        return linear(x, self.weight, self.bias)
 
     def product(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same without the bias."""
-        return paddle.matmul(x, self.weight, transpose_y=True)
+        return linear(x, self.weight)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

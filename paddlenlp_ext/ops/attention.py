@@ -12,7 +12,9 @@ import paddle.nn.functional as F
 from paddlenlp_ext.ops.attention_blocks import blockwise_attention
 from paddlenlp_ext.ops.attention_flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention_native import native_attention
 from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
+from paddlenlp_ext.ops.native import usable
 
 __all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
 
@@ -53,6 +55,7 @@ def attention_reference(
 attention_op = Op(
     "attention",
     flashmask=(flashmask_attention, on_gpu_in_half),
+    native=(native_attention, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
 )
@@ -75,7 +78,7 @@ def attention(
         v_BSKH: values.
         layout: the documents of the batch.
         scale: multiplies the scores, 1 / sqrt(H) as a rule.
-        implementation: "flashmask", "blocks" or "reference"; None takes the best that can run.
+        implementation: "flashmask", "native", "blocks" or "reference"; None takes the best that can run.
         prefix: keys and values that stand before every document.
 
     Returns:

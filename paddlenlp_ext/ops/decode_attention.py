@@ -1,30 +1,52 @@
 """Attention of a few new positions over stored keys and values: what every decoding step does in every layer.
 
-The keys lie as [B, K, T, H], so that both matmuls read them where they are. Stored as [B, T, K, H] they would be copied
-transposed at each step and layer: on two CPU cores, 8 rows, 9 heads on 3 and 256 keys, 6.8 ms instead of 0.2 ms.
-Shapes: B batch, S new positions, T stored positions, N query heads, K key-value heads, G = N / K, H head dimension.
+The keys lie as [B, K, C, H], so that the matmuls of the reference read them where they are. Stored as [B, C, K, H] they
+would be copied transposed at each step and layer: on two CPU cores, 8 rows, 9 heads on 3 and 256 keys, 6.8 ms and not
+0.2 ms.
+Shapes: B batch, S new positions, C places in the stores, N query heads, K key-value heads, G = N / K, H head dimension.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.native import empty, function, pointer, usable
 
-def decode_attention(
-    q_BSNH: paddle.Tensor, k_BKTH: paddle.Tensor, v_BKTH: paddle.Tensor, bias_BST: paddle.Tensor, scale: float
-) -> paddle.Tensor:
-    """Softmax attention with a bias (0 = may look, -inf = may not); returns [B, S, N, H].
 
-    Args:
-        q_BSNH: queries of the new positions.
-        k_BKTH: stored keys, contiguous for speed.
-        v_BKTH: stored values.
-        bias_BST: fp32, added to every head's scores.
-        scale: multiplies the queries, 1 / sqrt(H) as a rule.
+@dataclass(frozen=True)
+class SeenPlaces:
+    """Which places of the stores each new position looks at; made once a step, used by every layer.
+
+    Attributes:
+        ranges: int64 [B, S, 4], first and end of a range among the places of a prefix, then of one among the row's
+            own. One of the two may be empty.
     """
+
+    ranges: np.ndarray
+    _biases: dict[int, paddle.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def bias(self, num_places: int) -> paddle.Tensor:
+        """fp32 [B, S, C], 0 for the places looked at and -inf for the others."""
+        if num_places not in self._biases:
+            places_C, ranges = np.arange(num_places), self.ranges[..., None]
+            in_prefix_BSC = (ranges[:, :, 0] <= places_C) & (places_C < ranges[:, :, 1])
+            in_own_BSC = (ranges[:, :, 2] <= places_C) & (places_C < ranges[:, :, 3])
+            bias_BSC = np.where(in_prefix_BSC | in_own_BSC, np.float32(0), np.float32(-np.inf))
+            self._biases[num_places] = paddle.to_tensor(bias_BSC)
+        return self._biases[num_places]
+
+
+def decode_attention_reference(
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+) -> paddle.Tensor:
+    """Softmax over all places, those that are not looked at with a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
-    kv_heads, total = k_BKTH.shape[1], k_BKTH.shape[2]
+    kv_heads, num_places = k_BKCH.shape[1], k_BKCH.shape[2]
     group = heads // kv_heads
     q_BSNH = q_BSNH * scale
     if length == 1:
@@ -32,11 +54,72 @@ def decode_attention(
     else:
         q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
         q_BKQH = q_BKGSH.reshape([batch, kv_heads, group * length, head_dim])
-    scores_BKQT = paddle.matmul(q_BKQH, k_BKTH, transpose_y=True).astype("float32")
-    scores_BKGST = scores_BKQT.reshape([batch, kv_heads, group, length, total]) + bias_BST.unsqueeze([1, 2])
-    probabilities_BKQT = F.softmax(scores_BKGST, axis=-1).astype(v_BKTH.dtype).reshape(scores_BKQT.shape)
-    out_BKQH = paddle.matmul(probabilities_BKQT, v_BKTH)
+    scores_BKQC = paddle.matmul(q_BKQH, k_BKCH, transpose_y=True).astype("float32")
+    bias_B11SC = seen.bias(num_places).unsqueeze([1, 2])
+    scores_BKGSC = scores_BKQC.reshape([batch, kv_heads, group, length, num_places]) + bias_B11SC
+    probabilities_BKQC = F.softmax(scores_BKGSC, axis=-1).astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
+    out_BKQH = paddle.matmul(probabilities_BKQC, v_BKCH)
     if length == 1:
         return out_BKQH.reshape([batch, 1, heads, head_dim])
     out_BKGSH = out_BKQH.reshape([batch, kv_heads, group, length, head_dim])
     return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
+
+
+def decode_attention_native(
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+) -> paddle.Tensor:
+    """The same in C++ (csrc/decode_attention.cpp), which reads the places looked at and no others."""
+    batch, length, heads, head_dim = shape = q_BSNH.shape
+    out_BSNH = empty(shape)
+    ranges = np.ascontiguousarray(seen.ranges, np.int64).ctypes.data
+    run = function("decode_attention", "pppppfiiiiii")
+    tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
+    sizes = (batch, length, heads, k_BKCH.shape[1], head_dim, k_BKCH.shape[2])
+    run(*map(pointer, tensors), ranges, scale, *sizes)
+    return out_BSNH
+
+
+decode_attention_op = Op(
+    "decode_attention", native=(decode_attention_native, usable), reference=decode_attention_reference
+)
+
+
+def decode_attention(
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+) -> paddle.Tensor:
+    """Softmax attention of new positions over the places that they look at; returns [B, S, N, H], without gradient.
+
+    Args:
+        q_BSNH: queries of the new positions.
+        k_BKCH: the store of keys, in one piece.
+        v_BKCH: the store of values.
+        seen: the places that each position looks at, at least one.
+        scale: multiplies the scores, 1 / sqrt(H) as a rule.
+    """
+    return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale)
+
+
+def store_keys_reference(
+    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
+) -> None:
+    """By assignment to a slice."""
+    k_BKCH[:, :, at : at + k_BSKH.shape[1]] = k_BSKH.transpose([0, 2, 1, 3])
+    v_BKCH[:, :, at : at + k_BSKH.shape[1]] = v_BSKH.transpose([0, 2, 1, 3])
+
+
+def store_keys_native(
+    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
+) -> None:
+    """The same in C++."""
+    tensors = (k_BSKH.contiguous(), v_BSKH.contiguous(), k_BKCH, v_BKCH)
+    function("store_keys", "ppppiiiiii")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
+
+
+store_keys_op = Op("store_keys", native=(store_keys_native, usable), reference=store_keys_reference)
+
+
+def store_keys(
+    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
+) -> None:
+    """Write new keys and values into the stores, from the place `at` on."""
+    store_keys_op.choose(k_BSKH)(k_BSKH, v_BSKH, k_BKCH, v_BKCH, at)

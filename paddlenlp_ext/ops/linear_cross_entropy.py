@@ -7,8 +7,17 @@ Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import paddle
 from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops import linear_cross_entropy_native as native_products
+from paddlenlp_ext.ops.cross_entropy import cross_entropy_
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.native import usable
 
 IGNORED = -100
 
@@ -26,7 +35,11 @@ def linear_cross_entropy_reference(
 
 
 def linear_cross_entropy(
-    hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+    hidden_TD: paddle.Tensor,
+    weight_VD: paddle.Tensor,
+    labels_T: paddle.Tensor,
+    chunk: int = 256,
+    implementation: str | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Sum of the cross entropies of `hidden @ weight^T` against the labels, and how many argmaxes hit.
 
@@ -35,6 +48,7 @@ def linear_cross_entropy(
         weight_VD: [V, D]; its gradient is made only if it trains.
         labels_T: [T]; -100 marks rows that are not learned.
         chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands.
+        implementation: whose matrix products, "native" or "reference"; None: the best that can run.
 
     Returns:
         The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
@@ -45,9 +59,29 @@ def linear_cross_entropy(
     if learned_R.shape[0] == 0:
         # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
         return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
-    counter = _Counter()
     with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
-        loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, paddle.is_grad_enabled(), counter)
+        run = linear_cross_entropy_op.choose(hidden_RD, implementation)
+        return run(hidden_RD, weight_VD, labels_R, chunk)
+
+
+class _Products(NamedTuple):
+    """The matrix products of a head: its weight in their format, logits, and both gradients of the logits' gradient.
+
+    The weight's gradient is added to that of the chunks before.
+    """
+
+    prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
+    logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
+
+
+def _sum_by_chunks(
+    products: _Products, hidden_RD: paddle.Tensor, weight_VD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int
+) -> tuple[paddle.Tensor, int]:
+    counter = _Counter()
+    learns = paddle.is_grad_enabled()
+    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, learns, counter, products)
     return loss, counter.correct
 
 
@@ -59,33 +93,22 @@ class _Counter:
 
 class _LinearCrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter):
+    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter, products):
         learns_hidden = learns and not hidden_RD.stop_gradient
         learns_weight = learns and not weight_VD.stop_gradient
         loss = paddle.zeros([], "float32")
         hidden_gradients, weight_gradient = [], None
-        own_dtype, weight_VD = weight_VD.dtype, _in_dtype(weight_VD, hidden_RD.dtype)
+        own_dtype, weight_VD = weight_VD.dtype, products.prepare(weight_VD, hidden_RD.dtype)
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
-            logits_RV = paddle.matmul(rows_RD, weight_VD, transpose_y=True)
-            logits_RV = _in_dtype(logits_RV, paddle.float32)
-            best_R1 = logits_RV.argmax(axis=1, keepdim=True)
-            counter.correct += int((best_R1.squeeze(1) == targets_R).sum())
-            largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
-            picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
-            # On the CPU paddle.logsumexp takes many times as long as these passes over one buffer.
-            exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
-            sums_R1 = _row_sums(exponentials_RV)
-            loss += (sums_R1.log() + largest_R1).sum() - picked_R.sum()
-            if not (learns_hidden or learns_weight):
-                continue
-            gradient_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
-            gradient_RV = _in_dtype(_subtract_one_at(gradient_RV, targets_R), hidden_RD.dtype)
+            logits_RV = _in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
+            part, num_correct = cross_entropy_(logits_RV, targets_R, learns_hidden or learns_weight)
+            loss += part
+            counter.correct += num_correct
             if learns_hidden:
-                hidden_gradients.append(paddle.matmul(gradient_RV, weight_VD))
+                hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
             if learns_weight:
-                part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
-                weight_gradient = part_VD if weight_gradient is None else weight_gradient.add_(part_VD)
+                weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
         if learns_weight:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
@@ -102,22 +125,32 @@ def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
-    """[R, 1]: sums over long rows, on the CPU taken in two steps.
-
-    Paddle's own sum adds one number after the other there: over 49152 columns it is off by 2e-4 of the value. A
-    matmul with ones adds in blocks and is faster; blocks of blocks bring the error to 1e-7.
-    """
-    if not values_RV.place.is_cpu_place():
-        return values_RV.sum(axis=1, keepdim=True)
-    num_columns = values_RV.shape[1]
-    width = max(width for width in range(1, 513) if num_columns % width == 0)
-    blocks = paddle.matmul(values_RV.reshape([-1, width]), paddle.ones([width, 1], values_RV.dtype))
-    num_blocks = num_columns // width
-    return paddle.matmul(blocks.reshape([-1, num_blocks]), paddle.ones([num_blocks, 1], values_RV.dtype))
+def _paddle_hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
+    return paddle.matmul(_in_dtype(gradient_RV, weight_VD.dtype), weight_VD)
 
 
-def _subtract_one_at(values_RV: paddle.Tensor, columns_R: paddle.Tensor) -> paddle.Tensor:
-    """Subtract 1 in each row at its own column, in place."""
-    minus_one_R1 = paddle.full([columns_R.shape[0], 1], -1.0, values_RV.dtype)
-    return values_RV.put_along_axis_(columns_R.unsqueeze(1), minus_one_R1, axis=1, reduce="add")
+def _paddle_weight_gradient(
+    gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
+) -> paddle.Tensor:
+    gradient_RV = _in_dtype(gradient_RV, rows_RD.dtype)
+    part_VD = _in_dtype(paddle.matmul(gradient_RV, rows_RD, transpose_x=True), paddle.float32)
+    return part_VD if total_VD is None else total_VD.add_(part_VD)
+
+
+_PADDLE = _Products(
+    prepare=_in_dtype,
+    logits=functools.partial(paddle.matmul, transpose_y=True),
+    hidden_gradient=_paddle_hidden_gradient,
+    weight_gradient=_paddle_weight_gradient,
+)
+_NATIVE = _Products(
+    native_products.prepare,
+    native_products.logits,
+    native_products.hidden_gradient,
+    native_products.weight_gradient,
+)
+linear_cross_entropy_op = Op(
+    "linear_cross_entropy",
+    native=(functools.partial(_sum_by_chunks, _NATIVE), usable),
+    reference=functools.partial(_sum_by_chunks, _PADDLE),
+)

@@ -9,6 +9,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.native import usable
+from paddlenlp_ext.ops.rms_norm_native import add_rms_norm_native, rms_norm_native
 
 
 def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
@@ -46,9 +48,30 @@ class _RmsNorm(PyLayer):
         return scaled_RD.subtract_(along_x_RD).multiply_(inverse_R1), weight_gradient
 
 
-rms_norm_op = Op("rms_norm", cpu=(rms_norm_cpu, on_cpu_in_fp32), reference=rms_norm_reference)
+def add_rms_norm_reference(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """`x + addend`, and that sum normalised, by whatever norm is best."""
+    total = x + addend
+    return total, rms_norm(total, weight_D, epsilon)
+
+
+rms_norm_op = Op(
+    "rms_norm",
+    native=(rms_norm_native, usable),
+    cpu=(rms_norm_cpu, on_cpu_in_fp32),
+    reference=rms_norm_reference,
+)
+add_rms_norm_op = Op("add_rms_norm", native=(add_rms_norm_native, usable), reference=add_rms_norm_reference)
 
 
 def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """Normalise the last axis of `x` [..., D] and scale it by `weight_D`."""
     return rms_norm_op.choose(x)(x, weight_D, epsilon)
+
+
+def add_rms_norm(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """The sum of two tensors [..., D] and its norm: where a residual stream takes something in and is read again."""
+    return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon)

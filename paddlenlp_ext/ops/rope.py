@@ -12,6 +12,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
 
 
 def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
@@ -58,7 +59,36 @@ def _turn(head_dim: int) -> paddle.Tensor:
     return paddle.to_tensor(np.block([[zero, half], [-half, zero]]), place=paddle.CPUPlace())
 
 
-rope_op = Op("rope", cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
+def rope_native(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
+    """The same in one pass of C++ (csrc/rope.cpp); keeps the tables only."""
+    tables = cos_BSH.contiguous(), sin_BSH.contiguous()
+    if wants_gradient(x_BSNH):
+        return _NativeRope.apply(x_BSNH, *tables)
+    return _turned(x_BSNH, *tables, back=False)
+
+
+class _NativeRope(PyLayer):
+    @staticmethod
+    def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
+        ctx.save_for_backward(cos_BSH, sin_BSH)
+        return _turned(x_BSNH, cos_BSH, sin_BSH, back=False)
+
+    @staticmethod
+    def backward(ctx, gradient_BSNH):
+        return _turned(gradient_BSNH, *ctx.saved_tensor(), back=True), None, None
+
+
+def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
+    x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
+    assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables are of other positions"
+    assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables are of another format"
+    out_BSNH = empty(x_BSNH.shape)
+    inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
+    function("rope_turn", "pppiiiip")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
+    return out_BSNH
+
+
+rope_op = Op("rope", native=(rope_native, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
 
 
 def apply_rope(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
+from paddlenlp_ext.ops.remake import with_maker
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -42,7 +46,38 @@ class _SwiGlu(PyLayer):
         return slope.multiply_(up).multiply_(gradient), up_gradient
 
 
-swiglu_op = Op("swiglu", cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference)
+def swiglu_native(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either."""
+    assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
+    gate, up = gate.contiguous(), up.contiguous()
+    if not wants_gradient(gate, up):
+        return _product(gate, up)
+    return with_maker(_NativeSwiGlu.apply(gate, up), lambda: _product(gate, up))
+
+
+class _NativeSwiGlu(PyLayer):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return _product(gate, up)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gate, up = ctx.saved_tensor()
+        gradients = [None if x.stop_gradient else empty(x.shape) for x in (gate, up)]
+        addresses = [None if x is None else pointer(x) for x in gradients]
+        inputs = pointer(gradient.contiguous()), pointer(gate), pointer(up)
+        function("swiglu_backward", "pppipp")(*inputs, math.prod(gate.shape), *addresses)
+        return tuple(gradients)
+
+
+def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    out = empty(gate.shape)
+    function("swiglu_forward", "ppip")(pointer(gate), pointer(up), math.prod(gate.shape), pointer(out))
+    return out
+
+
+swiglu_op = Op("swiglu", native=(swiglu_native, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference)
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:

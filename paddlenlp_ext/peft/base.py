@@ -15,6 +15,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.peft.fold import fold_in_place
@@ -127,7 +128,7 @@ class PeftModel(nn.Layer):
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
-        return paddle.matmul(self.hidden_states(*args, **kwargs), self.head_weight(), transpose_y=True)
+        return linear(self.hidden_states(*args, **kwargs), self.head_weight())
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.plan import Style
 
@@ -114,6 +115,11 @@ class Factor(nn.Layer):
 def has_values(base: nn.Layer) -> bool:
     """Whether a layer has its tensors: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
     return all(tensor._is_initialized() for tensor in (*base.parameters(), *base.buffers()))
+
+
+def frozen(base: Linear) -> bool:
+    """Whether neither weight nor bias of a linear trains."""
+    return base.weight.stop_gradient and (base.bias is None or base.bias.stop_gradient)
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:

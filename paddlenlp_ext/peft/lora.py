@@ -23,8 +23,10 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, frozen, kaiming_uniform
 from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -169,14 +171,21 @@ class LoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
-        return self.base(x) + self.update(x)
+        """[..., in] to [..., out]; one step for both where the base is plain and frozen and reads the same x."""
+        base = self.base
+        if type(base) is not Linear or (self.dropout and self.training) or not frozen(base):
+            return base(x) + self.update(x)
+        return lora_linear(x, base.weight, base.bias, self.lora_A.weight, self.outer(), self.scaling)
 
     def update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
         inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
-        return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+        return paddle.matmul(inner, self.outer(), transpose_y=True)
+
+    def outer(self) -> paddle.Tensor:
+        """B."""
+        return self.lora_B.weight
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B."""

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
@@ -81,12 +80,9 @@ class MoSLoRALinear(LoRALinear):
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
 
-    def update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """s x A^T M^T B^T."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
-        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
-        inner = paddle.matmul(inner, self.lora_AB.weight, transpose_y=True)
-        return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+    def outer(self) -> paddle.Tensor:
+        """B M: the mixer joins the smaller matrix, not each token."""
+        return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B M."""

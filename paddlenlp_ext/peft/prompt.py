@@ -22,6 +22,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layer import AdapterLayer, generator_for, has_values
@@ -172,7 +173,7 @@ class PromptEmbedding(AdapterLayer):
         super().__init__(base)
         shape = (num_tokens, base.weight.shape[1])
         self.prompt_embeddings = self.create_parameter(
-            list(shape), dtype=base.weight.dtype, default_initializer=nn.initializer.Constant()
+            list(shape), dtype=beside(base.weight.dtype), default_initializer=nn.initializer.Constant()
         )
         if not has_values(base):
             return
@@ -190,8 +191,7 @@ class PromptEmbedding(AdapterLayer):
 
     def start_from(self, token_ids: np.ndarray) -> None:
         """Let each vector be the embedding of a token."""
-        rows = paddle.gather(self.base.weight, paddle.to_tensor(token_ids))
-        self._set(rows.astype("float32").numpy())
+        self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
 
     def adapted(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         """[...] to [..., D]."""

@@ -15,7 +15,8 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
-from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.auto import AutoModelForCausalLM, decline_flash_attention
+from paddlenlp_ext.ops import half
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.quant.model import quantize_linears
 from paddlenlp_ext.quant.options import QuantOptions
@@ -68,7 +69,7 @@ def build_model(config: RunConfig) -> Any:
         if quantization is not None:
             quantize_linears(model, quantization, before)
         if not config.model.use_flash_attention:
-            model.use_attention("blocks")
+            decline_flash_attention(model)
     if model.quantization is not None and config.peft is None and config.train.do_train:
         raise ValueError(
             f"{name} is stored quantized, so that its weights do not train: choose an adapter (lora: true), or start "
@@ -94,8 +95,21 @@ def quant_options(config: ModelConfig) -> QuantOptions | None:
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """float32, but for O2 on an accelerator, where the weights have the type of the matrix products."""
+    """The format in which the model's matrices are stored.
+
+    That of the matrix products for O2 on an accelerator, and on the CPU where they are frozen; else float32.
+
+    Raises:
+        ValueError: bf16 on a CPU for which there are no such products.
+    """
     precision = config.precision
+    if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
+        if half.obstacle() is not None:
+            raise ValueError(
+                f"bf16: true needs the native library on the CPU, and {half.obstacle()}; "
+                "mend that, or set bf16: false to compute in float32"
+            )
+        return "float32" if config.peft is None else "bfloat16"
     return precision.compute_dtype if precision.fp16_opt_level == "O2" else "float32"
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.ops.half import products_in_bf16
+
 
 def autocast(precision: Any) -> AbstractContextManager[Any]:
-    """Context for a forward pass: under O1 matrix products are cast to bf16; everything else needs no context.
+    """Context for a forward pass: under O1 matrix products are cast to bf16; with O2 the weights themselves are bf16.
 
-    With O2 the weights themselves are bf16; on the CPU, which has no bf16 product, fp32 is computed.
+    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there (ops/half.py).
 
     Args:
         precision: `config.precision`.
@@ -22,6 +24,8 @@ def autocast(precision: Any) -> AbstractContextManager[Any]:
     dtype = precision.compute_dtype
     if dtype == "float16":
         raise ValueError("fp16: true is not available: its gradients need loss scaling; use bf16: true")
+    if dtype == "bfloat16" and precision.device == "cpu":
+        return products_in_bf16()
     if dtype == "float32" or precision.fp16_opt_level != "O1":
         return nullcontext()
     return paddle.amp.auto_cast(level="O1", dtype=dtype)

@@ -138,10 +138,15 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
     assert config.precision.compute_dtype == "float32" and "fp16_opt_level O0" in config.notes[0]
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_bf16_is_for_the_cpu_too(tmp_path, level):
+    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "bf16": True, "fp16_opt_level": level}))
+    assert config.precision.compute_dtype == "bfloat16" and not config.notes
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"bf16": True, "fp16_opt_level": "O2"}, "bf16 has no effect on the CPU"),
         ({"fp16": True}, "fp16 has no effect on the CPU"),
         ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
         (

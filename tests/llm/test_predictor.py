@@ -215,7 +215,7 @@ def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
     ("words", "message"),
     [
         (["--src_length", "250"], "make 258 tokens, more than the model's context of 256"),
-        (["--dtype", "bfloat16", "--device", "cpu"], "--dtype bfloat16 is not available on the CPU; use float32"),
+        (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not available on the CPU; use float32 or bf"),
         (["--device", "tpu"], "device 'tpu' is not here"),
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
         (["--data_file", "absent.json"], "'absent.json' is no file"),

@@ -1,4 +1,4 @@
-"""Attention over stored keys against the masked reference, on odd shapes."""
+"""Attention over stored keys against the formula, on odd shapes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,66 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.decode_attention import decode_attention
+from paddlenlp_ext.ops import decode_attention as ops
+from paddlenlp_ext.ops.decode_attention import SeenPlaces
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+TWINS = [pytest.param(ops.decode_attention_native, marks=needs_native), ops.decode_attention_reference]
+STORES = [pytest.param(ops.store_keys_native, marks=needs_native), ops.store_keys_reference]
 
 
-def reference(q_BSNH, k_BKTH, v_BKTH, bias_BST, scale):
-    """The formula in NumPy, a head at a time."""
-    out = np.empty_like(q_BSNH)
-    group = q_BSNH.shape[2] // k_BKTH.shape[1]
-    for head in range(q_BSNH.shape[2]):
-        k_BTH, v_BTH = k_BKTH[:, head // group], v_BKTH[:, head // group]
-        scores_BST = scale * q_BSNH[:, :, head] @ k_BTH.transpose(0, 2, 1) + bias_BST
-        weights_BST = np.exp(scores_BST - scores_BST.max(axis=-1, keepdims=True))
-        out[:, :, head] = weights_BST / weights_BST.sum(axis=-1, keepdims=True) @ v_BTH
+def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
+    """In float64, a query and a head at a time, of the places looked at alone."""
+    out = np.empty(q_BSNH.shape)
+    group = q_BSNH.shape[2] // k_BKCH.shape[1]
+    for row, position, head in np.ndindex(*q_BSNH.shape[:3]):
+        first, end, own_first, own_end = ranges_BS4[row, position]
+        seen = [*range(first, end), *range(own_first, own_end)]
+        keys, values = (x[row, head // group, seen].astype(np.float64) for x in (k_BKCH, v_BKCH))
+        scores = scale * keys @ q_BSNH[row, position, head]
+        weights = np.exp(scores - scores.max())
+        out[row, position, head] = weights / weights.sum() @ values
     return out
 
 
+@pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize(
-    ("batch", "length", "heads", "kv_heads", "total", "head_dim"),
-    [(1, 1, 1, 1, 1, 2), (2, 1, 9, 3, 13, 8), (3, 1, 4, 1, 7, 6), (2, 5, 6, 2, 11, 4), (1, 3, 4, 4, 3, 8)],
+    ("batch", "length", "heads", "kv_heads", "places", "head_dim"),
+    [(1, 1, 1, 1, 1, 2), (2, 1, 9, 3, 37, 64), (3, 1, 4, 1, 7, 6), (2, 5, 6, 2, 41, 16), (1, 3, 4, 4, 16, 21)],
 )
-def test_equals_the_formula(batch, length, heads, kv_heads, total, head_dim):
-    rng = np.random.default_rng(total)
-    q = rng.standard_normal((batch, length, heads, head_dim), dtype=np.float32)
-    k, v = rng.standard_normal((2, batch, kv_heads, total, head_dim), dtype=np.float32)
-    bias = np.where(rng.random((batch, length, total)) < 0.4, -np.inf, 0.0).astype(np.float32)
-    bias[:, :, 0] = 0.0
-    out = decode_attention(*map(paddle.to_tensor, (q, k, v, bias)), 0.37)
-    np.testing.assert_allclose(out.numpy(), reference(q, k, v, bias, 0.37), rtol=1e-5, atol=1e-6)
+def test_equals_the_formula(twin, batch, length, heads, kv_heads, places, head_dim):
+    """What is not looked at is not a number in the stores of the native twin."""
+    rng = np.random.default_rng(places)
+    q = normal(1, batch, length, heads, head_dim)
+    k, v = normal(2, batch, kv_heads, places, head_dim), normal(3, batch, kv_heads, places, head_dim)
+    prefix_end = places // 3
+    prefix_first = rng.integers(0, prefix_end + 1, (batch, length))
+    own_first = rng.integers(prefix_end, places, (batch, length))
+    own_end = rng.integers(own_first + 1, places + 1)
+    ranges = np.stack([prefix_first, np.full_like(own_first, prefix_end), own_first, own_end], axis=-1)
+    out = twin(*map(paddle.to_tensor, (q, k, v)), SeenPlaces(ranges), 0.37)
+    np.testing.assert_allclose(out.numpy(), formula(q, k, v, ranges, 0.37), rtol=1e-5, atol=2e-6)
+
+
+@needs_native
+def test_places_that_are_not_looked_at_are_not_read():
+    q, stores = normal(1, 1, 1, 2, 16), [normal(seed, 1, 1, 40, 16) for seed in (2, 3)]
+    ranges = np.array([[[2, 7, 11, 30]]])
+    outputs = []
+    for rest in (0.0, np.nan):
+        for store in stores:
+            store[:, :, [0, 1, 7, 8, 9, 10, *range(30, 40)]] = rest
+        outputs.append(ops.decode_attention_native(*map(paddle.to_tensor, (q, *stores)), SeenPlaces(ranges), 1.0))
+    np.testing.assert_array_equal(outputs[0].numpy(), outputs[1].numpy())
+
+
+@pytest.mark.parametrize("twin", STORES)
+@pytest.mark.parametrize("length", [1, 3])
+def test_new_keys_are_written_where_they_belong(twin, length):
+    new, stores = [normal(seed, 2, length, 3, 5) for seed in (1, 2)], [normal(seed, 2, 3, 9, 5) for seed in (3, 4)]
+    tensors = [paddle.to_tensor(store) for store in stores]
+    twin(*map(paddle.to_tensor, new), *tensors, 4)
+    for store, tensor, written in zip(stores, tensors, new, strict=True):
+        store[:, :, 4 : 4 + length] = written.transpose(0, 2, 1, 3)
+        np.testing.assert_array_equal(tensor.numpy(), store)

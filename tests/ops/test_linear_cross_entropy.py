@@ -6,6 +6,9 @@ import pytest
 
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+TWINS = [pytest.param("native", marks=needs_native), "reference"]
 
 
 def dense(hidden, weight, labels):
@@ -33,11 +36,12 @@ def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float)
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1.0), (37, 8, 97, 0.6), (16, 5, 64, 1.0)])
 @pytest.mark.parametrize("weight_trains", [True, False])
-def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains):
+@pytest.mark.parametrize("twin", TWINS)
+def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains, twin):
     hidden, weight, labels = make(*sizes)
     hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
     weight_t = paddle.to_tensor(weight, stop_gradient=not weight_trains)
-    loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk=chunk)
+    loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk, twin)
     (loss * 0.25).backward()
 
     expected_loss, expected_hits, hidden_gradient, weight_gradient = dense(hidden, weight, labels)
@@ -94,3 +98,16 @@ def test_a_large_vocabulary_costs_no_precision(vocab_size):
     hidden, weight, labels = make(3, 4, vocab_size, 1.0)
     loss, _ = linear_cross_entropy(*map(paddle.to_tensor, (hidden, 0.1 * weight, labels)))
     assert float(loss) == pytest.approx(dense(hidden, 0.1 * weight, labels)[0], rel=2e-6)
+
+
+@needs_native
+def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products():
+    hidden, weight, labels = make(37, 40, 97, 0.6)
+    weight_t = paddle.to_tensor(weight).astype("bfloat16")
+    hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
+    loss, _ = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk=16)
+    loss.backward()
+    expected_loss, _, hidden_gradient, _ = dense(hidden, weight_t.astype("float32").numpy(), labels)
+    assert float(loss) == pytest.approx(expected_loss, rel=2e-3)
+    error = np.linalg.norm(hidden_t.grad.numpy() - hidden_gradient) / np.linalg.norm(hidden_gradient)
+    assert hidden_t.grad.dtype == paddle.float32 and 1e-4 < error < 2e-2

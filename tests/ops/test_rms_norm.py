@@ -4,32 +4,92 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.rms_norm import rms_norm, rms_norm_cpu, rms_norm_reference
+from paddlenlp_ext.ops.native import set_threads
+from paddlenlp_ext.ops.rms_norm import add_rms_norm_reference, rms_norm, rms_norm_cpu, rms_norm_reference
+from paddlenlp_ext.ops.rms_norm_native import add_rms_norm_native, rms_norm_native
+from paddlenlp_ext.runtime import threads_per_process
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.ops.needs_native import needs_native
 
 EPSILON = 1e-3
+NATIVE = pytest.param(rms_norm_native, marks=needs_native)
+ADD_NATIVE = pytest.param(add_rms_norm_native, marks=needs_native)
 
 
-@pytest.mark.parametrize("implementation", [rms_norm, rms_norm_cpu, rms_norm_reference])
-@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 3, 7), (5, 33), (2, 3, 4, 6)])
+@pytest.mark.parametrize("implementation", [rms_norm, NATIVE, rms_norm_cpu, rms_norm_reference])
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 3, 7), (5, 33), (2, 3, 4, 6), (211, 97)])
 def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
     x, weight, gradient = normal(1, *shape), normal(2, shape[-1]), normal(3, *shape)
     actual = run_both_ways(lambda x, w: implementation(x, w, EPSILON), [x, weight], gradient)
 
+    x = x.astype(np.float64)
     rms = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
     scaled = gradient * weight
     x_gradient = scaled / rms - x * (scaled * x).mean(-1, keepdims=True) / rms**3
     weight_gradient = (gradient * x / rms).reshape(-1, shape[-1]).sum(0)
-    assert_all_close(actual, [x / rms * weight, x_gradient, weight_gradient], atol=1e-5)
+    assert_all_close(actual, [x / rms * weight, x_gradient, weight_gradient], atol=2e-5)
 
 
-def test_a_frozen_weight_gets_no_gradient():
+@pytest.mark.parametrize("implementation", [NATIVE, rms_norm_cpu, rms_norm_reference])
+def test_a_frozen_weight_gets_no_gradient(implementation):
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
-    for implementation in (rms_norm_cpu, rms_norm_reference):
-        _, x_gradient, weight_gradient = run_both_ways(
-            lambda x, w, run=implementation: run(x, w, EPSILON), [x, weight], gradient, frozen=[1]
-        )
-        assert weight_gradient is None and np.abs(x_gradient).max() > 0
+    _, x_gradient, weight_gradient = run_both_ways(
+        lambda x, w: implementation(x, w, EPSILON), [x, weight], gradient, frozen=[1]
+    )
+    assert weight_gradient is None and np.abs(x_gradient).max() > 0
+
+
+@needs_native
+def test_a_frozen_input_gets_no_gradient():
+    x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
+    _, x_gradient, weight_gradient = run_both_ways(
+        lambda x, w: rms_norm_native(x, w, EPSILON), [x, weight], gradient, frozen=[0]
+    )
+    assert x_gradient is None and np.abs(weight_gradient).max() > 0
+
+
+@needs_native
+def test_the_number_of_threads_changes_no_bit():
+    x, weight, gradient = normal(1, 301, 97), normal(2, 97), normal(3, 301, 97)
+    runs = []
+    for num_threads in (1, 2):
+        set_threads(num_threads)
+        runs.append(run_both_ways(lambda x, w: rms_norm_native(x, w, EPSILON), [x, weight], gradient))
+    set_threads(threads_per_process())
+    assert_all_close(*runs, atol=0.0)
+
+
+@needs_native
+def test_an_input_may_lie_in_pieces():
+    x, weight = normal(1, 8, 6), paddle.to_tensor(normal(2, 6))
+    strided = paddle.to_tensor(np.ascontiguousarray(x.T)).transpose([1, 0])
+    np.testing.assert_array_equal(
+        rms_norm_native(strided, weight, EPSILON).numpy(), rms_norm_native(paddle.to_tensor(x), weight, EPSILON).numpy()
+    )
+
+
+@pytest.mark.parametrize("implementation", [ADD_NATIVE, add_rms_norm_reference])
+@pytest.mark.parametrize("shape", [(1, 1, 8), (211, 97)])
+@pytest.mark.parametrize("frozen", [None, 0, 1])
+def test_a_sum_and_its_norm_and_the_gradients_of_both(implementation, shape, frozen):
+    x, addend, weight = normal(1, *shape), normal(2, *shape), normal(3, shape[-1])
+    total_gradient, gradient = normal(4, *shape), normal(5, *shape)
+    tensors = [
+        paddle.to_tensor(array, stop_gradient=index == frozen) for index, array in enumerate((x, addend, weight))
+    ]
+    total, normed = implementation(*tensors, EPSILON)
+    # The sum is read twice, so that Paddle adds to its gradient in place.
+    loss = (normed * paddle.to_tensor(gradient)).sum() + (total * paddle.to_tensor(total_gradient)).sum()
+    (loss + (tensors[0] * 2.0).sum()).backward()
+
+    whole = (x + addend).astype(np.float64)
+    rms = np.sqrt((whole**2).mean(-1, keepdims=True) + EPSILON)
+    scaled = gradient * weight
+    into_sum = scaled / rms - whole * (scaled * whole).mean(-1, keepdims=True) / rms**3 + total_gradient
+    weight_gradient = (gradient * whole / rms).reshape(-1, shape[-1]).sum(0)
+    wanted = [None if index == frozen else array for index, array in enumerate((into_sum + 2.0, into_sum))]
+    actual = [total.numpy(), normed.numpy(), *(None if x.grad is None else x.grad.numpy() for x in tensors)]
+    assert_all_close(actual, [whole, whole / rms * weight, *wanted, weight_gradient], atol=2e-5)
 
 
 def test_the_result_has_the_inputs_format_whatever_the_weights():

@@ -3,12 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_reference
+from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.ops.needs_native import needs_native
+
+NATIVE = pytest.param(swiglu_native, marks=needs_native)
 
 
-@pytest.mark.parametrize("implementation", [swiglu, swiglu_cpu, swiglu_reference])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7)])
+@pytest.mark.parametrize("implementation", [swiglu, NATIVE, swiglu_cpu, swiglu_reference])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
 def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     gate.flat[0] = -80.0  # far out, silu is 0 and not NaN
@@ -18,3 +21,22 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
     slope = sigmoid * (1 + gate * (1 - sigmoid))
     expected = [gate * sigmoid * up, gradient * up * slope, gradient * gate * sigmoid]
     assert_all_close(actual, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", [NATIVE, swiglu_cpu])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+    actual = run_both_ways(implementation, [normal(1, 3, 7), normal(2, 3, 7)], normal(3, 3, 7), frozen=[frozen])
+    assert actual[1 + frozen] is None and np.abs(actual[2 - frozen]).max() > 0
+
+
+@needs_native
+@pytest.mark.parametrize("far", [-1e4, -104.0, -88.0, 88.0, 1e4])
+def test_far_out_it_is_zero_or_its_input(far):
+    """Where e^-x leaves the range of floats; the gradient too."""
+    out, gate_gradient, up_gradient = run_both_ways(
+        swiglu_native, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)
+    )
+    expected = max(far, 0.0)
+    for values, wanted in ((out, expected), (up_gradient, expected), (gate_gradient, float(far > 0))):
+        np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-30)

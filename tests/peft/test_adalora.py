@@ -142,7 +142,7 @@ def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
     tiny_model().save_pretrained(tmp_path / "base")
     folders = (tmp_path / "finished", tmp_path / "merged")
     report = merge_adapter(*folders, AutoModelForCausalLM.from_pretrained, base=tmp_path / "base")
-    assert report.difference < shared.TOLERANCE
+    assert report.difference < shared.TOLERANCE * report.effect, "rounding grows with the numbers"
     warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
     assert sum(layer.rank for layer in warm.layers().values()) == 28
     for step in (1, 2, 3, 4):

@@ -9,7 +9,13 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddlenlp_ext.train.optim import build_optimizer, clip_gradients, global_norm, trainable_parameters
+from paddlenlp_ext.train.optim import (
+    build_optimizer,
+    clip_gradients,
+    global_norm,
+    parameter_groups,
+    trainable_parameters,
+)
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
@@ -130,6 +136,50 @@ def test_restored_state_goes_on_with_the_same_bits():
     run(after, other, range(3, 6))
     for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
         assert np.array_equal(want.numpy(), got.numpy()), name
+
+
+@pytest.mark.parametrize("paddle_first", [True, False])
+def test_paddles_own_adamw_and_ours_go_on_from_each_others_state(paddle_first):
+    """A checkpoint outlives a change of machine, or a missing compiler."""
+
+    def build(model, with_paddles: bool):
+        if with_paddles:
+            return paddle.optimizer.AdamW(
+                1e-2, BETA1, BETA2, EPSILON, parameter_groups(model, DECAY), weight_decay=DECAY, multi_precision=True
+            )
+        return build_optimizer(model, options())
+
+    def steps(model, optimizer, part):
+        for step in part:
+            set_gradients(model, draw_gradients(np.random.default_rng(step)))
+            optimizer.step()
+            optimizer.clear_grad()
+
+    straight = Toy()
+    steps(straight, build(straight, True), range(6))
+    before, after = Toy(), Toy(seed=9)
+    first = build(before, paddle_first)
+    steps(before, first, range(3))
+    after.set_state_dict(before.state_dict())
+    second = build(after, not paddle_first)
+    restore_optimizer_state(second, trainable_parameters(after), optimizer_state(first, trainable_parameters(before)))
+    steps(after, second, range(3, 6))
+    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_parameter_without_a_gradient_and_its_state_stay():
+    model = Toy()
+    optimizer = build_optimizer(model, options())
+    state = optimizer_state(optimizer, trainable_parameters(model))
+    gradients = draw_gradients(np.random.default_rng(0))
+    del gradients["lora_B"]
+    set_gradients(model, gradients)
+    bits = model.lora_B.numpy()
+    optimizer.step()
+    assert np.array_equal(model.lora_B.numpy(), bits)
+    assert state["lora_B.beta1_pow_acc"].item() == pytest.approx(BETA1)
+    assert state["weight.beta1_pow_acc"].item() == pytest.approx(BETA1**2)
 
 
 def test_foreign_state_is_refused():

@@ -78,8 +78,7 @@ class Scripted(Trainer):
 
     def script(self, losses, accuracies):
         self.measures = [
-            {"eval_loss": loss, "eval_accuracy": accuracy}
-            for loss, accuracy in zip(losses, accuracies, strict=True)
+            {"eval_loss": loss, "eval_accuracy": accuracy} for loss, accuracy in zip(losses, accuracies, strict=True)
         ]
         self.seen = {}
         return self
@@ -151,8 +150,6 @@ def test_best_model_needs_evaluations(tmp_path):
         make_trainer(tmp_path, evaluation_strategy="epoch")
     with pytest.raises(ValueError, match="'rougel' needs eval_with_do_generation"):
         make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel")
-
-
 
 
 def test_a_failed_save_leaves_no_checkpoint(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ class PrecisionConfig:
 
     @property
     def compute_dtype(self) -> str:
-        """The type of matrix products: float32 with O0, and on the CPU always, Paddle has no other there."""
-        if self.device == "cpu" or self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
+        """The type of matrix products: float32 with O0, and on the CPU with fp16, which nothing multiplies there."""
+        if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16) or (self.fp16 and self.device == "cpu"):
             return "float32"
         return "bfloat16" if self.bf16 else "float16"

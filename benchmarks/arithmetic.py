@@ -1,0 +1,53 @@
+"""How many floating-point operations a training step needs, by formula: what a roofline divides by the machine's rate.
+
+A product of [m, k] and [k, n] is 2 m n k operations. Counted is what the mathematics asks for; what a program computes
+again to save memory, and everything elementwise, earns nothing.
+T tokens, D hidden, I feed-forward, V vocabulary, N and K query and key-value heads, H head dimension, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def linear_shapes(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(in, out) of the seven linears of a layer of a Llama-like config.json: q, k, v, o, gate, up, down."""
+    hidden, inner, head_dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    queries, keys = shape["num_attention_heads"] * head_dim, shape["num_key_value_heads"] * head_dim
+    attention = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
+    return [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
+
+
+def step_operations(
+    shape: Mapping[str, Any], lengths: Sequence[int], learned: int, rank: int | None
+) -> dict[str, float]:
+    """Operations of one step, forward and backward, part by part.
+
+    Args:
+        shape: a config.json of a Llama-like model with a tied head.
+        lengths: of the documents; a token looks at itself and those before it in its document.
+        learned: tokens that the loss counts; the head sees no others.
+        rank: of LoRA on all linears, on a frozen base; None: all weights train.
+
+    Returns:
+        `linear forward`, `linear input gradient`, `linear weight gradient`, `lora`, `attention`, `head`.
+    """
+    tokens, layers = sum(lengths), shape["num_hidden_layers"]
+    linears = linear_shapes(shape)
+    forward = 2.0 * tokens * layers * sum(rows * columns for rows, columns in linears)
+    # Under a frozen embedding nobody wants the gradient of what the first layer's q, k and v read.
+    unwanted = 2.0 * tokens * sum(rows * columns for rows, columns in linears[:3]) if rank else 0.0
+    through_rank = 2.0 * tokens * layers * (rank or 0) * sum(rows + columns for rows, columns in linears)
+    unwanted_rank = 2.0 * tokens * (rank or 0) * sum(rows for rows, _ in linears[:3])
+    pairs = sum(length * (length + 1) / 2 for length in lengths)
+    products = 2.0 * pairs * shape["num_attention_heads"] * shape["head_dim"] * layers
+    head = 2.0 * learned * shape["hidden_size"] * shape["vocab_size"]
+    return {
+        "linear forward": forward,
+        "linear input gradient": forward - unwanted,
+        "linear weight gradient": 0.0 if rank else forward,
+        "lora": 3 * through_rank - unwanted_rank,
+        "attention": 6 * products,  # 2 forward: scores, weighted values; 4 backward
+        "head": head * (2 if rank else 3),
+    }

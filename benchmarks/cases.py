@@ -1,0 +1,124 @@
+"""What `make bench` measures: data only. The words in braces are filled in by bench.py.
+
+{model}   the built-in SmolLM2-135M-Instruct, unpacked into a Hugging Face folder that all programs read
+{gsm8k}   the folder given by --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}
+{rows}    the documents of each optimizer step of GSM8K_KEYS, exported once (export_rows.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PYTHONS = {"torch": ".venv-peers/bin/python", "paddlenlp": ".venv-paddlenlp/bin/python"}
+"""Interpreter of each environment, below the root of the project; `ours` is the one that runs bench.py."""
+
+MODEL_KEYS = "--model_name_or_path {model}"
+LORA_KEYS = f"{MODEL_KEYS} --lora true --lora_rank 8"
+BF16_KEYS = "--bf16 true"
+NF4_KEYS = "--weight_quantize_algo nf4"
+GSM8K_KEYS = (
+    "--dataset_name_or_path {gsm8k} --src_length 512 --max_length 2048 --zero_padding true --greedy_zero_padding true "
+    "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One line of a case: a script below benchmarks/ in one environment.
+
+    Attributes:
+        label: how tables and pictures call it.
+        environment: "ours", or a key of PYTHONS.
+        command: the script and its arguments; bench.py adds `--steps N`.
+        steps: fewer timed steps than bench.py's, for a program that takes minutes a step.
+    """
+
+    label: str
+    environment: str
+    command: str
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Programs that do the same work, this project's first.
+
+    Attributes:
+        title: of the table's rows.
+        programs: run in turn in every round.
+        needs: keys of a run without which the case makes no sense; it is left out, with the reason, where the package
+            refuses them or says that they have no effect.
+    """
+
+    title: str
+    programs: tuple[Program, ...]
+    needs: str = ""
+
+
+def ours(command: str) -> Program:
+    return Program("this project", "ours", command)
+
+
+def torch(command: str, label: str = "transformers + peft") -> Program:
+    return Program(label, "torch", command)
+
+
+def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
+    """Packed here; there padded batches of 8 rows, and one row at a time, which pads nothing."""
+    peer = f"peers/train_rows.py {{rows}} {{model}} --rank 8 --learning_rate 1e-4 --dtype {dtype} --micro_batch"
+    return (
+        ours(f"train_rows.py {LORA_KEYS} {GSM8K_KEYS} {keys}"),
+        torch(f"{peer} 8", "transformers + peft, padded"),
+        torch(f"{peer} 1", "transformers + peft, row by row"),
+    )
+
+
+def generation(batch: int, dtype: str, needs: str = "") -> Case:
+    """Greedy decoding of 128 tokens after 64."""
+    arguments = f"--batch {batch} --dtype {dtype}"
+    programs = (
+        ours(f"generation.py {arguments}"),
+        torch(f"peers/generation.py {{model}} {arguments}", "transformers"),
+    )
+    return Case(f"generation, batch {batch}, {dtype.replace('float', 'fp').replace('bfp', 'bf')}", programs, needs)
+
+
+CASES = {
+    "lora_fp32": Case(
+        "LoRA r 8, 4 x 512 tokens, fp32",
+        (
+            ours(f"train_step.py {LORA_KEYS}"),
+            torch("peers/train_step.py {model} --dtype float32"),
+            Program("PaddleNLP as installed", "paddlenlp", "peers/paddlenlp_train_step.py {model}", steps=1),
+        ),
+    ),
+    "lora_bf16": Case(
+        "LoRA r 8, 4 x 512 tokens, bf16",
+        (
+            ours(f"train_step.py {LORA_KEYS} {BF16_KEYS}"),
+            torch("peers/train_step.py {model} --dtype bfloat16"),
+        ),
+        needs=BF16_KEYS,
+    ),
+    "full_fp32": Case(
+        "all weights, 4 x 512 tokens, fp32",
+        (
+            ours(f"train_step.py {MODEL_KEYS}"),
+            torch("peers/train_step.py {model} --method full --dtype float32", "transformers"),
+        ),
+    ),
+    "gsm8k_fp32": Case("LoRA r 8, rows of GSM8K, fp32", gsm8k("float32", "")),
+    "gsm8k_bf16": Case("LoRA r 8, rows of GSM8K, bf16", gsm8k("bfloat16", BF16_KEYS), needs=BF16_KEYS),
+    "qlora_nf4": Case(
+        "QLoRA r 8, nf4, 4 x 512 tokens, fp32",
+        (
+            ours(f"train_step.py {LORA_KEYS} {NF4_KEYS}"),
+            torch("peers/train_step.py {model} --dtype float32", "transformers + peft, not quantized"),
+        ),
+        needs=f"--lora true {NF4_KEYS}",
+    ),
+    "generate_1_fp32": generation(1, "float32"),
+    "generate_8_fp32": generation(8, "float32"),
+    "generate_1_bf16": generation(1, "bfloat16", needs=BF16_KEYS),
+    "generate_8_bf16": generation(8, "bfloat16", needs=BF16_KEYS),
+}

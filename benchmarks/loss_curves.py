@@ -1,0 +1,79 @@
+"""The same LoRA run in fp32, in bf16 and in transformers + peft: same rows, same steps, same start; one picture.
+
+    python benchmarks/loss_curves.py --gsm8k FOLDER [--steps 200 --out FOLDER --python PATH]
+
+Every optimizer step is one pack of at most 1,024 tokens. Leaves losses.png and losses.json, and prints how far the
+curves are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cases import BF16_KEYS, LORA_KEYS, PYTHONS
+from compare_losses import describe, draw, read_losses
+from measure import environment
+from ours import MODEL, not_offered
+from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.utils.cli import run_command
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+LEARNING_RATE = "5e-4"
+KEYS = (
+    "--dataset_name_or_path {gsm8k} --src_length 512 --max_length 1024 --zero_padding true --greedy_zero_padding true "
+    "--per_device_train_batch_size 1 --do_train true --logging_steps 1 --device cpu --overwrite_output_dir true "
+    f"--learning_rate {LEARNING_RATE} --lr_scheduler_type linear --warmup_steps {{warmup}} --max_steps {{steps}}"
+)
+
+
+def run(python: str | Path, *words: str | Path) -> None:
+    """Start one program of the comparison from the root of the project, and wait for it."""
+    print(f"$ {shlex.join(map(str, words))}", flush=True)
+    subprocess.run([str(python), *map(str, words)], cwd=ROOT, check=True)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gsm8k", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks")
+    parser.add_argument("--python", type=Path, default=ROOT / PYTHONS["torch"], help="of the peer's environment")
+    args = parser.parse_args(argv)
+    model, work = resolve_model(MODEL), ROOT / "checkpoints" / "benchmarks" / "losses"
+    rows, adapter = work / "rows.jsonl", work / "adapter"
+    work.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    warmup = args.steps // 20
+    words = {"model": model, "gsm8k": args.gsm8k, "steps": args.steps, "warmup": warmup}
+    keys = shlex.split(f"{LORA_KEYS} {KEYS}".format(**words))
+    run(sys.executable, FOLDER / "export_rows.py", rows, "--adapter", adapter, *keys, "--output_dir", work / "fp32")
+
+    losses = {}
+    reason = not_offered(BF16_KEYS)
+    if reason is not None:
+        print(f"no bf16 curve: {reason}")
+    for name, more in {"fp32": "", **({} if reason else {"bf16": BF16_KEYS})}.items():
+        run(sys.executable, "llm/run_finetune.py", *keys, *shlex.split(more), "--output_dir", work / name)
+        losses[f"this project, {name}"] = read_losses(work / name / "metrics.jsonl")
+    for dtype in ("float32", "bfloat16"):
+        out = work / f"peer_{dtype}.jsonl"
+        shared = ("--learning_rate", LEARNING_RATE, "--warmup_steps", warmup, "--adapter", adapter, "--losses", out)
+        run(args.python, FOLDER / "peers" / "train_rows.py", rows, model, "--dtype", dtype, *shared)
+        losses[f"transformers + peft, {dtype}"] = read_losses(out)
+
+    draw(losses, args.out / "losses.png")
+    lines = describe(losses)
+    print("\n".join(lines))
+    content = {"environment": environment("paddlepaddle"), "summary": lines, "losses": losses}
+    (args.out / "losses.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,60 @@
+"""How fast this machine multiplies matrices: oneDNN's plain products, called by themselves, on a step's own shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+
+import paddle  # isort: skip
+
+from paddlenlp_ext.runtime import threads_per_process
+
+_LIBRARIES = Path(paddle.__file__).parent / "libs"
+_FUNCTIONS = {"float32": "dnnl_sgemm", "bfloat16": "dnnl_gemm_bf16bf16f32"}
+_SUCCESS = 0
+
+
+def onednn_rates(dtype: str, tokens: int, shapes: Iterable[tuple[int, int]], repeats: int = 10) -> dict[str, float]:
+    """GFLOP/s of [tokens, in] x [in, out] for each (in, out), the fastest of `repeats` calls; sums are fp32.
+
+    Raises:
+        ValueError: oneDNN has no such product on this processor.
+    """
+    ctypes.CDLL(str(_LIBRARIES / "libiomp5.so")).omp_set_num_threads(threads_per_process())
+    call = getattr(ctypes.CDLL(str(_LIBRARIES / "libdnnl.so.3")), _FUNCTIONS[dtype])
+    rates = {}
+    for inner, columns in sorted(set(shapes)):
+        left, right = _operand((tokens, inner), dtype), _operand((inner, columns), dtype)
+        out = np.empty((tokens, columns), np.float32)
+        arguments = _gemm_arguments(left, right, out)
+        fastest = float("inf")
+        for _ in range(repeats):
+            start = time.perf_counter()
+            status = call(*arguments)
+            fastest = min(fastest, time.perf_counter() - start)
+            if status != _SUCCESS:
+                raise ValueError(f"oneDNN has no product of {dtype} on this processor (status {status})")
+        rates[f"{tokens} x {inner} x {columns}"] = round(2.0 * tokens * inner * columns / fastest / 1e9, 1)
+    return rates
+
+
+def _operand(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    """Random numbers; bfloat16 is the upper half of each float32's bits."""
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    return values if dtype == "float32" else np.ascontiguousarray(values.view(np.uint16)[:, 1::2])
+
+
+def _gemm_arguments(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[object]:
+    """C = A B of row-major matrices: no transposition, factors 1 and 0."""
+    (rows, inner), columns = left.shape, right.shape[1]
+    no, size, number = ctypes.c_char(b"N"), ctypes.c_int64, ctypes.c_float
+    pointers = [ctypes.c_void_p(matrix.ctypes.data) for matrix in (left, right, out)]
+    sizes = [size(rows), size(columns), size(inner)]
+    a, b, c = pointers
+    return [no, no, *sizes, number(1), a, size(inner), b, size(columns), number(0), c, size(columns)]

@@ -1,0 +1,75 @@
+"""The parts of a training run that the benchmarks put together themselves: built by the package from a run's keys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.data.batch import EncodedRow, PackedBatch, collate
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.callbacks import StepReport
+from paddlenlp_ext.train.data_order import Window
+from paddlenlp_ext.train.hooks import training_hooks
+from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.train.precision import autocast
+from paddlenlp_ext.train.ranks import SingleRank
+from paddlenlp_ext.train.step import OptimizerStep, StepOptions
+
+MODEL = "smollm2-135m-instruct"
+_KEYS_OF_EVERY_RUN = {
+    "model_name_or_path": MODEL,
+    "dataset_name_or_path": "inflection",
+    "output_dir": "checkpoints/benchmarks/run",
+    "do_train": "true",
+    "learning_rate": "1e-4",
+    "device": "cpu",
+}
+
+
+def run_config(keys: Sequence[str]) -> RunConfig:
+    """The configuration of a run from words of a command line (`--lora true`), on what all benchmarks share."""
+    shared = [word for key, value in _KEYS_OF_EVERY_RUN.items() for word in (f"--{key}", value)]
+    return load_run_config([*shared, *keys], peft_methods())
+
+
+def not_offered(keys: str) -> str | None:
+    """Why a run with these keys is not possible here, or would be the same without them; None: they are offered."""
+    words = shlex.split(keys)
+    try:
+        notes = run_config(words).notes
+    except ValueError as error:
+        return str(error)
+    names = [word.removeprefix("--") for word in words if word.startswith("--")]
+    return next((note for note in notes if "no effect" in note and any(name in note for name in names)), None)
+
+
+def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:
+    """Documents ids [documents, length] side by side in one row; every token but a first counts as learned, or that
+    share of them.
+    """
+    chosen = np.random.default_rng(1).random(ids.shape) < learned
+    # A document of n tokens fills n - 1 slots: one token more, not learned, and all `length` slots are there.
+    tokens = np.concatenate([ids, ids[:, :1]], axis=1).astype(np.int32)
+    learns = np.concatenate([chosen, np.zeros_like(chosen[:, :1])], axis=1)
+    return collate([[EncodedRow(tokens[row], learns[row], row) for row in range(len(ids))]])
+
+
+def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable[[], StepReport]:
+    """The trainer's own optimizer step on one batch, again and again: forward, backward, clipping, update."""
+    model.train()
+    options = StepOptions(
+        seed=config.train.seed,
+        max_grad_norm=config.optim.max_grad_norm,
+        total_steps=1_000_000,
+        autocast=partial(autocast, config.precision),
+    )
+    optimizer = build_optimizer(model, config.optim)
+    step = OptimizerStep(model, training_hooks(model), optimizer, lambda _: batch, SingleRank(), options)
+    window = Window(epoch=0, index=0, micro_batches=([[0]],), end_fraction=1.0, is_last=True)
+    return lambda: step.run(window, 0, config.optim.learning_rate)

@@ -1,0 +1,69 @@
+"""A step's arithmetic against what the machine multiplies, and where the step's time goes.
+
+    python benchmarks/roofline.py [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
+
+The rate is the best that oneDNN reaches by itself on one of the shapes of the step, in its number format; measured
+before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from step_profile import profile_step  # isort: skip (before the ops)
+
+from arithmetic import linear_shapes, step_operations
+from matmul_rate import onednn_rates
+from measure import SMOLLM2_SHAPE, random_documents, report, time_steps
+from ours import packed_batch, run_config, training_step
+from paddlenlp_ext.train.build import build_model
+from paddlenlp_ext.utils.cli import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--learned", type=float, default=1.0)
+    parser.add_argument("--steps", type=int, default=5)
+    args, keys = parser.parse_known_args(argv)
+    tokens = args.documents * args.length
+    config, batch = run_config(keys), packed_batch(random_documents(args.documents, args.length), args.learned)
+    rank = config.peft.rank if config.peft is not None else None
+    parts = step_operations(SMOLLM2_SHAPE, [args.length] * args.documents, batch.num_learned, rank)
+
+    dtype = "bfloat16" if config.precision.bf16 else "float32"
+    before = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
+    step = training_step(build_model(config), config, batch)
+    figures = time_steps(step, args.steps, tokens)
+    kernels = profile_step(step)
+    after = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
+    rates = {name: max(before[name], after[name]) for name in before}
+
+    seconds, total, best = tokens / figures["tokens_per_second"], sum(parts.values()), max(rates.values())
+    share = total / seconds / (best * 1e9)
+    show(parts, kernels, f"{total / 1e9:.0f} GFLOP in {seconds:.3f} s: {share:.0%} of {best:.0f} GFLOP/s")
+    figures |= {
+        "gflop": {name: count / 1e9 for name, count in parts.items()},
+        "gflop_per_second": rates,
+        "roofline_share": share,
+        "kernel_seconds": kernels,
+    }
+    report("roofline", {**vars(args), "keys": keys, **figures}, "paddlepaddle")
+
+
+def show(parts: dict[str, float], kernels: dict[str, float], summary: str) -> None:
+    """Two Markdown tables and the sum, for people; the JSON line follows on stdout."""
+    lines = ["| arithmetic | GFLOP |", "|---|---|", *(f"| {name} | {ops / 1e9:.1f} |" for name, ops in parts.items())]
+    whole = sum(kernels.values())
+    lines += ["", "| kernel | seconds | share |", "|---|---|---|"]
+    shown = [(name, seconds) for name, seconds in kernels.items() if seconds >= 0.005 * whole]
+    rest = whole - sum(seconds for _, seconds in shown)
+    lines += [f"| {name} | {seconds:.3f} | {seconds / whole:.1%} |" for name, seconds in [*shown, ("others", rest)]]
+    print("\n".join([*lines, "", summary]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_command(main)

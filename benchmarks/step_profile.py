@@ -1,0 +1,77 @@
+"""Where the time of a step goes: Paddle's own profiler, and an event around every native op, in one trace.
+
+Import this before the ops: it puts itself around `native.function`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+
+import paddle  # isort: skip
+
+from paddlenlp_ext.ops import native
+
+_LAUNCH = " kernel launch"
+_native_function = native.function
+
+
+def _recorded_function(name: str, *types: str) -> Callable[..., Any]:
+    call = _native_function(name, *types)
+
+    def recorded(*arguments: Any) -> Any:
+        with paddle.profiler.RecordEvent(f"native {name}"):
+            return call(*arguments)
+
+    return recorded
+
+
+native.function = _recorded_function
+
+
+def profile_step(step: Callable[[], object]) -> dict[str, float]:
+    """Seconds of one step by kernel, the largest first; `step` must have run before.
+
+    `Python and autograd` is the rest of the step: what no kernel accounts for.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        profiler = paddle.profiler.Profiler(
+            targets=[paddle.profiler.ProfilerTarget.CPU],
+            scheduler=(0, 1),
+            on_trace_ready=paddle.profiler.export_chrome_tracing(folder),
+        )
+        profiler.start()
+        step()
+        profiler.step()
+        profiler.stop()
+        trace = json.loads(next(Path(folder).glob("*.json")).read_text(encoding="utf-8"))
+    return seconds_by_kernel(trace["traceEvents"])
+
+
+def seconds_by_kernel(events: list[dict[str, Any]]) -> dict[str, float]:
+    """The kernels of a trace, each counted once where one lies inside another."""
+    spans = [event for event in events if event.get("ph") == "X"]
+    whole = next(event["dur"] for event in spans if event["cat"] == "ProfileStep")
+    kernels = [event for event in spans if _kernel(event) is not None]
+    seconds: Counter[str] = Counter()
+    free_from = 0.0
+    for event in sorted(kernels, key=lambda event: (event["ts"], -event["dur"])):
+        if event["ts"] >= free_from:
+            seconds[_kernel(event)] += event["dur"] / 1e6
+            free_from = event["ts"] + event["dur"]
+    seconds["Python and autograd"] = whole / 1e6 - sum(seconds.values())
+    return dict(seconds.most_common())
+
+
+def _kernel(event: dict[str, Any]) -> str | None:
+    """The kernel that an event is about, None where it is about something else."""
+    name = event["name"].rpartition("[")[0]
+    if event["cat"] == "DygraphKernelLaunch":
+        return name.removesuffix(_LAUNCH)
+    return name if name.startswith("native ") else None

@@ -1,0 +1,44 @@
+"""Tokens per second and peak memory of a run as llm/run_finetune.py makes it, on a dataset's own rows.
+
+    python benchmarks/train_rows.py [--steps 3] --dataset_name_or_path FOLDER --lora true [--key value ...]
+
+Counted are tokens of the data, not slots: padding earns nothing. The first optimizer step is not timed. The same rows
+in another program: export_rows.py with the same keys, then peers/train_rows.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from measure import report, tokens_per_second
+from ours import run_config
+from paddlenlp_ext.train.build import build_trainer, load_data
+from paddlenlp_ext.train.callbacks import Callback, StepReport
+from paddlenlp_ext.utils.cli import run_command
+
+
+class StepTimes(Callback):
+    """Keeps every step's report."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def on_step_end(self, state: object, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
+    args, keys = parser.parse_known_args(argv)
+    config = run_config([*keys, "--max_steps", str(args.steps + 1), "--overwrite_output_dir", "true"])
+    times = StepTimes()
+    build_trainer(config, load_data(config), [times]).train()
+    timed = times.reports[1:]
+    figures = tokens_per_second([step.num_tokens for step in timed], [step.seconds for step in timed])
+    report("train_rows", {"keys": keys, **figures, "losses": [step.loss for step in times.reports]}, "paddlepaddle")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,93 @@
+"""Attention in C++ (csrc/attention_*.cpp): a tile of 64 queries by 64 keys at a time, none that causality, a document's
+end or the window hides. Beside its inputs the backward pass keeps the output and one number a query and head.
+
+Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.native import empty, function, pointer, wants_gradient
+
+_NO_WINDOW = 1 << 40
+
+
+class _Sizes(ctypes.Structure):
+    """AttentionSizes of csrc/attention.h; `kept` are the arrays that it points into."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("documents", "positions", "heads", "kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("prefix", "window")),
+        *((name, ctypes.c_void_p) for name in ("starts", "lengths")),
+    )
+
+
+class _Tensors(ctypes.Structure):
+    """AttentionTensors of csrc/attention_backward.cpp."""
+
+    _inputs = ("q", "k", "v", "prefix_k", "prefix_v")
+    _names = (*_inputs, "out", "log_sums", "out_gradient", *(f"{name}_gradient" for name in _inputs))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _names)
+
+
+def native_attention(
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKH: paddle.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    prefix: KeyValuePrefix | None = None,
+) -> paddle.Tensor:
+    """Causal attention inside each document, as `attention_reference`."""
+    prefix_length = 0 if prefix is None else prefix[0].shape[0]
+    shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], prefix_length)
+    sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
+    inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
+    if wants_gradient(*inputs):
+        return _NativeAttention.apply(sizes, scale, *inputs)
+    return _forward(sizes, scale, inputs)[0]
+
+
+class _NativeAttention(PyLayer):
+    @staticmethod
+    def forward(ctx, sizes, scale, *inputs):
+        out_BSNH, log_sums_NS = _forward(sizes, scale, inputs)
+        ctx.save_for_backward(out_BSNH, log_sums_NS, *inputs)
+        ctx.sizes, ctx.scale, ctx.wanted = sizes, scale, [not x.stop_gradient for x in inputs]
+        return out_BSNH
+
+    @staticmethod
+    def backward(ctx, out_gradient_BSNH):
+        out_BSNH, log_sums_NS, *inputs = ctx.saved_tensor()
+        gradients = [empty(x.shape) if wants else None for x, wants in zip(inputs, ctx.wanted, strict=True)]
+        out_gradient_BSNH = out_gradient_BSNH.contiguous()
+        before = [None] * (5 - len(inputs))  # no prefix
+        everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]
+        tensors = _Tensors(*(None if x is None else pointer(x) for x in everything))
+        run = function("attention_backward", "pfp")
+        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors))
+        return tuple(gradients)
+
+
+def _forward(sizes: _Sizes, scale: float, inputs: list[paddle.Tensor]) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
+    out_BSNH = empty(inputs[0].shape)
+    log_sums_NS = empty([sizes.heads, sizes.positions])
+    before = [None] * (5 - len(inputs))
+    run = function("attention_forward", "pfppppppp")
+    run(ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS))
+    return out_BSNH, log_sums_NS
+
+
+def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> _Sizes:
+    starts, lengths = layout.documents()
+    window = _NO_WINDOW if layout.window is None else layout.window
+    counts = (len(lengths), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
+    sizes = _Sizes(*counts, starts.ctypes.data, lengths.ctypes.data)
+    sizes.kept = (starts, lengths)
+    return sizes

@@ -1,0 +1,78 @@
+// y = x W^T + bias + s (x A^T) B^T with W [out, in] frozen, A [r, in], B [out, r], and the gradients of A, B and x.
+//
+// Everything goes through the rank: no product with r (in + out) multiplications a row is written any other way, and
+// each update adds into what the base's product has left in y or in x's gradient.
+#include "gemm.h"
+
+#include <type_traits>
+
+namespace {
+
+// The float matrix in the format of the products: itself, or rounded into working memory.
+inline const float* as(const float* from, i64, Slot, const float*) { return from; }
+inline const bf16* as(const float* from, i64 count, Slot slot, const bf16*) {
+    bf16* to = scratch<bf16>(slot, count);
+    convert(from, to, count);
+    return to;
+}
+
+template <class Value>
+void forward(const Value* x, const Value* weight, const float* bias, const float* a, const float* b, float* y,
+             Value* inner, i64 rows, i64 in, i64 out, i64 rank, float scaling) {
+    const Value* kind = nullptr;
+    if (bias != nullptr) repeat_row(bias, y, rows, out);
+    gemm(false, true, rows, out, in, 1.0f, x, in, weight, in, bias == nullptr ? 0.0f : 1.0f, y, out);
+    if constexpr (sizeof(Value) == sizeof(float)) {
+        gemm(false, true, rows, rank, in, 1.0f, x, in, a, in, 0.0f, inner, rank);
+    } else {
+        float* exact = scratch<float>(SCRATCH_B, rows * rank);
+        gemm(false, true, rows, rank, in, 1.0f, x, in, as(a, rank * in, SCRATCH_A, kind), in, 0.0f, exact, rank);
+        convert(exact, inner, rows * rank);
+    }
+    gemm(false, true, rows, out, rank, scaling, inner, rank, as(b, out * rank, SCRATCH_A, kind), rank, 1.0f, y, out);
+}
+
+template <class Value>
+void backward(const Value* x, const Value* weight, const float* y_gradient, const float* a, const float* b,
+              const Value* inner, float* x_gradient, float* a_gradient, float* b_gradient, i64 rows, i64 in, i64 out,
+              i64 rank, float scaling) {
+    const Value* kind = nullptr;
+    const Value* g = as(y_gradient, rows * out, SCRATCH_A, kind);
+    if (b_gradient != nullptr) gemm(true, false, out, rank, rows, scaling, g, out, inner, rank, 0.0f, b_gradient, rank);
+    if (a_gradient == nullptr && x_gradient == nullptr) return;
+    const Value* b_here = as(b, out * rank, SCRATCH_B, kind);
+    float* inner_gradient = scratch<float>(SCRATCH_C, rows * rank);
+    gemm(false, false, rows, rank, out, scaling, g, out, b_here, rank, 0.0f, inner_gradient, rank);
+    const Value* v = as(inner_gradient, rows * rank, SCRATCH_D, kind);
+    if (a_gradient != nullptr) gemm(true, false, rank, in, rows, 1.0f, v, rank, x, in, 0.0f, a_gradient, in);
+    if (x_gradient == nullptr) return;
+    gemm(false, false, rows, in, out, 1.0f, g, out, weight, in, 0.0f, x_gradient, in);
+    const Value* a_here = as(a, rank * in, SCRATCH_B, kind);
+    gemm(false, false, rows, in, rank, 1.0f, v, rank, a_here, in, 1.0f, x_gradient, in);
+}
+
+}  // namespace
+
+// `half`: x, weight and inner are bfloat16, and all products round their inputs to it. inner [rows, r] = x A^T is kept
+// for the gradients.
+EXPORT void lora_linear_forward(const void* x, const void* weight, const float* bias, const float* a, const float* b,
+                                float* y, void* inner, i64 rows, i64 in, i64 out, i64 rank, float scaling, i64 half) {
+    auto run = [&](auto* kind) {
+        using Value = std::remove_pointer_t<decltype(kind)>;
+        forward(static_cast<const Value*>(x), static_cast<const Value*>(weight), bias, a, b, y,
+                static_cast<Value*>(inner), rows, in, out, rank, scaling);
+    };
+    half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));
+}
+
+// A gradient that is null is not made.
+EXPORT void lora_linear_backward(const void* x, const void* weight, const float* y_gradient, const float* a,
+                                 const float* b, const void* inner, float* x_gradient, float* a_gradient,
+                                 float* b_gradient, i64 rows, i64 in, i64 out, i64 rank, float scaling, i64 half) {
+    auto run = [&](auto* kind) {
+        using Value = std::remove_pointer_t<decltype(kind)>;
+        backward(static_cast<const Value*>(x), static_cast<const Value*>(weight), y_gradient, a, b,
+                 static_cast<const Value*>(inner), x_gradient, a_gradient, b_gradient, rows, in, out, rank, scaling);
+    };
+    half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));
+}

@@ -1,0 +1,45 @@
+"""Rows of a table by number."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.dispatch import Op
+
+
+def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
+    """Paddle's lookup; a table in bfloat16 on the CPU, where that has no kernel, is widened for it."""
+    if table.dtype == paddle.bfloat16 and table.place.is_cpu_place():
+        table = table.astype("float32")
+    return F.embedding(ids, table)
+
+
+def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
+    """Widens the rows that are looked up and no others. A table that trains takes the reference."""
+    if paddle.is_grad_enabled() and not table.stop_gradient:
+        return embedding_reference(table, ids)
+    ids = ids.astype("int64").contiguous()
+    rows = native.empty([*ids.shape, table.shape[1]])
+    count, (num_rows, width) = ids.size, table.shape
+    found = native.function("embedding_rows", "pppiii", "i")(
+        native.pointer(table), native.pointer(ids), native.pointer(rows), count, num_rows, width
+    )
+    if not found:
+        raise ValueError(f"ids from {int(ids.min())} to {int(ids.max())} in an embedding of {num_rows} rows.")
+    return rows
+
+
+def _stored_in_bf16(table: paddle.Tensor) -> str | None:
+    if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
+        return f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}"
+    return native.obstacle()
+
+
+embedding_op = Op("embedding", native=(embedding_native, _stored_in_bf16), reference=embedding_reference)
+
+
+def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
+    """Rows `ids` [...] of table [V, D] as [..., D], in the table's format; float32 of bfloat16 on the CPU."""
+    return embedding_op.choose(table)(table, ids)

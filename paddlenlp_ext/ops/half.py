@@ -1,0 +1,62 @@
+"""bfloat16 on the CPU: weights are stored in it and products round their inputs to it; everything else is float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import paddle
+
+from paddlenlp_ext.ops import native
+
+_products = False
+
+
+@contextmanager
+def products_in_bf16() -> Iterator[None]:
+    """A forward pass whose native products round their inputs to bfloat16, those of float32 weights too."""
+    global _products
+    before, _products = _products, True
+    try:
+        yield
+    finally:
+        _products = before
+
+
+def halves(weight: paddle.Tensor) -> bool:
+    """Whether a product with this weight rounds its inputs to bfloat16."""
+    return _products or weight.dtype == paddle.bfloat16
+
+
+def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
+    """The format of activations, norms, biases and adapters beside matrices stored in `dtype`: the same, but float32
+    beside bfloat16 on the CPU, where Paddle computes in nothing less.
+    """
+    is_half = dtype in ("bfloat16", paddle.bfloat16)
+    return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
+
+
+def obstacle() -> str | None:
+    """What hinders products in bfloat16 on this machine's CPU; None where nothing does."""
+    if native.obstacle() is not None:
+        return native.obstacle()
+    if not native.function("has_bf16_products", "", "i")():
+        return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
+    return None
+
+
+def as_half(x: paddle.Tensor) -> paddle.Tensor:
+    """`x` in bfloat16; x itself where it has that format."""
+    if x.dtype == paddle.bfloat16:
+        return x
+    half = native.empty(x.shape, "bfloat16")
+    native.function("convert_to_bf16", "ppi")(native.pointer(x), native.pointer(half), x.size)
+    return half
+
+
+def shared_half(x: paddle.Tensor) -> paddle.Tensor:
+    """The same, made once for all layers that read x: q, k and v, or gate and up. The copy lives as long as x does."""
+    kept = getattr(x, "_in_half", None)
+    if kept is None or kept[0] != x.inplace_version:
+        kept = x._in_half = (x.inplace_version, as_half(x))
+    return kept[1]

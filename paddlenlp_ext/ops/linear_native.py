@@ -1,0 +1,100 @@
+"""The native twin of `linear`: products in float32, or in bfloat16 with sums in float32 (see half.py)."""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.half import as_half, halves, shared_half
+from paddlenlp_ext.ops.remake import maker
+
+FEW_ROWS = 8
+"""Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
+
+
+def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
+    x, weight, bias = in_one_piece(x), readable(weight), readable(bias)
+    if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, weight, bias)):
+        return _Linear.apply(x, weight, bias)
+    return forward(x, weight, bias)
+
+
+def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """The values alone: x float32 in one piece, the weight float32 or bfloat16."""
+    leading = x.shape[:-1]
+    y = native.empty([*leading, weight.shape[0]])
+    name = "linear_few_rows" if math.prod(leading) <= FEW_ROWS else "linear_forward"
+    half = name == "linear_forward" and halves(weight)
+    read = as_half(weight) if half else weight
+    _call(name, (shared_half(x) if half else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
+    return y
+
+
+class _Linear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.half, ctx.x_shape = halves(weight), x.shape
+        ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
+        ctx.num_inputs = 2 if bias is None else 3
+        ctx.make_x = maker(x)
+        keeps_x = wants_gradient(weight) and ctx.make_x is None
+        ctx.save_for_backward(weight, *([_as_read(x, weight)] if keeps_x else []))
+        return forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, y_gradient):
+        weight, *kept = ctx.saved_tensor()
+        gradient = in_one_piece(y_gradient)
+        read = as_half(gradient) if ctx.half else gradient
+        gradients = [None, None, None]
+        if ctx.wanted[0]:
+            gradients[0] = native.empty(ctx.x_shape)
+            read_weight = as_half(weight) if ctx.half else weight
+            _call("linear_input_gradient", (read, read_weight, gradients[0]), weight, ctx.half)
+        if ctx.wanted[1]:
+            gradients[1] = native.empty(weight.shape)
+            x = kept[0] if kept else ctx.make_x()
+            x = as_half(x) if ctx.half else x
+            _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
+        if ctx.wanted[2]:
+            gradients[2] = paddle.empty([weight.shape[0]])
+            of_bias, rows = native.function("linear_bias_gradient", "ppii"), math.prod(gradient.shape[:-1])
+            of_bias(native.pointer(gradient), native.pointer(gradients[2]), rows, weight.shape[0])
+        return tuple(gradients[: ctx.num_inputs])
+
+
+def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, half: bool) -> None:
+    """A function over these tensors (the first of which has the rows), rows, in, out, half."""
+    rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
+    addresses = [None if each is None else native.pointer(each) for each in tensors]
+    native.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, half)
+
+
+def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
+    """The parameter in a format that the products read: float32, and bfloat16 where it is a matrix that no gradient is
+    made for.
+    """
+    if parameter is None or parameter.dtype == paddle.float32:
+        return parameter
+    wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
+    if parameter.dtype == paddle.bfloat16 and parameter.ndim == 2 and wants_no_gradient:
+        return parameter
+    return parameter.astype("float32")
+
+
+def _as_read(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    return shared_half(x) if halves(weight) else x
+
+
+def in_one_piece(x: paddle.Tensor) -> paddle.Tensor:
+    """`x` itself where its values lie row after row, else a copy."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def wants_gradient(tensor: paddle.Tensor | None) -> bool:
+    """Whether a gradient of the tensor is to be made."""
+    return tensor is not None and not tensor.stop_gradient

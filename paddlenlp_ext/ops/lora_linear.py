@@ -1,0 +1,45 @@
+"""A dense layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.linear import linear_reference
+from paddlenlp_ext.ops.lora_linear_native import lora_linear_native
+
+
+def lora_linear_reference(
+    x: paddle.Tensor,
+    weight: paddle.Tensor,
+    bias: paddle.Tensor | None,
+    a: paddle.Tensor,
+    b: paddle.Tensor,
+    scaling: float,
+) -> paddle.Tensor:
+    """The formula, product by product."""
+    inner = paddle.matmul(x, a, transpose_y=True) * scaling
+    return linear_reference(x, weight, bias) + paddle.matmul(inner, b, transpose_y=True)
+
+
+lora_linear_op = Op("LoRA linear", native=(lora_linear_native, native.usable), reference=lora_linear_reference)
+
+
+def lora_linear(
+    x: paddle.Tensor,
+    weight: paddle.Tensor,
+    bias: paddle.Tensor | None,
+    a: paddle.Tensor,
+    b: paddle.Tensor,
+    scaling: float,
+) -> paddle.Tensor:
+    """Map [..., in] to [..., out].
+
+    Args:
+        x: [..., in].
+        weight, bias: [out, in] and [out], frozen; the weight as in `linear`.
+        a, b: A [r, in] and B [out, r].
+        scaling: s.
+    """
+    return lora_linear_op.choose(x)(x, weight, bias, a, b, scaling)

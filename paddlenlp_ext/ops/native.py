@@ -1,0 +1,119 @@
+"""The native library: the C++ sources of `csrc/`, built once on first use and called through ctypes.
+
+Each source has `extern "C"` functions over pointers and int64 sizes. All of them go into one shared library, which uses
+the oneDNN and the OpenMP runtime that Paddle has loaded already. PADDLENLP_EXT_NATIVE=0 switches it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import paddle
+
+from paddlenlp_ext.ops.native_build import BuildError, build
+from paddlenlp_ext.utils.log import get_logger
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+_DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
+_CPU = paddle.CPUPlace()
+_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is good at those
+
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def library() -> ctypes.CDLL | None:
+    """The library, built where that has not happened yet; None where it cannot be had (`obstacle` says why)."""
+    return _load()[0]
+
+
+def obstacle() -> str | None:
+    """What hinders the native library on this machine; None where nothing does."""
+    return _load()[1]
+
+
+def usable(x: paddle.Tensor) -> str | None:
+    """A condition of a twin: float32 on the CPU, with the library there."""
+    if not x.place.is_cpu_place():
+        return f"it is for the CPU and the tensor is on {x.place}"
+    if x.dtype != paddle.float32:
+        return f"it computes in float32 and the tensor is {x.dtype.name}"
+    return obstacle()
+
+
+@functools.cache
+def function(name: str, arguments: str, result: str = "") -> Callable[..., int | None]:
+    """An exported function by name.
+
+    Args:
+        arguments: a letter each: p a pointer (an int or None), i int64, f float, d double.
+        result: likewise, empty for none.
+    """
+    found = library()
+    assert found is not None, obstacle()
+    exported = getattr(found, name)
+    exported.argtypes = [_TYPES[letter] for letter in arguments]
+    exported.restype = _TYPES[result] if result else None
+    return exported
+
+
+def pointer(tensor: paddle.Tensor) -> int:
+    """The address of a tensor's first value; the tensor must lie in one piece, row after row."""
+    assert tensor.is_contiguous(), "a native op was given a tensor that does not lie in one piece"
+    return tensor.data_ptr()
+
+
+def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
+    """A tensor with unset values for a native op to fill; a large one is of memory that is used again and again."""
+    code, bits = _DLPACK[dtype]
+    size = bits // 8
+    for length in shape:
+        size *= length
+    if size < _POOLED_BYTES:
+        # paddle.empty checks its arguments for 3 us more, and a decoding step has hundreds of small tensors.
+        return paddle._C_ops.empty(shape, getattr(paddle, dtype), _CPU)
+    address = _new_buffer()(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape))
+    if address is None:
+        raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}")
+    return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
+
+
+def wants_gradient(*tensors: paddle.Tensor) -> bool:
+    """Whether autograd must hear of an op on these tensors; where it need not, the op is called by itself."""
+    return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
+
+
+def threads() -> int:
+    """How many threads native ops use."""
+    return function("threads", "", "i")()
+
+
+def set_threads(count: int) -> None:
+    """How many threads native ops use from now on; at the start, as many as Paddle's matrix products."""
+    function("set_threads", "i")(count)
+
+
+@functools.cache
+def _new_buffer() -> Callable[..., int | None]:
+    new = library().buffers_new
+    new.restype = ctypes.c_void_p
+    new.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64)]
+    return new
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
+        return None, "PADDLENLP_EXT_NATIVE=0 switches the native library off"
+    libraries = Path(paddle.__file__).parent / "libs"
+    try:
+        found = ctypes.CDLL(str(build(libraries)))
+    except (BuildError, OSError) as error:
+        get_logger(__name__).warning("the native library is not used, which makes the CPU slower: %s", error)
+        return None, str(error)
+    found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
+    return found, None

@@ -1,0 +1,119 @@
+"""Building the native library: every source of `csrc/` by its own compiler process, then one link.
+
+Objects and library lie in the user's cache under a hash of all that they were made from, so that a changed source,
+flag, Paddle version or processor gives another file, and an unchanged one is made once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import paddle
+
+from paddlenlp_ext.utils.cache import cache_folder
+from paddlenlp_ext.utils.log import get_logger
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi")
+LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would fight the first for the cores
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class BuildError(Exception):
+    """The library cannot be built here; the message says why and what helps."""
+
+
+def build(libraries: Path) -> Path:
+    """The shared library, compiled where the cache does not hold it.
+
+    Args:
+        libraries: Paddle's folder of shared libraries.
+
+    Raises:
+        BuildError: another system than Linux, no compiler, libraries missing, or an error of the compiler.
+    """
+    compiler = _find_compiler(libraries)
+    folder = cache_folder("native")
+    made_with = " ".join([compiler, _version(compiler), *FLAGS, paddle.__version__, str(libraries), _processor()])
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
+    objects = {
+        source: folder / f"{source.stem}-{_digest(made_with.encode(), headers, source.read_bytes())}.o"
+        for source in sorted(SOURCES.glob("*.cpp"))
+    }
+    library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks one builds, the others find it done
+            if not library.exists():
+                _compile_all(compiler, {source: path for source, path in objects.items() if not path.exists()})
+                places = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
+                _run([compiler, "-shared", *map(str, objects.values()), *places], library)
+    return library
+
+
+def _find_compiler(libraries: Path) -> str:
+    if sys.platform != "linux":
+        raise BuildError(f"it is built on Linux only, and this is {sys.platform}")
+    missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
+    if missing:
+        raise BuildError(f"this Paddle has no {' and no '.join(missing)} in {libraries}; paddlepaddle 3.3 for CPUs has")
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None:
+        raise BuildError("there is no C++ compiler (g++); install it, on Debian and Ubuntu: apt install g++")
+    return compiler
+
+
+def _compile_all(compiler: str, objects: dict[Path, Path]) -> None:
+    logger = get_logger(__name__)
+    logger.info("compiling %d native sources into %s (once)", len(objects), cache_folder("native"))
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        jobs = {
+            pool.submit(_run, [compiler, *FLAGS, "-c", str(source)], target): source
+            for source, target in objects.items()
+        }
+        for number, job in enumerate(as_completed(jobs), 1):
+            job.result()
+            logger.info("compiled %s (%d of %d)", jobs[job].name, number, len(objects))
+
+
+def _run(command: list[str], target: Path) -> None:
+    """Run a compiler that writes `target`, which appears whole or not at all."""
+    draft = target.with_name(f".{os.getpid()}-{target.name}")
+    try:
+        done = subprocess.run([*command, "-o", str(draft)], capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        draft.unlink(missing_ok=True)
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[:2000]}")
+    draft.replace(target)
+
+
+def _version(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+    except OSError as error:
+        raise BuildError(f"{compiler} does not run: {error}") from error
+
+
+def _processor() -> str:
+    """Model and instruction sets, which `-march=native` compiles for."""
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    known = {line for line in lines if line.startswith(("model name", "flags"))}
+    return " ".join([platform.machine(), *sorted(known)])
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,24 @@
+"""Values that are cheaper to make again than to keep from the forward pass to the backward pass.
+
+An op that makes such a value hangs its maker on it; an op that would keep the value for its gradient asks for the maker
+and keeps that. Whoever does not ask keeps the value, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import paddle
+
+Maker = Callable[[], paddle.Tensor]
+
+
+def with_maker(x: paddle.Tensor, make: Maker) -> paddle.Tensor:
+    """`x` itself, which `make` gives once more, to the bit, from tensors that are kept anyway."""
+    x._make_again = make
+    return x
+
+
+def maker(x: paddle.Tensor) -> Maker | None:
+    """How to make `x` again; None where it must be kept."""
+    return getattr(x, "_make_again", None)

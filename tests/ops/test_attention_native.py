@@ -1,0 +1,125 @@
+"""Attention in C++ against the reference, both ways, at the edges of its blocks of 64 and vectors of 16."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.attention import AttentionLayout, attention
+from paddlenlp_ext.ops.native import function, pointer, set_threads
+from paddlenlp_ext.runtime import threads_per_process
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.ops.needs_native import needs_native
+
+pytestmark = needs_native
+
+LAYOUTS = {
+    "one token": ([[1]], None),
+    "vectors and blocks, more and less": ([[16, 17, 63, 64, 65, 1, 130]], None),
+    "rows of a batch": ([[29, 70, 2], [101]], None),
+    "window within a vector": ([[150, 33]], 5),
+    "window across blocks": ([[200]], 75),
+    "window of a block": ([[64, 193]], 64),
+    "window of one": ([[67]], 1),
+    "window longer than the documents": ([[9, 70]], 1000),
+}
+SHAPES = {"grouped": (6, 2, 16), "one key head": (3, 1, 80), "as many key heads": (2, 2, 32), "odd head": (4, 2, 21)}
+
+
+def make(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix: int = 0) -> list[np.ndarray]:
+    shape = (len(layout.document_lengths), layout.row_length)
+    arrays = [normal(seed, *shape, n, head_dim) for seed, n in enumerate((heads, kv_heads, kv_heads))]
+    before = [normal(seed, prefix, kv_heads, head_dim) for seed in (7, 8)] if prefix else []
+    return arrays + before
+
+
+def run(arrays: list[np.ndarray], layout: AttentionLayout, twin: str, frozen: tuple[int, ...] = ()) -> list:
+    def op(q, k, v, *prefix):
+        return attention(q, k, v, layout, 0.3, twin, prefix or None)
+
+    return run_both_ways(op, arrays, normal(9, *arrays[0].shape), frozen)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_agrees_with_the_reference_both_ways(documents, window, shape):
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, *shape)
+    assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=2e-5)
+
+
+@pytest.mark.parametrize("prefix", [1, 20, 100])
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_prefix_agrees_with_the_reference_both_ways(documents, window, prefix):
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, 6, 2, 16, prefix)
+    assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=3e-5)
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2), (0, 3, 4), (0, 1, 2)])
+def test_only_wanted_gradients_are_computed(frozen):
+    layout = AttentionLayout.from_documents([[70, 9]])
+    arrays = make(layout, 4, 2, 16, prefix=3)
+    assert_all_close(run(arrays, layout, "native", frozen), run(arrays, layout, "reference", frozen), atol=1e-5)
+
+
+def test_nothing_of_a_neighbour_is_read():
+    """Not even one that is not a number; and what is one in the document itself is not swallowed."""
+    layout = AttentionLayout.from_documents([[70, 65, 90]])
+    arrays = make(layout, 4, 2, 16)
+    changed = [array.copy() for array in arrays]
+    for array in changed:
+        array[:, 70:135] = np.nan
+    for one, other in zip(run(arrays, layout, "native"), run(changed, layout, "native"), strict=True):
+        np.testing.assert_array_equal(one[:, :70], other[:, :70])
+        np.testing.assert_array_equal(one[:, 135:], other[:, 135:])
+        assert np.isnan(other[:, 70:135]).all()
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    layout = AttentionLayout.from_documents([[90]], window=70)
+    arrays = [array * factor for array, factor in zip(make(layout, 2, 1, 16), (60, 60, 1), strict=True)]
+    actual = run(arrays, layout, "native")
+    assert all(np.isfinite(array).all() for array in actual)
+    np.testing.assert_allclose(actual[0], run(arrays, layout, "reference")[0], rtol=0, atol=2e-3)
+
+
+def test_tensors_that_do_not_lie_in_one_piece():
+    layout = AttentionLayout.from_documents([[40]])
+    arrays = make(AttentionLayout.from_documents([[50]]), 4, 2, 16)
+
+    def sliced(twin):
+        return run_both_ways(
+            lambda q, k, v: attention(q[:, 10:], k[:, 10:], v[:, 10:], layout, 0.3, twin),
+            arrays,
+            normal(9, 1, 40, 4, 16),
+        )
+
+    assert_all_close(sliced("native"), sliced("reference"), atol=2e-5)
+
+
+@pytest.mark.parametrize("documents", [[[200]], [[70] * 12]], ids=["few tasks", "many tasks"])
+def test_one_and_two_threads_give_the_same_bits(documents):
+    layout = AttentionLayout.from_documents(documents)
+    arrays = make(layout, 6, 2, 16, prefix=5)
+    runs = []
+    try:
+        for threads in (1, 2, 2):
+            set_threads(threads)
+            runs.append(run(arrays, layout, "native"))
+    finally:
+        set_threads(threads_per_process())
+    for other in runs[1:]:
+        for one, again in zip(runs[0], other, strict=True):
+            np.testing.assert_array_equal(one, again)
+
+
+def test_its_powers_of_two_are_right_to_3e_7():
+    x = np.concatenate([np.linspace(-126, 20, 20000), -np.geomspace(1e-8, 126, 20000)]).astype(np.float32)
+    x_tensor, out = paddle.to_tensor(x), paddle.empty([x.size])
+    function("attention_exp2", "ppi")(pointer(x_tensor), pointer(out), x.size)
+    np.testing.assert_allclose(out.numpy(), np.exp2(x.astype(np.float64)), rtol=3e-7, atol=0)
+    edges = paddle.to_tensor(np.array([-np.inf, -1e9, -126.5, np.nan] + [0.0] * 12, np.float32))
+    function("attention_exp2", "ppi")(pointer(edges), pointer(out), 16)
+    np.testing.assert_array_equal(out.numpy()[:5], [0, 0, 0, np.nan, out.numpy()[4]])

@@ -1,0 +1,86 @@
+"""Rows of logits against the formula in double precision: loss, hits, gradient in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.cross_entropy import cross_entropy_native, cross_entropy_reference
+from paddlenlp_ext.ops.native import set_threads
+from paddlenlp_ext.runtime import threads_per_process
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+TWINS = [pytest.param(cross_entropy_native, marks=needs_native), cross_entropy_reference]
+
+
+def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, np.ndarray]:
+    logits = logits.astype(np.float64)
+    largest = logits.max(1, keepdims=True)
+    exponentials = np.exp(logits - largest)
+    sums = exponentials.sum(1, keepdims=True)
+    rows = np.arange(len(targets))
+    losses = np.log(sums[:, 0]) + largest[:, 0] - logits[rows, targets]
+    gradient = exponentials / sums
+    gradient[rows, targets] -= 1
+    return losses.sum(), int((logits.argmax(1) == targets).sum()), gradient
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031), (2, 49152)])
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_loss_hits_and_gradient_are_those_of_the_formula(twin, num_rows, num_columns, scale):
+    logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # below zero: padding must not count as the largest
+    targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
+    targets[0] = logits[0].argmax()
+    expected_loss, expected_hits, gradient = formula(logits, targets)
+    tensor = paddle.to_tensor(logits)
+    loss, num_correct = twin(tensor, paddle.to_tensor(targets), True)
+    assert float(loss) == pytest.approx(expected_loss, rel=2e-6, abs=1e-6)
+    assert num_correct == expected_hits >= 1
+    np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_without_a_gradient_loss_and_hits_are_the_same(twin):
+    logits, targets = normal(1, 5, 33), np.array([0, 32, 16, 1, 15])
+    expected_loss, expected_hits, _ = formula(logits, targets)
+    loss, num_correct = twin(paddle.to_tensor(logits), paddle.to_tensor(targets), False)
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6) and num_correct == expected_hits
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_of_equal_logits_the_first_is_the_prediction(twin):
+    logits = np.zeros([3, 40], np.float32)
+    logits[:, [7, 35]] = 1.0
+    _, num_correct = twin(paddle.to_tensor(logits), paddle.to_tensor([7, 35, 0]), True)
+    assert num_correct == 1
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_nan_shows_in_the_loss(twin):
+    logits = normal(1, 2, 33)
+    logits[1, 20] = np.nan
+    loss, _ = twin(paddle.to_tensor(logits), paddle.to_tensor([3, 4]), True)
+    assert np.isnan(float(loss))
+
+
+@needs_native
+def test_the_number_of_threads_changes_no_bit():
+    logits, targets = normal(1, 19, 1031), np.arange(19)
+    runs = []
+    for num_threads in (1, 2):
+        set_threads(num_threads)
+        tensor = paddle.to_tensor(logits)
+        loss, _ = cross_entropy_native(tensor, paddle.to_tensor(targets), True)
+        runs.append((float(loss), tensor.numpy()))
+    set_threads(threads_per_process())
+    assert runs[0][0] == runs[1][0]
+    np.testing.assert_array_equal(runs[0][1], runs[1][1])
+
+
+@needs_native
+def test_a_label_outside_the_vocabulary_is_named():
+    with pytest.raises(ValueError, match="labels run from 0 to 9, and the vocabulary has 9 tokens"):
+        cross_entropy_native(paddle.to_tensor(normal(1, 2, 9)), paddle.to_tensor([0, 9]), True)

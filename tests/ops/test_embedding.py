@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.embedding import embedding, embedding_native, embedding_reference
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+NATIVE = pytest.param(embedding_native, marks=needs_native)
+
+
+@pytest.mark.parametrize("implementation", [embedding, NATIVE, embedding_reference])
+@pytest.mark.parametrize("width", [1, 16, 37, 300])
+@pytest.mark.parametrize("ids", [[3], [[0, 10, 3], [3, 3, 9]], np.arange(2000).reshape(1, -1) % 11])
+def test_rows_of_a_table_in_bfloat16_come_in_float32(implementation, width, ids):
+    table = paddle.to_tensor(normal(1, 11, width)).astype("bfloat16")
+    rows = implementation(table, paddle.to_tensor(ids))
+    assert rows.dtype == paddle.float32
+    np.testing.assert_array_equal(rows.numpy(), table.astype("float32").numpy()[np.asarray(ids)])
+
+
+@needs_native
+@pytest.mark.parametrize("outside", [-1, 11])
+def test_an_id_outside_the_table_is_an_error(outside):
+    table = paddle.zeros([11, 4], "bfloat16")
+    with pytest.raises(ValueError, match=f"{outside}.* 11 rows"):
+        embedding(table, paddle.to_tensor([0, outside]))
+
+
+def test_a_table_that_trains_gets_its_gradient():
+    table = paddle.to_tensor(normal(1, 5, 3), stop_gradient=False)
+    embedding(table, paddle.to_tensor([1, 1, 4])).sum().backward()
+    np.testing.assert_array_equal(table.grad.numpy(), np.array([0, 2, 0, 0, 1])[:, None] * np.ones([1, 3]))

@@ -1,0 +1,132 @@
+"""The dense layer: against NumPy in float64, forward and backward, in every twin and both formats."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.ops.linear import linear, linear_native, linear_reference
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.ops.needs_native import needs_native
+
+NATIVE = pytest.param(linear_native, marks=needs_native)
+# (leading axes of x, in, out): one row, a few, the change from few rows to many, primes, whole vectors.
+SHAPES = [((1,), 1, 1), ((3,), 17, 5), ((2, 4), 33, 31), ((9,), 64, 16), ((7, 13), 101, 67), ((1, 1, 15), 130, 9)]
+HALF = 2.0**-8  # rounding to bfloat16 changes a value by this share at most
+
+
+def expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
+    """y and the gradients of x, weight and bias, in float64."""
+    x, weight, gradient = (array.astype(np.float64) for array in (x, weight, gradient))
+    rows, row_gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    return [x @ weight.T + bias, gradient @ weight, row_gradients.T @ rows, row_gradients.sum(0)]
+
+
+def numbers(leading: tuple[int, ...], in_: int, out: int) -> list[np.ndarray]:
+    return [normal(1, *leading, in_), normal(2, out, in_), normal(3, out), normal(4, *leading, out)]
+
+
+@pytest.mark.parametrize("implementation", [linear, NATIVE, linear_reference])
+@pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
+def test_values_and_gradients_are_those_of_the_formula(implementation, leading, in_, out):
+    x, weight, bias, gradient = numbers(leading, in_, out)
+    wanted = expected(x, weight, bias, gradient)
+    assert_all_close(run_both_ways(implementation, [x, weight, bias], gradient), wanted, atol=2e-5)
+    wanted[0] = wanted[0] - bias
+    assert_all_close(run_both_ways(implementation, [x, weight], gradient), wanted[:3], atol=2e-5)
+
+
+@needs_native
+@pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threads, native_threads):
+    """Exact where x and the weight are whole numbers that bfloat16 holds: sums are in float32."""
+    native_threads(threads)
+    x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
+    wanted = expected(x, weight, bias, gradient)
+
+    def in_half(x, weight, bias):
+        return linear(x, weight.astype("bfloat16"), bias)
+
+    actual = run_both_ways(in_half, [x, weight, bias], gradient, frozen=[1])
+    wanted[2] = None
+    assert_all_close(actual, wanted, atol=0)
+    assert paddle.to_tensor(actual[0]).dtype == paddle.float32
+
+
+@needs_native
+@pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
+def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
+    """Full fine-tuning with bf16: the weight stays float32, the inputs of all three products are rounded."""
+    x, weight, bias, gradient = numbers(leading, in_, out)
+
+    def rounded(*tensors):
+        with half.products_in_bf16():
+            return linear(*tensors)
+
+    actual = run_both_ways(rounded, [x, weight, bias], gradient)
+    wanted = expected(x, weight, bias, gradient)
+    # |sum of a_i b_i (1 + d_i) - sum of a_i b_i| <= max |d_i| * sum of |a_i b_i|, with d_i of two roundings.
+    largest = expected(abs(x), abs(weight), 0 * bias, abs(gradient))
+    for one, other, bound in zip(actual[:3], wanted[:3], largest[:3], strict=True):
+        assert (abs(one - other) <= 2.02 * HALF * bound + 1e-5).all()
+    np.testing.assert_allclose(actual[3], wanted[3], atol=2e-5)
+    if np.prod(leading) > 8:
+        assert abs(actual[0] - wanted[0]).max() > 1e-4, "nothing was rounded"
+    assert not half.halves(paddle.to_tensor(weight)), "the context is left"
+
+
+@pytest.mark.parametrize("implementation", [NATIVE, linear_reference])
+@pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 2]])
+def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+    x, weight, bias, gradient = numbers((3,), 17, 5)
+    actual = run_both_ways(implementation, [x, weight, bias], gradient, frozen)
+    wanted = [None if place - 1 in frozen else each for place, each in enumerate(expected(x, weight, bias, gradient))]
+    assert_all_close(actual, wanted, atol=2e-5)
+
+
+@needs_native
+def test_a_strided_input_is_read_right():
+    x, weight, bias, gradient = numbers((6, 10), 12, 5)
+
+    def of_transposed(x, weight, bias):
+        return linear_native(x.transpose([1, 0, 2]), weight, bias)
+
+    actual = run_both_ways(of_transposed, [x.transpose(1, 0, 2).copy(), weight, bias], gradient)
+    wanted = expected(x, weight, bias, gradient)
+    wanted[1] = wanted[1].transpose(1, 0, 2)
+    assert_all_close(actual, wanted, atol=2e-5)
+
+
+@needs_native
+def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
+    x = paddle.to_tensor(normal(1, 16, 8))
+    first = half.shared_half(x)
+    assert half.shared_half(x) is first
+    x.scale_(2.0)
+    np.testing.assert_array_equal(half.shared_half(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
+
+
+@needs_native
+def test_the_number_of_threads_changes_nothing_beyond_rounding(native_threads):
+    inputs, results = numbers((40,), 200, 300), []
+    for threads in (1, 2, 2):
+        native_threads(threads)
+        results.append(run_both_ways(linear_native, inputs[:3], inputs[3]))
+    assert_all_close(results[0], results[1], atol=1e-4)
+    assert_all_close(results[1], results[2], atol=0)
+
+
+def test_without_the_library_a_bfloat16_weight_is_widened():
+    x, weight = paddle.to_tensor(normal(1, 3, 7)), paddle.to_tensor(normal(2, 5, 7)).astype("bfloat16")
+    y = linear_reference(x, weight)
+    np.testing.assert_allclose(y.numpy(), x.numpy() @ weight.astype("float32").numpy().T, atol=1e-5)
+
+
+@needs_native
+def test_large_results_lie_in_memory_that_is_used_again():
+    x, weight = paddle.to_tensor(normal(1, 700, 8)), paddle.to_tensor(normal(2, 300, 8))
+    address = native.pointer(linear_native(x, weight))
+    assert native.pointer(linear_native(x, weight)) == address

@@ -1,0 +1,114 @@
+"""The LoRA linear: against NumPy in float64, forward and backward, in every twin and both formats."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops import half
+from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
+from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.ops.needs_native import needs_native
+
+NATIVE = pytest.param(lora_linear_native, marks=needs_native)
+SHAPES = [((1,), 3, 2, 1), ((3,), 17, 5, 4), ((9,), 64, 16, 8), ((7, 13), 101, 67, 5), ((2, 40), 24, 300, 33)]
+SCALING = 0.75
+
+
+def numbers(leading: tuple[int, ...], in_: int, out: int, rank: int) -> list[np.ndarray]:
+    """x, W, bias, A, B, and y's gradient."""
+    shapes = [(*leading, in_), (out, in_), (out,), (rank, in_), (out, rank), (*leading, out)]
+    return [normal(seed, *shape) for seed, shape in enumerate(shapes)]
+
+
+def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
+    """y and the gradients of x, A and B, in float64."""
+    x, weight, a, b, gradient = (array.astype(np.float64) for array in (x, weight, a, b, gradient))
+    merged = weight + SCALING * b @ a
+    rows, row_gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    of_merged = row_gradients.T @ rows
+    return [x @ merged.T + bias, gradient @ merged, SCALING * b.T @ of_merged, SCALING * of_merged @ a.T]
+
+
+def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, dtype: str = "float32"):
+    weight = paddle.to_tensor(weight).astype(dtype)
+    bias = None if bias is None else paddle.to_tensor(bias)
+    return lambda x, a, b: implementation(x, weight, bias, a, b, SCALING)
+
+
+@pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+def test_values_and_gradients_are_those_of_the_formula(implementation, leading, in_, out, rank):
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    wanted = expected(x, weight, bias, a, b, gradient)
+    limit = 3e-6 * max(abs(each).max() for each in wanted)
+    actual = run_both_ways(on_frozen_base(implementation, weight, bias), [x, a, b], gradient)
+    assert_all_close(actual, wanted, atol=limit)
+    wanted[0] = wanted[0] - bias
+    assert_all_close(
+        run_both_ways(on_frozen_base(implementation, weight, None), [x, a, b], gradient), wanted, atol=limit
+    )
+
+
+@needs_native
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, threads, stored, native_threads):
+    """With a base stored in bfloat16, and with one in float32 where the run asks for such products."""
+    native_threads(threads)
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    run = on_frozen_base(lora_linear, weight, bias, stored)
+
+    def rounded(*tensors):
+        if stored == "bfloat16":
+            return run(*tensors)
+        with half.products_in_bf16():
+            return run(*tensors)
+
+    actual = run_both_ways(rounded, [x, a, b], gradient)
+    wanted = expected(x, weight, bias, a, b, gradient)
+    largest = expected(abs(x), abs(weight), 0 * bias, abs(a), abs(b), abs(gradient))
+    for one, other, bound in zip(actual, wanted, largest, strict=True):
+        # At most four roundings by 2^-8 each in one chain: x, A, x A^T, B.
+        assert (abs(one - other) <= 4.1 * 2.0**-8 * bound + 1e-5).all()
+    assert all(each.dtype == np.float32 for each in actual)
+    assert abs(actual[1] - wanted[1]).max() > 1e-4 * abs(wanted[1]).max(), "nothing was rounded"
+
+
+@pytest.mark.parametrize("implementation", [NATIVE, lora_linear_reference])
+@pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 1], [0, 2]])
+def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+    x, weight, bias, a, b, gradient = numbers((3, 5), 17, 6, 4)
+    actual = run_both_ways(on_frozen_base(implementation, weight, bias), [x, a, b], gradient, frozen)
+    wanted = expected(x, weight, bias, a, b, gradient)
+    wanted = [None if place - 1 in frozen else each for place, each in enumerate(wanted)]
+    assert_all_close(actual, wanted, atol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_without_gradients_the_values_are_the_same(stored, rows):
+    x, weight, bias, a, b, _ = numbers((rows,), 65, 40, 4)
+    run, tensors = (
+        on_frozen_base(lora_linear_native, weight, bias, stored),
+        [paddle.to_tensor(each) for each in (x, a, b)],
+    )
+    with paddle.no_grad():
+        y = run(*tensors)
+    limit = 2.0**-6 if stored == "bfloat16" else 1e-6
+    wanted = expected(x, weight, bias, a, b, np.zeros([rows, 40]))[0]
+    np.testing.assert_allclose(y.numpy(), wanted, atol=limit * abs(wanted).max())
+
+
+@needs_native
+def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
+    x, weight, bias, a, b, _ = numbers((12,), 64, 16, 4)
+    x = paddle.to_tensor(x, stop_gradient=False)
+    run = on_frozen_base(lora_linear_native, weight, bias, "bfloat16")
+    run(x, paddle.to_tensor(a), paddle.to_tensor(b))
+    copy = x._in_half[1]
+    run(x, paddle.to_tensor(a), paddle.to_tensor(b))
+    assert x._in_half[1] is copy

@@ -1,0 +1,139 @@
+"""The native library: built once, refused with a reason, and its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops import native, native_build
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.utils.log import get_logger
+from tests.ops.needs_native import needs_native
+
+LIBRARIES = Path(paddle.__file__).parent / "libs"
+SOURCE = '#include "common.h"\nEXPORT i64 answer() { return 42; }\n'
+
+
+@pytest.fixture
+def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """As in a process that has not asked for the library yet, with an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native._load.cache_clear()
+    yield
+    native._load.cache_clear()
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with one small source, taken for the package's own."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    shutil.copy(native_build.SOURCES / "common.h", folder)
+    (folder / "answer.cpp").write_text(SOURCE)
+    monkeypatch.setattr(native_build, "SOURCES", folder)
+    return folder
+
+
+def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not_loaded, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    x = paddle.zeros([2])
+    op = Op("some op", native=(lambda x: "native", native.usable), reference=lambda x: "reference")
+    assert op.choose(x)(x) == "reference"
+    assert native.library() is None and "/no/such/compiler does not run" in native.obstacle()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
+    with pytest.raises(ValueError, match=r"'native' was asked for, but /no/such/compiler does not run"):
+        op.choose(x, "native")
+
+
+def test_no_compiler_at_all_says_what_to_install(not_loaded, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "apt install g++" in native.obstacle() or "this Paddle has no" in native.obstacle()
+
+
+def test_it_can_be_switched_off(not_loaded, monkeypatch):
+    monkeypatch.setenv("PADDLENLP_EXT_NATIVE", "0")
+    assert native.usable(paddle.zeros([2])) == "PADDLENLP_EXT_NATIVE=0 switches the native library off"
+
+
+@needs_native
+def test_it_is_for_float32(not_loaded):
+    assert "float64" in native.usable(paddle.zeros([2], "float64")).lower()
+
+
+@needs_native
+def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sources, caplog):
+    first = native_build.build(LIBRARIES)
+    assert ctypes.CDLL(str(first)).answer() == 42
+    built = first.stat().st_mtime_ns
+    assert native_build.build(LIBRARIES) == first and first.stat().st_mtime_ns == built
+    (sources / "answer.cpp").write_text(SOURCE.replace("42", "43"))
+    second = native_build.build(LIBRARIES)
+    assert second != first and ctypes.CDLL(str(second)).answer() == 43
+    assert not [path for path in first.parent.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+
+
+@needs_native
+def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
+    (sources / "answer.cpp").write_text("no C++\n")
+    with pytest.raises(native_build.BuildError, match=r"answer\.cpp.*failed:"):
+        native_build.build(LIBRARIES)
+
+
+def account() -> list[int]:
+    """Bytes mapped, in use, most in use at once."""
+    numbers = (ctypes.c_int64 * 3)()
+    native.library().buffers_account(numbers)
+    return list(numbers)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [[3], [0, 5], [7, 300, 301]])
+def test_buffers_are_tensors_like_any_other(dtype, shape):
+    tensor = native.empty(shape, dtype)
+    assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (shape, getattr(paddle, dtype), True)
+    assert tensor.stop_gradient
+    tensor.set_value(paddle.ones(shape).astype(dtype))
+    assert (tensor.astype("float32").numpy() == 1).all()
+
+
+@needs_native
+def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
+    kept, freed = native.empty([1 << 20]), native.empty([1 << 20])
+    address, before = native.pointer(freed), account()
+    del freed
+    again = native.empty([(1 << 20) - 5])
+    assert native.pointer(again) == address != native.pointer(kept)
+    assert account()[0] == before[0]
+
+
+@needs_native
+def test_blocks_that_nobody_asks_for_any_more_go_back():
+    native.library().buffers_release()
+    for megabytes in range(1, 40):
+        tensor = native.empty([megabytes << 18])
+        tensor.zero_()
+        del tensor
+    mapped, _, most = account()
+    assert mapped <= most + most // 16
+
+
+@needs_native
+def test_a_buffer_outlives_the_graph_that_made_it():
+    x = paddle.to_tensor(np.ones([600, 600], np.float32), stop_gradient=False)
+    view = native.empty([600, 600])
+    view.set_value(paddle.full([600, 600], 2.0))
+    part = (x * view).reshape([-1])[5:9]
+    del view
+    native.empty([600, 600]).zero_()
+    part.sum().backward()
+    assert float(x.grad.sum()) == 8.0

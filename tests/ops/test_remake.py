@@ -1,0 +1,64 @@
+"""The product inside a feed-forward is made again in the backward pass, and not kept, by ops that ask for its maker."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import nullcontext
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.half import products_in_bf16
+from paddlenlp_ext.ops.linear_native import linear_native
+from paddlenlp_ext.ops.lora_linear import lora_linear_op
+from paddlenlp_ext.ops.native import function
+from paddlenlp_ext.ops.swiglu import swiglu_native
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+ROWS, INNER, OUT, RANK = 613, 256, 16, 4
+
+
+def bytes_in_use() -> int:
+    numbers = (ctypes.c_int64 * 3)()
+    function("buffers_account", "p")(ctypes.addressof(numbers))
+    return numbers[1]
+
+
+def lora(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    weight.stop_gradient = True
+    update = [paddle.to_tensor(normal(seed, *shape)) for seed, shape in ((3, (RANK, INNER)), (4, (OUT, RANK)))]
+    for tensor in update:
+        tensor.stop_gradient = False
+    return lora_linear_op.choose(product, "native")(product, weight, None, *update, 2.0), update
+
+
+def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    weight.stop_gradient = False
+    return linear_native(product, weight), [weight]
+
+
+def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], int]:
+    """The gradients, and the bytes of large tensors that stand after the forward pass."""
+    gate, up = (paddle.to_tensor(normal(seed, ROWS, INNER), stop_gradient=False) for seed in (1, 2))
+    before = bytes_in_use()
+    product = swiglu_native(gate, up)
+    if keeps_product:
+        del product._make_again
+    with products_in_bf16() if in_bf16 else nullcontext():
+        y, trained = layer(product, paddle.to_tensor(normal(9, OUT, INNER)))
+    del product
+    kept = bytes_in_use() - before
+    y.backward(paddle.to_tensor(normal(10, ROWS, OUT)))
+    return [tensor.grad.numpy() for tensor in (gate, up, *trained)], kept
+
+
+@needs_native
+@pytest.mark.parametrize("layer", [lora, full])
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_the_gradients_are_the_same_to_the_bit_and_the_product_is_gone(layer, in_bf16):
+    (made_again, bytes_without), (kept, bytes_with) = run(layer, False, in_bf16), run(layer, True, in_bf16)
+    assert bytes_with - bytes_without >= ROWS * INNER * (2 if in_bf16 else 4)
+    for one, other in zip(made_again, kept, strict=True):
+        np.testing.assert_array_equal(one, other)

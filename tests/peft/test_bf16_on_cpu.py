@@ -1,0 +1,85 @@
+"""Every method over a base stored in bfloat16 on the CPU: its matrices alone are, and it learns as over float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import INPUT_IDS, logits_of, loss_of, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.ops.needs_native import needs_native
+
+pytestmark = needs_native
+FLOAT32 = paddle.float32
+
+
+def rounded_base(folder: Path, dtype: str):
+    """The tiny model with weights that bfloat16 holds, stored in `dtype`."""
+    model = tiny_model()
+    for parameter in model.parameters():
+        parameter.set_value(parameter.astype("bfloat16").astype("float32"))
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def test_matrices_are_stored_in_bfloat16_and_nothing_else(tmp_path: Path):
+    model = rounded_base(tmp_path, "bfloat16")
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == (paddle.bfloat16 if parameter.ndim == 2 else FLOAT32), name
+    with paddle.no_grad():
+        logits = model(paddle.to_tensor(INPUT_IDS))
+    assert logits.dtype == FLOAT32
+    exact = logits_of(rounded_base(tmp_path, "float32"))
+    np.testing.assert_allclose(logits.numpy(), exact, atol=0.02 * np.abs(exact).max())
+    assert np.abs(logits.numpy() - exact).max() > 0
+
+
+@pytest.mark.parametrize("switch", PEFT_METHODS.names())
+def test_a_method_learns_over_a_base_in_bfloat16(switch: str, tmp_path: Path):
+    models, gradients = {}, {}
+    for dtype in ("float32", "bfloat16"):
+        model = get_peft_model(rounded_base(tmp_path, dtype), PEFT_METHODS.get(switch)(), seed=1)
+        model.eval()
+        assert all(tensor.dtype == FLOAT32 for tensor in model.adapter_state().values())
+        models[dtype] = model
+    train(models["float32"], steps=3)
+    learned = models["float32"].adapter_state()
+    for name, tensor in models["bfloat16"].adapter_state().items():
+        tensor.set_value(learned[name])
+    exact = logits_of(models["float32"])
+    np.testing.assert_allclose(logits_of(models["bfloat16"]), exact, atol=0.02 * np.abs(exact).max())
+    for dtype, model in models.items():
+        model.clear_gradients()
+        loss_of(model).backward()
+        trained = [p for p in model.parameters() if not p.stop_gradient and p.grad is not None]
+        gradients[dtype] = np.concatenate([p.grad.numpy().ravel() for p in trained])
+        assert gradients[dtype].dtype == np.float32
+    difference = np.linalg.norm(gradients["bfloat16"] - gradients["float32"])
+    assert 0 < difference < 0.03 * np.linalg.norm(gradients["float32"])
+    train(models["bfloat16"])
+
+
+def test_a_merged_adapter_is_added_in_float32_and_rounded_once(tmp_path: Path):
+    model = get_peft_model(rounded_base(tmp_path, "bfloat16"), PEFT_METHODS.get("lora")(), seed=1)
+    train(model)
+    name, layer = next(adapter_layers(model.base_model))
+    exact = layer.base.weight.astype("float32") + layer.delta_weight()
+    merged = dict(model.merge_and_unload().named_parameters())[f"{name}.weight"]
+    assert merged.dtype == paddle.bfloat16
+    np.testing.assert_array_equal(merged.astype("float32").numpy(), exact.astype("bfloat16").astype("float32").numpy())
+
+
+def test_saved_over_bfloat16_an_adapter_loads_over_float32(tmp_path: Path):
+    model = get_peft_model(rounded_base(tmp_path / "base", "bfloat16"), PEFT_METHODS.get("lora")(), seed=1)
+    train(model)
+    model.eval()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(rounded_base(tmp_path / "base", "float32"), tmp_path / "adapter")
+    exact = logits_of(loaded)
+    np.testing.assert_allclose(logits_of(model), exact, atol=0.03 * np.abs(exact).max())

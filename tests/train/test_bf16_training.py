@@ -1,0 +1,73 @@
+"""`bf16: true` on the CPU: a run from files to files, over frozen weights and with all of them training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import make_config
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.train.build import build_trainer, load_data
+from tests.ops.needs_native import needs_native
+
+
+def config_for(run_folders, lora: bool, **keys):
+    config = make_config(
+        run_folders / "out",
+        model_name_or_path=str(run_folders / "model"),
+        dataset_name_or_path=str(run_folders / "data"),
+        data_cache_dir=str(run_folders / "cache"),
+        chat_template="none",
+        do_eval=True,
+        device="cpu",
+        num_train_epochs=4.0,
+        overwrite_output_dir=True,
+        per_device_train_batch_size=4,
+        **keys,
+    )
+    return dataclasses.replace(config, peft=LoRAConfig(rank=8), peft_switch="lora") if lora else config
+
+
+def losses_of(trainer) -> np.ndarray:
+    trainer.train()
+    return np.array([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+
+
+@needs_native
+@pytest.mark.parametrize("lora", [True, False])
+def test_it_learns_as_in_float32_and_what_trains_stays_in_it(run_folders, lora):
+    config = config_for(run_folders, lora)
+    exact = losses_of(build_trainer(config, load_data(config)))
+    config = config_for(run_folders, lora, bf16=True)
+    trainer = build_trainer(config, load_data(config))
+    stored = {p.ndim: p.dtype for p in trainer.model.parameters() if p.stop_gradient}
+    assert stored == ({2: paddle.bfloat16, 1: paddle.float32} if lora else {})
+    assert {p.dtype for p in trainer.model.parameters() if not p.stop_gradient} == {paddle.float32}
+    losses = losses_of(trainer)
+    np.testing.assert_allclose(losses, exact, rtol=0.05)
+    assert (losses != exact).any(), "nothing was rounded"
+
+    trainer.save_model()
+    if lora:
+        base = AutoModelForCausalLM.from_pretrained(run_folders / "model", dtype="bfloat16")
+        model = PeftModel.from_pretrained(base, run_folders / "out")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(run_folders / "out")
+        assert (run_folders / "out" / "config.json").read_text().count('"float32"') == 1
+    for name, parameter in trainer.model.named_parameters():
+        np.testing.assert_array_equal(dict(model.named_parameters())[name].numpy(), parameter.numpy(), err_msg=name)
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_without_the_library_it_says_why_and_what_helps(run_folders, monkeypatch):
+    monkeypatch.setattr(native, "obstacle", lambda: "there is no C++ compiler")
+    assert half.obstacle() == "there is no C++ compiler"
+    config = config_for(run_folders, lora=True, bf16=True)
+    with pytest.raises(ValueError, match=r"native library.*there is no C\+\+ compiler.*set bf16: false"):
+        build_trainer(config, load_data(config))
