@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import paddle
 
 from compare_losses import read_losses
-from measure import environment
-from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from measure import environment, random_documents
+from ours import packed_batch, run_config, training_step
+from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 
 HERE = Path(__file__).parent
@@ -90,10 +90,8 @@ def weight_bytes(model: str, options: QuantOptions | None) -> tuple[int, int]:
 
 def peak_gb(model: str, documents: int, length: int, options: QuantOptions | None) -> float:
     """Peak memory of a process that loads, adapts and makes two steps, GB."""
-    command = [sys.executable, HERE / "train_step.py", "--model", model, "--steps", 1]
-    command += ["--documents", documents, "--length", length]
-    if options is not None:
-        command += ["--quantize", options.algo, *(["--double_quant"] if options.double_quant else [])]
+    command = [sys.executable, HERE / "train_step.py", "--steps", 1, "--documents", documents, "--length", length]
+    command += lora_keys(model, options)
     output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
@@ -111,24 +109,18 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
     return fastest
 
 
-def stepper(model: str, documents: int, length: int, options: QuantOptions | None) -> Callable[[], None]:
+def stepper(model: str, documents: int, length: int, options: QuantOptions | None) -> Callable[[], object]:
     """A function that makes one training step of LoRA over that base."""
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, quantization=options), LoRAConfig(rank=8))
-    adapted.train()
-    optimizer = paddle.optimizer.AdamW(1e-4, parameters=[p for p in adapted.parameters() if not p.stop_gradient])
-    tokens = np.random.default_rng(0).integers(0, adapted.config.vocab_size, (1, documents * length))
-    positions = paddle.to_tensor(np.tile(np.arange(length), documents)[None])
+    config = run_config(lora_keys(model, options))
+    return training_step(build_model(config), config, packed_batch(random_documents(documents, length), 1.0))
 
-    def step() -> None:
-        ids = paddle.to_tensor(tokens)
-        hidden = adapted.hidden_states(ids, position_ids=positions, document_lengths=((length,) * documents,))
-        loss_sum, _ = linear_cross_entropy(hidden[0], adapted.head_weight(), paddle.to_tensor(tokens[0]))
-        (loss_sum / tokens.size).backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        float(loss_sum)
 
-    return step
+def lora_keys(model: str, options: QuantOptions | None) -> list[str]:
+    """Words of a command line: LoRA of rank 8 over that base."""
+    keys = ["--model_name_or_path", model, "--lora", "true", "--lora_rank", "8"]
+    if options is not None:
+        keys += ["--weight_quantize_algo", options.algo, "--weight_double_quant", str(options.double_quant).lower()]
+    return keys
 
 
 def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path) -> None:
