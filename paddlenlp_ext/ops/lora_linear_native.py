@@ -62,10 +62,10 @@ def _forward(
     b: paddle.Tensor,
     scaling: float,
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """y, x as the products read it, and x A^T in the same format."""
+    """y, x as the products read it, and A x^T [r, rows] in the same format."""
     read = shared_half(x) if halves(weight) else x
     y = native.empty([*x.shape[:-1], weight.shape[0]])
-    inner = native.empty([*x.shape[:-1], a.shape[0]], "bfloat16" if halves(weight) else "float32")
+    inner = native.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if halves(weight) else "float32")
     _call("lora_linear_forward", (bias, a, b, y, inner), read, weight, a.shape[0], scaling)
     return y, read, inner
 
