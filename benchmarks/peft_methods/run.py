@@ -47,6 +47,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", help="only these lines of the table")
     parser.add_argument("--sweep", type=float, nargs="+", default=[0.3, 1.0, 3.0], help="multiples of a method's rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--no_costs", action="store_true", help="leave speed and memory for a later call")
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="of every run")
     parser.add_argument("--quick", action="store_true", help="two steps of a tiny random model, one learning rate")
     return parser.parse_args(argv)
@@ -144,7 +145,7 @@ def main(argv: Sequence[str]) -> None:
         for entry in entries
         for factor in sweep
     ]
-    alone = [Run(cost_task, entry, entry.learning_rate, args.out) for entry in entries]
+    alone = [] if args.no_costs else [Run(cost_task, entry, entry.learning_rate, args.out) for entry in entries]
     failed = make_all(swept, args.jobs) + make_all(alone, 1)
     outcomes = [
         read_outcome(run.folder / "out", run.task.name, run.entry.name, run.learning_rate)
