@@ -48,7 +48,8 @@ def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not
     op = Op("some op", native=(lambda x: "native", native.usable), reference=lambda x: "reference")
     assert op.choose(x)(x) == "reference"
     assert native.library() is None and "/no/such/compiler does not run" in native.obstacle()
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    records = {id(record): record for record in caplog.records}.values()  # two handlers may show one record
+    warnings = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
     with pytest.raises(ValueError, match=r"'native' was asked for, but /no/such/compiler does not run"):
         op.choose(x, "native")
