@@ -1,9 +1,7 @@
 """Write adamw_8bit.npz: the dynamic map of bitsandbytes, and steps of its block-wise 8-bit AdamW.
 
-The steps are those of the PyTorch form that bitsandbytes keeps of its optimizer (its compiled form wants a GPU). Not
-part of `make golden`: it needs `bitsandbytes==0.50.2`, `triton` (imported, not used) and a CPU build of `torch`, in an
-environment of their own:
-    TORCHDYNAMO_DISABLE=1 python tests/golden/make_adamw_8bit.py
+The steps are those of the PyTorch form that bitsandbytes keeps of its optimizer (its compiled form wants a GPU); the
+module that holds it imports `triton`, and does not use it.
 """
 
 from __future__ import annotations
