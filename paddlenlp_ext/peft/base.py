@@ -34,7 +34,8 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
     """Freeze every parameter of the model, then wrap the layers that the config asks for.
 
     Raises:
-        ValueError: the model already carries an adapter, or the config asks for a layer it lacks.
+        ValueError: the model already carries an adapter, the config asks for a layer it lacks, or the layers were
+            quantized for another adapter.
     """
     if next(adapter_layers(model), None) is not None:
         raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another.")
@@ -45,6 +46,22 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
     wrap = config.wrapper(bases, seed)
     for name, base in bases.items():
         replace_layer(model, name, wrap(name, base))
+    _require_whole_weights(model)
+
+
+def _require_whole_weights(model: nn.Layer) -> None:
+    """Check that what was taken off weights before they were quantized is in the adapter over them.
+
+    Raises:
+        ValueError: it is in another adapter.
+    """
+    completed = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_lacks_start", False)}
+    for name, linear in quantized_linears(model).items():
+        if linear.lacks_start and id(linear) not in completed:
+            raise ValueError(
+                f"{name.removesuffix('.base')} was quantized without a part that another adapter holds (PiSSA, LoftQ): "
+                "load the original model again for this one."
+            )
 
 
 @contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING
 from paddlenlp_ext.checkpoint.json_file import read_json_object
@@ -44,6 +45,15 @@ class AdapterFiles:
     tensors: dict[str, np.ndarray]
     quantization: QuantOptions | None = None
     """How the base was quantized in training, None where it was not."""
+
+    def before_quantizing(
+        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+    ) -> paddle.Tensor:
+        """What is quantized in place of a weight of the base, so that it is what the adapter was trained over.
+
+        Arguments as `PeftConfig.before_quantizing`'s.
+        """
+        return self.config.before_quantizing_again(name, weight, rounded, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantOptions | None:
         """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
