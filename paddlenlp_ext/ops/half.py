@@ -23,6 +23,11 @@ def products_in_bf16() -> Iterator[None]:
         _products = before
 
 
+def products_are_half() -> bool:
+    """Whether the forward pass is one of `products_in_bf16`."""
+    return _products
+
+
 def halves(weight: paddle.Tensor) -> bool:
     """Whether a product with this weight rounds its inputs to bfloat16."""
     return _products or weight.dtype == paddle.bfloat16

@@ -34,10 +34,19 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
     return y
 
 
+def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    """(dL/dy) W, float32 [..., in], from dL/dy [..., out] in one piece, in float32 or bfloat16."""
+    half = gradient.dtype == paddle.bfloat16
+    to = native.empty([*gradient.shape[:-1], weight.shape[1]])
+    read = as_half(weight) if half else weight
+    _call("linear_input_gradient", (gradient, read, to), weight, half)
+    return to
+
+
 class _Linear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.half, ctx.x_shape = halves(weight), x.shape
+        ctx.half = halves(weight)
         ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
         ctx.num_inputs = 2 if bias is None else 3
         ctx.make_x = maker(x)
@@ -52,9 +61,7 @@ class _Linear(PyLayer):
         read = as_half(gradient) if ctx.half else gradient
         gradients = [None, None, None]
         if ctx.wanted[0]:
-            gradients[0] = native.empty(ctx.x_shape)
-            read_weight = as_half(weight) if ctx.half else weight
-            _call("linear_input_gradient", (read, read_weight, gradients[0]), weight, ctx.half)
+            gradients[0] = input_gradient(read, weight)
         if ctx.wanted[1]:
             gradients[1] = native.empty(weight.shape)
             x = kept[0] if kept else ctx.make_x()

@@ -7,7 +7,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import half
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
 from tests.ops.needs_native import needs_native
 
@@ -33,8 +37,8 @@ def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
 
 def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, dtype: str = "float32"):
     weight = paddle.to_tensor(weight).astype(dtype)
-    bias = None if bias is None else paddle.to_tensor(bias)
-    return lambda x, a, b: implementation(x, weight, bias, a, b, SCALING)
+    base = FrozenPlain(weight, None if bias is None else paddle.to_tensor(bias))
+    return lambda x, a, b: implementation(x, base, a, b, SCALING)
 
 
 @pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
@@ -112,3 +116,37 @@ def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
     copy = x._in_half[1]
     run(x, paddle.to_tensor(a), paddle.to_tensor(b))
     assert x._in_half[1] is copy
+
+
+@pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
+    implementation, leading, in_, out, rank, algo, with_bias
+):
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    bias = bias if with_bias else 0 * bias
+    packed = quantize(weight, QuantOptions(algo=algo))
+    base = FrozenQuantized(packed, paddle.to_tensor(bias) if with_bias else None)
+    wanted = expected(x, dequantize(packed).numpy(), bias, a, b, gradient)
+    actual = run_both_ways(lambda x, a, b: implementation(x, base, a, b, SCALING), [x, a, b], gradient)
+    assert_all_close(actual, wanted, atol=3e-6 * max(abs(each).max() for each in wanted))
+
+
+@needs_native
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    packed = quantize(weight, QuantOptions(algo="nf4"))
+    bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenPlain(dequantize(packed), paddle.to_tensor(bias))]
+
+    def rounded(base):
+        def run(x, a, b):
+            with half.products_in_bf16():
+                return lora_linear_native(x, base, a, b, SCALING)
+
+        return run_both_ways(run, [x, a, b], gradient)
+
+    actual, wanted = (rounded(base) for base in bases)
+    assert_all_close(actual, wanted, atol=1e-5 * max(abs(each).max() for each in wanted))

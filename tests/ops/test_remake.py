@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.frozen_linear import FrozenPlain
 from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.linear_native import linear_native
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
@@ -31,7 +32,7 @@ def lora(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, 
     update = [paddle.to_tensor(normal(seed, *shape)) for seed, shape in ((3, (RANK, INNER)), (4, (OUT, RANK)))]
     for tensor in update:
         tensor.stop_gradient = False
-    return lora_linear_op.choose(product, "native")(product, weight, None, *update, 2.0), update
+    return lora_linear_op.choose(product, "native")(product, FrozenPlain(weight, None), *update, 2.0), update
 
 
 def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
