@@ -64,7 +64,7 @@ class _NativeSwiGlu(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         gate, up = ctx.saved_tensor()
-        gradient = gradient.contiguous()  # by a name: a copy must not be freed before it is read
+        gradient = gradient.contiguous()
         gradients = [None if x.stop_gradient else empty(x.shape) for x in (gate, up)]
         addresses = [None if x is None else pointer(x) for x in gradients]
         inputs = pointer(gradient), pointer(gate), pointer(up)
