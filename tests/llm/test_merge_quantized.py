@@ -40,11 +40,11 @@ IDS = paddle.to_tensor(np.random.default_rng(1).integers(0, 61, (3, 17)))
 NF4 = QuantOptions(algo="nf4", double_quant=True)
 MIXED = QuantOptions(algo={".*self_attn.*": "fp4", "down_proj": "weight_only_int8"})
 METHODS = {
+    **{switch: (switch, {}) for switch in PEFT_METHODS.names() if PEFT_METHODS.get(switch).mergeable},
     "lora": ("lora", {"rank": 3}),
-    "dora": ("use_dora", {"rank": 2}),
+    "use_dora": ("use_dora", {"rank": 2}),
     "pissa": ("pissa", {"rank": 3}),
     "loftq": ("loftq", {"rank": 3, "iters": 2}),
-    "ia3": ("ia3", {}),
     "some layers": ("lora", {"rank": 3, "target_modules": ["q_proj", "up_proj"]}),
 }
 
