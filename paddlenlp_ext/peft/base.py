@@ -328,7 +328,8 @@ class PeftModel(nn.Layer):
         if stored.quantization != self.quantization:
             raise ValueError(
                 f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "
-                f"base now has them in {in_words(self.quantization)}: set weight_quantize_algo and its keys as they were."
+                f"base now has them in {in_words(self.quantization)}: set weight_quantize_algo and its keys as they "
+                "were."
             )
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
