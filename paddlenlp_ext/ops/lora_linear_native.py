@@ -13,7 +13,7 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops import native
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.half import as_half, shared_half
-from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece, linear_native, readable, wants_gradient
+from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece, linear_native, wants_gradient
 from paddlenlp_ext.ops.remake import maker
 
 
@@ -21,12 +21,19 @@ def lora_linear_native(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
     """As `lora_linear`."""
-    x, a, b = in_one_piece(x), readable(a), readable(b)
+    x, a, b = in_one_piece(x), _in_float(a), _in_float(b)
+    if (a.shape[1], b.shape[1]) != (x.shape[-1], a.shape[0]):
+        raise ValueError(f"a LoRA linear of x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}")
     if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
     if math.prod(x.shape[:-1]) <= FEW_ROWS:
         return base.native_forward(x).add_(linear_native(linear_native(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
+
+
+def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
+    """A or B as the native update reads it."""
+    return in_one_piece(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 
 class _LoRALinear(PyLayer):
@@ -61,6 +68,7 @@ def _forward(
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """y, x as the products read it, and A x^T [r, rows] in the same format."""
     y = base.native_forward(x)
+    assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} beside a base with {y.shape[-1]} outputs"
     read = shared_half(x) if base.halves else x
     inner = native.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.halves else "float32")
     _call("lora_update_forward", (read, y, a, b, inner), scaling)

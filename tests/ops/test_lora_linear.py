@@ -150,3 +150,34 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
 
     actual, wanted = (rounded(base) for base in bases)
     assert_all_close(actual, wanted, atol=1e-5 * max(abs(each).max() for each in wanted))
+
+
+@needs_native
+def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
+    x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((20,), 17, 5, 4))
+    base = FrozenPlain(weight, None)
+    with pytest.raises(ValueError, match=r"x \[20, 17\] with A \[4, 16\] and B \[5, 4\]"):
+        lora_linear_native(x, base, a[:, 1:], b, SCALING)
+    with pytest.raises(ValueError, match=r"A \[3, 17\] and B \[5, 4\]"):
+        lora_linear_native(x, base, a[:3], b, SCALING)
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [3, 20])
+def test_factors_stored_in_bfloat16_are_widened(rows):
+    x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((rows,), 17, 5, 4))
+    base, (a, b) = FrozenPlain(weight, None), (each.astype("bfloat16") for each in (a, b))
+    with paddle.no_grad():
+        actual = lora_linear_native(x, base, a, b, SCALING)
+    wanted = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)
+    np.testing.assert_allclose(actual.numpy(), wanted.numpy(), atol=2e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_no_rows_give_gradients_of_zero(in_bf16):
+    x, weight, _, a, b, gradient = numbers((0,), 17, 5, 4)
+    run = on_frozen_base(lora_linear_native, weight, None, "bfloat16" if in_bf16 else "float32")
+    y, *gradients = run_both_ways(run, [x, a, b], gradient)
+    assert y.shape == (0, 5)
+    assert_all_close(gradients, [x, 0 * a, 0 * b], atol=0)

@@ -56,6 +56,18 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
 
 
 @needs_native
+def test_what_was_changed_in_place_is_kept():
+    with paddle.no_grad():
+        gate, up = (paddle.to_tensor(normal(seed, 20, 16)) for seed in (1, 2))
+    gate.stop_gradient = up.stop_gradient = False
+    product, weight = swiglu_native(gate, up), paddle.to_tensor(normal(9, OUT, 16), stop_gradient=False)
+    product.scale_(2.0)
+    linear_native(product, weight).sum().backward()
+    wanted = np.ones([OUT, 20], np.float32) @ product.numpy()
+    np.testing.assert_allclose(weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@needs_native
 @pytest.mark.parametrize("layer", [lora, full])
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_the_gradients_are_the_same_to_the_bit_and_the_product_is_gone(layer, in_bf16):
