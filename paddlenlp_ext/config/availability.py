@@ -84,12 +84,10 @@ SECTION_KEYS = (
     Row("optim", ("adamw",), "only adamw is built"),
     Row("recompute_granularity", ("full",), "recompute works on whole layers"),
     Row("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
-    Row("tensor_parallel_degree", DEGREES, PARALLEL),
     Row("pipeline_parallel_degree", DEGREES, PARALLEL),
     Row("sep_parallel_degree", DEGREES, PARALLEL),
     Row("context_parallel_degree", DEGREES, PARALLEL),
     Row("expert_parallel_degree", DEGREES, PARALLEL),
-    Row("sharding_parallel_degree", DEGREES, PARALLEL),
     Row("virtual_pp_degree", (1,), PARALLEL),
     Row("sequence_parallel", OFF, "it needs tensor parallelism, which is off", outcome="no effect"),
     Row("tensor_parallel_config", ("",), "there is no tensor parallelism", outcome="no effect"),
@@ -99,7 +97,6 @@ SECTION_KEYS = (
     Row("pipeline_parallel_config", ("",), "there is no pipeline", outcome="no effect"),
     Row("pp_recompute_interval", (1,), "there is no pipeline", outcome="no effect"),
     Row("sharding_parallel_config", ("",), "there is no sharding", outcome="no effect"),
-    Row("hybrid_parallel_topo_order", ("pp_first",), "there is one device", outcome="no effect"),
 )
 
 TRAINING = (

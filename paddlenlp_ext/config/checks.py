@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from paddlenlp_ext.config.availability import Row
+from paddlenlp_ext.config.degrees import complete_degrees
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
@@ -223,14 +223,24 @@ def _device(config: RunConfig, given: Given) -> None:
         given.note(message, "use_flash_attention")
 
 
-@check("sharding")
+_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
+
+
+@check("sharding", *_DEGREES)
 def _processes(config: RunConfig, given: Given) -> None:
-    processes = world_size()
-    if processes > 1:
-        message = f"started as {processes} processes, but training on several is not available yet; start one"
-        given.problems.append(Problem("", message, Place(order=COMMAND_LINE_ORDER)))
-    elif config.parallel.sharding:
-        given.note(f"sharding {config.parallel.sharding} has no effect: there is one process", "sharding")
+    parallel, processes = config.parallel, world_size()
+    try:
+        degrees = complete_degrees(parallel, processes)
+    except ValueError as error:
+        given.refuse(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
+        return
+    if processes == 1 and parallel.sharding:
+        given.note(f"sharding {parallel.sharding} has no effect: there is one process", "sharding")
+    elif degrees.tensor > 1:
+        message = f"tensor_parallel_degree {degrees.tensor} is not available yet on {processes} processes"
+        given.refuse(message, "tensor_parallel_degree")
+    elif degrees.sharding > 1:
+        given.refuse(f"sharding {parallel.sharding} is not available yet on {processes} processes", "sharding")
 
 
 _DRAWING = ("top_k", "top_p", "temperature")

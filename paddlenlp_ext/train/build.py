@@ -15,8 +15,11 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.ranks import MeshRanks
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.ranks import SingleRank
 from paddlenlp_ext.train.trainer import Trainer
 
 
@@ -52,9 +55,7 @@ def build_model(config: RunConfig) -> Any:
         )
     else:
         model_config = read_model_config(resolve_model(name))
-        model = AutoModelForCausalLM.from_config(
-            model_config, seed=config.train.seed, dtype=dtype, name_or_path=name
-        )
+        model = AutoModelForCausalLM.from_config(model_config, seed=config.train.seed, dtype=dtype, name_or_path=name)
         if not config.model.use_flash_attention:
             model.use_attention("blocks")
     return adapt_model(model, config)
@@ -76,6 +77,8 @@ def adapt_model(model: Any, config: RunConfig) -> Any:
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback] = ()) -> Trainer:
     """Everything, ready to train or evaluate, on the device that the configuration names."""
     paddle.set_device(config.precision.device)
+    mesh = Mesh.from_config(config.parallel)
     model = build_model(config)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks)
+    ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh)
+    return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks, ranks=ranks)

@@ -14,6 +14,7 @@ import paddle
 from paddlenlp_ext.data.packing import BatchPlan
 from paddlenlp_ext.train.collation import Collate
 from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.train.ranks import Ranks, SingleRank
 
 
 @contextmanager
@@ -36,9 +37,12 @@ def evaluate_loss(
     *,
     batch_size: int,
     max_batches: int = -1,
+    ranks: Ranks | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, float]:
     """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
+
+    Several ranks share the batches, and each comes to the same result.
 
     Returns:
         eval_loss (mean over learned tokens), eval_accuracy (share of learned tokens that argmax gets right),
@@ -50,11 +54,12 @@ def evaluate_loss(
     batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
+    ranks = ranks or SingleRank()
     started = time.perf_counter()
     losses: list[float] = []
     num_correct = num_learned = num_rows = num_tokens = 0
     with evaluation_mode(model):
-        for micro_batch in batches:
+        for micro_batch in batches[ranks.index :: ranks.size]:
             batch = collate_rows(micro_batch)
             with autocast():
                 loss, correct = loss_sum(model, batch)
@@ -63,9 +68,11 @@ def evaluate_loss(
             num_learned += batch.num_learned
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
+    total, *counts = ranks.sum_numbers([math.fsum(losses), num_correct, num_learned, num_tokens, num_rows])
+    num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
     if num_learned == 0:
         raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
-    mean, seconds = math.fsum(losses) / num_learned, time.perf_counter() - started
+    mean, seconds = total / num_learned, time.perf_counter() - started
     return {
         "eval_loss": mean,
         "eval_accuracy": num_correct / num_learned,

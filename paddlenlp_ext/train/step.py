@@ -23,7 +23,7 @@ from paddlenlp_ext.train.data_order import Window
 from paddlenlp_ext.train.hooks import TrainingHooks
 from paddlenlp_ext.train.loss import loss_sum
 from paddlenlp_ext.train.neftune import EmbeddingNoise
-from paddlenlp_ext.train.optim import clip_gradients, global_norm, trainable_parameters
+from paddlenlp_ext.train.optim import clip_gradients, trainable_parameters
 from paddlenlp_ext.train.randomness import seed_micro_step
 from paddlenlp_ext.train.ranks import Ranks
 
@@ -84,7 +84,7 @@ class OptimizerStep:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
         total = paddle.zeros([], "float32")
         for micro_step, batch in enumerate(batches):
-            seed_micro_step(self.options.seed, step, micro_step, self.ranks.index)
+            seed_micro_step(self.options.seed, step, micro_step * self.ranks.size + self.ranks.index)
             total += self.forward_backward(batch, num_learned)
         auxiliary = self._auxiliary()
         self.ranks.sum_gradients(self.parameters)
@@ -94,13 +94,16 @@ class OptimizerStep:
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_learned, num_rows, seconds)
 
     def prepare_adapter(self, windows: Iterator[Window]) -> None:
-        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays."""
-        batches = (batch for window in windows for batch in self._fetch(window))
+        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays.
+
+        Every rank looks at the same batches, so that all come to the same adapter, and to that of a single process.
+        """
+        batches = (self.collate_rows(packs) for window in windows for packs in window.micro_batches)
         counter = itertools.count()
 
         def run_batch() -> None:
             batch = next(batches)
-            seed_micro_step(self.options.seed, 0, next(counter), self.ranks.index)
+            seed_micro_step(self.options.seed, 0, next(counter))
             self.forward_backward(batch, max(1, batch.num_learned))
 
         self.hooks.before_training(run_batch)
@@ -138,7 +141,7 @@ class OptimizerStep:
         """Clip and update; returns the gradients' norm before clipping."""
         # Gradients are dropped, not zeroed: a zero left behind would move a parameter that a resumed run leaves alone.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        grad_norm = global_norm(gradients)
+        grad_norm = self.ranks.norm(self.parameters)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.optimizer.clear_grad(set_to_zero=False)
             raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")

@@ -195,7 +195,15 @@ def test_metric_names_become_one(tmp_path, written, name, greater):
     assert load(path, "--greater_is_better").train.greater_is_better is True
 
 
-def test_several_processes_do_not_train_one_by_one_in_silence(tmp_path, monkeypatch):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    (found,) = problems(write(tmp_path, SMALLEST | {"sharding": "stage1"}))
-    assert str(found).startswith("command line: started as 2 processes")
+@pytest.mark.parametrize(
+    ("processes", "values", "words"),
+    [
+        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
+        (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
+        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
+    ],
+)
+def test_degrees_that_do_not_divide_the_processes(tmp_path, monkeypatch, processes, values, words):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+    (found,) = problems(write(tmp_path, SMALLEST | values))
+    assert words in found.message

@@ -1,0 +1,115 @@
+"""Sums over the processes that have micro-batches of their own: `train/ranks.py`'s protocol for several processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_ext.parallel.mesh import Mesh
+
+_BUCKET_BYTES = 64 << 20
+
+
+class MeshRanks:
+    """The replicas of a mesh, of which this process is one.
+
+    Micro-batches are dealt over data and sharding ranks; the tensor and pipeline ranks of a replica work on the same.
+
+    Args:
+        mesh: the run's.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
+
+    def sum_numbers(self, values: list[float]) -> list[float]:
+        """Each value summed over the replicas, in double precision."""
+        if self.size == 1:
+            return values
+        return _reduced(values, self.mesh.replicas.group, dist.ReduceOp.SUM)
+
+    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
+        """Euclidean norm of all gradients, each counted once.
+
+        Those that are cut over tensor ranks (`is_distributed`, Paddle's own mark) are summed over these, and the
+        stages of a pipeline are summed.
+        """
+        cut, whole = 0.0, 0.0
+        for parameter in parameters:
+            if parameter.grad is not None:
+                square = float(parameter.grad.astype("float32").square().sum())
+                cut, whole = (cut + square, whole) if parameter.is_distributed else (cut, whole + square)
+        if self.mesh.tensor.size > 1:
+            cut = _reduced([cut], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
+        total = cut + whole
+        if self.mesh.pipeline.size > 1:
+            total = _reduced([total], self.mesh.pipeline.group, dist.ReduceOp.SUM)[0]
+        return math.sqrt(total)
+
+    def collect(self, value: Any) -> list[Any]:
+        """The values of all replicas, in their order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = []
+        dist.all_gather_object(values, value, group=self.mesh.replicas.group)
+        return values
+
+    def largest(self, value: float) -> float:
+        """The largest of all processes' values: what one of them has seen, all know."""
+        return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
+
+    def wait(self) -> None:
+        """Until every process of the run has come here."""
+        self.largest(0.0)
+
+    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Each parameter's gradient summed over the replicas, in place; one that no rank has stays absent."""
+        if self.size > 1:
+            sum_gradients(list(parameters), self.mesh.replicas.group)
+
+
+@paddle.no_grad()
+def sum_gradients(parameters: list[paddle.Tensor], group: object) -> None:
+    """Gradients of `parameters` summed over `group`, in place, some tens of megabytes at a time.
+
+    A rank without a gradient that another one has counts as zeros.
+    """
+    wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
+    dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
+    present = [parameter for parameter, flag in zip(parameters, wanted.tolist(), strict=True) if flag]
+    for parameter in present:
+        if parameter.grad is None:
+            parameter.grad = paddle.zeros_like(parameter)
+    for bucket in _buckets([parameter.grad for parameter in present]):
+        if len(bucket) == 1:
+            dist.all_reduce(bucket[0], group=group)
+            continue
+        flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
+        dist.all_reduce(flat, group=group)
+        for gradient, summed in zip(bucket, flat.split([gradient.size for gradient in bucket]), strict=True):
+            gradient.set_value(summed.reshape(gradient.shape))
+
+
+def _buckets(gradients: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
+    """Neighbours of one format, up to a bucket's size together; a large one alone."""
+    buckets: list[list[paddle.Tensor]] = []
+    filled = 0
+    for gradient in gradients:
+        num_bytes = gradient.size * gradient.element_size()
+        if not buckets or buckets[-1][0].dtype != gradient.dtype or filled + num_bytes > _BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(gradient)
+        filled += num_bytes
+    return buckets
+
+
+def _reduced(values: list[float], group: object, op: int) -> list[float]:
+    tensor = paddle.to_tensor(values, dtype="float64")
+    dist.all_reduce(tensor, op=op, group=group)
+    return tensor.tolist()
