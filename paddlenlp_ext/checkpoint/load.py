@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.plan import cut_of, whole_shape
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10
@@ -19,7 +20,8 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
     """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
 
     Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
-    without a head of its own may find one stored if it holds the embedding's values.
+    without a head of its own may find one stored if it holds the embedding's values. Of a parameter that is a part
+    (plan.py), only that part is read.
 
     Args:
         layer: its parameters' names and shapes are those of the file.
@@ -30,10 +32,10 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
             all, and nothing has been loaded.
     """
     parameters = dict(layer.named_parameters())
-    _check_names_and_shapes({name: tuple(p.shape) for name, p in parameters.items()}, source)
+    _check_names_and_shapes({name: whole_shape(parameter) for name, parameter in parameters.items()}, source)
     for name, parameter in parameters.items():
         dtype = str(parameter.dtype).removeprefix("paddle.")
-        parameter.set_value(source.read(name, dtype))
+        parameter.set_value(source.read(name, dtype, cut_of(parameter)))
 
 
 def _check_names_and_shapes(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:

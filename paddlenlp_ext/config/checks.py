@@ -236,9 +236,6 @@ def _processes(config: RunConfig, given: Given) -> None:
         return
     if processes == 1 and parallel.sharding:
         given.note(f"sharding {parallel.sharding} has no effect: there is one process", "sharding")
-    elif degrees.tensor > 1:
-        message = f"tensor_parallel_degree {degrees.tensor} is not available yet on {processes} processes"
-        given.refuse(message, "tensor_parallel_degree")
     elif degrees.sharding > 1:
         given.refuse(f"sharding {parallel.sharding} is not available yet on {processes} processes", "sharding")
 

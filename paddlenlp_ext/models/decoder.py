@@ -6,8 +6,8 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import paddle
 from paddle import nn
@@ -113,14 +113,33 @@ class Decoder(nn.Layer):
         return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
+class VocabularyCut(Protocol):
+    """What is asked of a head whose rows are cut over devices."""
+
+    def join(self, logits: paddle.Tensor) -> paddle.Tensor:
+        """This device's logits to those of the whole vocabulary."""
+        ...
+
+    def cross_entropy(
+        self, hidden_TD: paddle.Tensor, weight: paddle.Tensor, labels_T: paddle.Tensor
+    ) -> tuple[paddle.Tensor, int]:
+        """As `ops.linear_cross_entropy.linear_cross_entropy`, with this device's rows of the weight."""
+        ...
+
+
 class CausalLM(nn.Layer):
-    """A decoder with a language-model head; parameter names are Hugging Face's."""
+    """A decoder with a language-model head; parameter names are Hugging Face's.
+
+    Attributes:
+        vocabulary: how embedding and head are cut over devices, None while they are whole.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.vocabulary: VocabularyCut | None = None
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
@@ -140,8 +159,10 @@ class CausalLM(nn.Layer):
         """
         hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
         if self.lm_head is not None:
-            return self.lm_head(hidden_BSD)
-        return paddle.matmul(hidden_BSD, self.head_weight(), transpose_y=True)
+            logits = self.lm_head(hidden_BSD)
+        else:
+            logits = paddle.matmul(hidden_BSD, self.head_weight(), transpose_y=True)
+        return logits if self.vocabulary is None else self.vocabulary.join(logits)
 
     def hidden_states(
         self,
@@ -179,15 +200,24 @@ class CausalLM(nn.Layer):
         """Continue prompts; see `generate.generate.generate` for the options. Ends at `end_token_ids` by default."""
         return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
-    def save_pretrained(self, folder: str | os.PathLike[str], max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+    def tensors_to_save(self) -> dict[str, paddle.Tensor]:
+        """What `save_pretrained` writes, by the names in files."""
+        return dict(self.named_parameters())
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write config.json, generation_config.json and safetensors as transformers lays them out.
 
-        A tied head is left out, as there.
+        A tied head is left out, as there. `tensors` stand for `tensors_to_save` where these are parts.
         """
         dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
         write_model_config(folder, self.config.source, dtype)
         write_generation_config(folder, self.generation_config)
-        save_sharded(folder, self.named_parameters(), max_shard_bytes)
+        save_sharded(folder, self.tensors_to_save() if tensors is None else tensors, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Take the weights of a saved model of the same configuration.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.whole import write_whole
 
 _BUCKET_BYTES = 64 << 20
 
@@ -71,6 +72,16 @@ class MeshRanks:
         """Each parameter's gradient summed over the replicas, in place; one that no rank has stays absent."""
         if self.size > 1:
             sum_gradients(list(parameters), self.mesh.replicas.group)
+
+    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Gradients of whole parameters of which each tensor rank has seen a part (`is_partial`), summed over these."""
+        partial = [parameter for parameter in parameters if getattr(parameter, "is_partial", False)]
+        if self.mesh.tensor.size > 1 and partial:
+            sum_gradients(partial, self.mesh.tensor.group)
+
+    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` on the main process with every tensor whole, the others' parts included (whole.py)."""
+        write_whole(self.mesh, tensors, write)
 
 
 @paddle.no_grad()

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
@@ -97,7 +96,7 @@ class AdaLoRAModel(PeftModel):
         averages = tensors.keys() - masks.keys()
         self.importance.averages = {name: paddle.to_tensor(tensors[name]) for name in sorted(averages)}
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write the triplets whose singular value is not zero, and which these are (`rank_pattern`)."""
         kept = {name: layer.lora_E.numpy().flatten() != 0 for name, layer in self.layers().items()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
@@ -105,7 +104,7 @@ class AdaLoRAModel(PeftModel):
         left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
         logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
         config = self.peft_config.with_ranks(kept)
-        tensors = self.adapter_state()
+        tensors = self.whole_state(tensors)
         for name, flags in kept.items():
             indices = np.flatnonzero(flags)
             for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):
@@ -280,7 +279,7 @@ class AdaLoRALinear(LinearAdapter):
         """[..., in] to [..., out]."""
         if self.rank == 0:
             return self.base(x)
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self.lora_A, transpose_y=True)
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)

@@ -13,6 +13,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.safetensors_writer import as_lazy
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
@@ -20,6 +21,7 @@ from paddlenlp_ext.peft.fold import fold_in_place
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
+from paddlenlp_ext.plan import cut_of, whole_shape
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -118,7 +120,8 @@ class PeftModel(nn.Layer):
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
-        return paddle.matmul(self.hidden_states(*args, **kwargs), self.head_weight(), transpose_y=True)
+        logits = paddle.matmul(self.hidden_states(*args, **kwargs), self.head_weight(), transpose_y=True)
+        return logits if self.vocabulary is None else self.vocabulary.join(logits)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""
@@ -127,6 +130,11 @@ class PeftModel(nn.Layer):
     def head_weight(self) -> paddle.Tensor:
         """The output head [V, D]."""
         return self.base_model.head_weight()
+
+    @property
+    def vocabulary(self) -> Any:
+        """How embedding and head are cut, as the model's."""
+        return self.base_model.vocabulary
 
     @property
     def end_token_ids(self) -> list[int]:
@@ -215,15 +223,29 @@ class PeftModel(nn.Layer):
             state.update(layer.shared_state())
         return state
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out."""
-        fields = self.peft_config.to_adapter_config(self.base_model)
-        tensors = self.peft_config.to_stored(self.adapter_state())
-        self.write_files(folder, self.peft_config.peft_type, fields, tensors)
+    def tensors_to_save(self) -> dict[str, paddle.Tensor]:
+        """What `save_pretrained` and `save_finished` write, before the method turns it into its stored form."""
+        return self.adapter_state()
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out.
+
+        `tensors` stand for `tensors_to_save` where these are parts.
+        """
+        fields = self.peft_config.to_adapter_config(self.base_model)
+        stored = self.peft_config.to_stored(self.whole_state(tensors))
+        self.write_files(folder, self.peft_config.peft_type, fields, stored)
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""
-        self.save_pretrained(folder)
+        self.save_pretrained(folder, tensors)
+
+    def whole_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """The adapter's tensors: its own, or those given in their place, read where they are LazyTensors."""
+        if tensors is None:
+            return self.adapter_state()
+        lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
+        return {name: paddle.to_tensor(tensor.read(), dtype=tensor.dtype) for name, tensor in lazy.items()}
 
     def write_files(
         self,
@@ -287,10 +309,11 @@ class PeftModel(nn.Layer):
             ValueError: as `load_weights`.
         """
         own = self.adapter_state()
+        wanted = {name: whole_shape(tensor) for name, tensor in own.items()}
         misshapen = [
-            f"{name} (stored {list(tensors[name].shape)}, wanted {list(own[name].shape)})"
-            for name in own
-            if name in tensors and list(tensors[name].shape) != list(own[name].shape)
+            f"{name} (stored {list(tensors[name].shape)}, wanted {list(shape)})"
+            for name, shape in wanted.items()
+            if name in tensors and tuple(tensors[name].shape) != shape
         ]
         groups = {
             "missing": sorted(own.keys() - tensors),
@@ -301,8 +324,9 @@ class PeftModel(nn.Layer):
         if problems:
             raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
         for name, tensor in own.items():
-            dtype = str(tensor.dtype).removeprefix("paddle.")
-            tensor.set_value(cast(tensors[name], str(tensors[name].dtype), dtype))
+            dtype, cut = str(tensor.dtype).removeprefix("paddle."), cut_of(tensor)
+            value = tensors[name] if cut is None else tensors[name][cut.index]
+            tensor.set_value(cast(value, str(value.dtype), dtype))
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> nn.Layer:

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
@@ -34,11 +33,11 @@ from paddlenlp_ext.plan import Style
 class MoSLoRAModel(PeftModel):
     """Leaves a plain LoRA where it is asked to."""
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         if self.peft_config.mixer_to_lora:
             save_as_lora(self, folder)
         else:
-            self.save_pretrained(folder)
+            self.save_pretrained(folder, tensors)
 
 
 @PEFT_METHODS.register("lora_use_mixer")
@@ -83,7 +82,7 @@ class MoSLoRALinear(LoRALinear):
 
     def update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T M^T B^T."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         inner = paddle.matmul(inner, self.lora_AB.weight, transpose_y=True)
         return paddle.matmul(inner, self.lora_B.weight, transpose_y=True)

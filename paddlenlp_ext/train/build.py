@@ -17,6 +17,7 @@ from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.parallel.tensor import apply_tensor_plan
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.ranks import SingleRank
@@ -79,6 +80,8 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     paddle.set_device(config.precision.device)
     mesh = Mesh.from_config(config.parallel)
     model = build_model(config)
+    if mesh.tensor.size > 1:
+        apply_tensor_plan(model, mesh.tensor)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh)
     return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks, ranks=ranks)

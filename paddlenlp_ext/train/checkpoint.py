@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.output_folder import STATE_FILE
+from paddlenlp_ext.train.ranks import Ranks
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.utils.atomic import atomic_folder, write_text
 
 _HOOKS = "hooks/"  # before the names of what the model's hooks keep
+_WEIGHTS = "weights/"  # before those of the model's own tensors, which no file has
 
 
 def save_checkpoint(
@@ -28,31 +31,43 @@ def save_checkpoint(
     optimizer: paddle.optimizer.Optimizer,
     state: TrainerState,
     config: Any,
+    ranks: Ranks,
 ) -> None:
     """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
-    with atomic_folder(folder) as draft:
-        save_weights(draft, model, tokenizer)
-        tensors = optimizer_state(optimizer, trainable_parameters(model))
-        kept = training_hooks(model).training_state()
-        tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
-        save_training_state(draft, tensors, {"step": state.step})
-        write_json(draft / "run_config.json", config.to_flat_dict())
-        write_json(draft / STATE_FILE, state.to_dict())
+    tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
+    tensors |= optimizer_state(optimizer, trainable_parameters(model))
+    kept = training_hooks(model).training_state()
+    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
+
+    def write(whole: Mapping[str, Any]) -> None:
+        weights = _weights_of(whole)
+        with atomic_folder(folder) as draft:
+            model.save_pretrained(str(draft), tensors=weights)
+            _save_tokenizer(draft, tokenizer)
+            others = {name: tensor for name, tensor in whole.items() if not name.startswith(_WEIGHTS)}
+            save_training_state(draft, others, {"step": state.step})
+            write_json(draft / "run_config.json", config.to_flat_dict())
+            write_json(draft / STATE_FILE, state.to_dict())
+
+    ranks.write_whole(tensors, write)
 
 
-def save_weights(folder: Path, model: Any, tokenizer: Any) -> None:
-    """The model or adapter and, if there is one, the tokenizer."""
-    model.save_pretrained(str(folder))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
+def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: Ranks) -> None:
+    """Weights or adapter of a run that is over, an adapter in the form in which it is used, and the tokenizer."""
+
+    def write(whole: Mapping[str, Any]) -> None:
+        save = model.save_finished if isinstance(model, PeftModel) else model.save_pretrained
+        save(str(folder), tensors=whole)
+        _save_tokenizer(folder, tokenizer)
+
+    ranks.write_whole(model.tensors_to_save(), write)
 
 
-def save_finished(folder: Path, model: Any, tokenizer: Any) -> None:
-    """The same for a run that is over: an adapter in the form in which it is used."""
-    if isinstance(model, PeftModel):
-        model.save_finished(str(folder))
-    else:
-        model.save_pretrained(str(folder))
+def _weights_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(_WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)}
+
+
+def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
 

@@ -27,4 +27,5 @@ def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
     )
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = paddle.to_tensor(batch.labels).reshape([-1])
-    return linear_cross_entropy(hidden_TD, model.head_weight(), labels_T)
+    cross_entropy = linear_cross_entropy if model.vocabulary is None else model.vocabulary.cross_entropy
+    return cross_entropy(hidden_TD, model.head_weight(), labels_T)

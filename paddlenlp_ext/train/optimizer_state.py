@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import paddle
 
+from paddlenlp_ext.plan import cut_of
+
 _MASTER = "master_weight"
 
 
@@ -25,6 +27,10 @@ def _optimizer_tensors(
         for kind, by_parameter in optimizer._accumulators.items():
             key = parameter.name if master is None else master.name
             tensors[f"{name}.{kind}"] = by_parameter[key]
+    for key, tensor in tensors.items():
+        parameter = parameters[key.rpartition(".")[0]]
+        if tensor.shape == parameter.shape:
+            tensor.cut = cut_of(parameter)  # a part where the parameter is one
     return tensors
 
 
@@ -54,7 +60,8 @@ def restore_optimizer_state(
             f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
         )
     for name, tensor in live.items():
-        value = saved[name]
+        value, cut = saved[name], cut_of(tensor)
+        value = value if cut is None else value[cut.index]
         if list(value.shape) != list(tensor.shape):
             raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")
         tensor.set_value(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import paddle
@@ -33,6 +33,15 @@ class Ranks(Protocol):
         absent.
         """
 
+    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """The same over processes that share a replica, for parameters of which each has seen only a part."""
+
+    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` on the main process with every tensor whole, as Paddle tensors or as LazyTensors.
+
+        All processes call it together, each with its own tensors, and leave it when the main one is done.
+        """
+
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Euclidean norm of the parameters' gradients as one vector, whatever part of it this process holds."""
 
@@ -59,6 +68,13 @@ class SingleRank:
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Nothing to add."""
+
+    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Every parameter is whole."""
+
+    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Every tensor is."""
+        write(tensors)
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Of the gradients that there are."""

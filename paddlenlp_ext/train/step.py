@@ -86,6 +86,7 @@ class OptimizerStep:
         for micro_step, batch in enumerate(batches):
             seed_micro_step(self.options.seed, step, micro_step * self.ranks.size + self.ranks.index)
             total += self.forward_backward(batch, num_learned)
+        self.ranks.sum_parts(self.parameters)
         auxiliary = self._auxiliary()
         self.ranks.sum_gradients(self.parameters)
         loss = self.ranks.sum_numbers([float(total)])[0] / num_learned + auxiliary

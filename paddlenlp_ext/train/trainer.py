@@ -132,9 +132,7 @@ class Trainer:
 
     def save_model(self, folder: str | Path | None = None) -> None:
         """Write the finished model or adapter and the tokenizer into `folder`, by default `output_dir`."""
-        if self.ranks.is_main:
-            save_finished(Path(folder or self.output_dir), self.model, self.tokenizer)
-        self.ranks.wait()
+        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.ranks)
 
     def _load_best(self) -> None:
         """Go back to the weights of the best evaluation."""
@@ -316,8 +314,8 @@ class Trainer:
         if self._saved == (state.step, state.evaluation_due):  # this very state
             return
         folder = checkpoint_folder(self.output_dir, state.step)
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.ranks)
         if self.ranks.is_main:
-            save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config)
             prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self._saved = (state.step, state.evaluation_due)
         self.ranks.wait()

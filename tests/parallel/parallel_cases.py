@@ -17,6 +17,7 @@ from tiny_training import MODEL, Rows, Tokenizer, make_config
 
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.initialize import random_matrix
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import RunData, build_trainer
 
@@ -65,7 +66,11 @@ def write_model(case: Case, folder: Path) -> Path:
     """The case's model, saved; the same for the same changes to its configuration."""
     path = folder / "models" / ("-".join(f"{key}={value}" for key, value in sorted(case.model.items())) or "plain")
     if not path.is_dir():
-        AutoModelForCausalLM.from_config({**MODEL, **case.model}, seed=1).save_pretrained(path)
+        model = AutoModelForCausalLM.from_config({**MODEL, **case.model}, seed=1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):  # zeros would hold nothing but what Adam makes of rounding
+                parameter.set_value(random_matrix(name, tuple(parameter.shape), 1, 0.2))
+        model.save_pretrained(path)
     return path
 
 
