@@ -10,6 +10,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.patience import meet
 from paddlenlp_ext.parallel.whole import write_whole
 
 _BUCKET_BYTES = 64 << 20
@@ -54,6 +55,7 @@ class MeshRanks:
 
     def collect(self, value: Any) -> list[Any]:
         """The values of all replicas, in their order."""
+        meet()
         if self.size == 1:
             return [value]
         values: list[Any] = []
@@ -65,7 +67,8 @@ class MeshRanks:
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
     def wait(self) -> None:
-        """Until every process of the run has come here."""
+        """Until every process of the run has come here, however long that takes."""
+        meet()
         self.largest(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:

@@ -16,6 +16,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, as_lazy
 from paddlenlp_ext.parallel.collectives import gathered
 from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.patience import meet
 from paddlenlp_ext.parallel.tensor import sizes_of
 from paddlenlp_ext.plan import cut_of
 
@@ -30,6 +31,7 @@ def write_whole(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping
         tensors: this process's, by names that all processes share.
         write: reads what it writes.
     """
+    meet()
     cut_names = [name for name, tensor in tensors.items() if cut_of(tensor) is not None]
     if mesh.is_main:
         lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
@@ -39,12 +41,15 @@ def write_whole(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping
         try:
             write(lazy)
         finally:
-            _tell(mesh, _DONE)
-    else:
-        helps = mesh.replicas.index == 0 and mesh.pipeline.index == 0
-        while (number := _tell(mesh, _DONE)) != _DONE:
-            if helps:
-                _whole(mesh, tensors[cut_names[number]])
+            if cut_names:
+                _tell(mesh, _DONE)
+            meet()
+        return
+    helps = mesh.replicas.index == 0 and mesh.pipeline.index == 0
+    while cut_names and (number := _tell(mesh, _DONE)) != _DONE:
+        if helps:
+            _whole(mesh, tensors[cut_names[number]])
+    meet()
 
 
 def _ask(mesh: Mesh, number: int, tensor: paddle.Tensor) -> Any:

@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.lora import LoRALinear
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.plan import Style, cut_of
 
 MARK = "paddlenlp_ext"
 """Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
@@ -57,11 +57,14 @@ class OffsetLoRALinear(LoRALinear):
 
     @paddle.no_grad()
     def start_at(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
-        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off."""
-        for tensor, value in ((self.lora_A.weight, a), (self.lora_B.weight, b)):
-            tensor.set_value(value.astype(self.dtype))
-        self.lora_A_start.set_value(a.astype(self.dtype))
-        self.lora_B_start.set_value(b.astype(self.dtype))
+        """Begin at A = `a` [r, in] and B = `b` [out, r], both of the whole layer, and take s B A off."""
+        for tensors, value in (
+            ((self.lora_A.weight, self.lora_A_start), a),
+            ((self.lora_B.weight, self.lora_B_start), b),
+        ):
+            for tensor in tensors:
+                cut = cut_of(tensor)
+                tensor.set_value((value if cut is None else value[cut.index]).astype(self.dtype))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""

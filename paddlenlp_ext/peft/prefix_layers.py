@@ -81,8 +81,10 @@ class PrefixAttention(AdapterLayer):
         else:
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
             prefix_P2KH = self._own_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
-        if self.dropout:
-            prefix_P2KH = F.dropout(prefix_P2KH, self.dropout, training=self.training)
+        if self.dropout and self.training:
+            whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
+            # Drawn for all heads: the same entries drop however many of them are here.
+            prefix_P2KH = prefix_P2KH * self._own_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
         return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
 
     def adapted(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

@@ -68,6 +68,7 @@ def evaluate_loss(
             num_learned += batch.num_learned
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
+    ranks.wait()
     total, *counts = ranks.sum_numbers([math.fsum(losses), num_correct, num_learned, num_tokens, num_rows])
     num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
     if num_learned == 0:

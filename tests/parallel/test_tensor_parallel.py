@@ -18,8 +18,24 @@ MODELS = [
     Case("sft-noise", {**TENSOR, "neftune": True}),
 ]
 ADAPTERS = [
+    Case("adalora", TENSOR, switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("lora", TENSOR, switch="lora", peft={"rank": 4}),
     Case("lora-dropout-biased", {**TENSOR, "recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3}),
+    Case("dora", TENSOR, BIASED, "use_dora", {"rank": 4, "dropout": 0.2}),
+    Case("pissa", TENSOR, switch="pissa", peft={"rank": 4}),
+    Case("lora-ga", TENSOR, switch="lora_ga", peft={"rank": 4, "ga_batches": 2}),
+    Case("moslora", TENSOR, switch="lora_use_mixer", peft={"rank": 4}),
+    Case("sora", TENSOR, switch="sora", peft={"rank": 4}),
+    Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
+    Case("lokr", TENSOR, switch="lokr", peft={"rank": 2, "factor": 4}),
+    Case("loha", TENSOR, switch="loha", peft={"rank": 2}),
+    Case("ia3", TENSOR, BIASED, "ia3"),
+    Case("oft", TENSOR, switch="oft", peft={"block_size": 4}),
+    Case("bottleneck", TENSOR, switch="adapter", peft={"size": 8}),
+    Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
+    Case("prefix-projected", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),
+    Case("prompt", TENSOR, switch="prompt_tuning", peft={"num_tokens": 3}),
+    Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
 ]
 CASES = [*MODELS, *ADAPTERS]
 
