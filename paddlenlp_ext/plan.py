@@ -50,3 +50,13 @@ def whole_shape(parameter: Any) -> tuple[int, ...]:
 def cut_of(parameter: Any) -> Cut | None:
     """Which part this is; None for a whole."""
     return getattr(parameter, "cut", None)
+
+
+def is_here(tensor: Any) -> bool:
+    """Whether its values stand in this process between two passes; else another process gives them for each pass."""
+    return not getattr(tensor, "is_lent", False)
+
+
+def is_updated_here(parameter: Any) -> bool:
+    """Whether this process's optimizer updates it, and has its state; else another process sends the new values."""
+    return not getattr(parameter, "is_updated_elsewhere", False)

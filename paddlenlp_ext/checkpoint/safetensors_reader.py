@@ -87,6 +87,18 @@ class SafetensorsFile(WeightSource):
             values = np.array(whole[cut.index])
         return cast(values, stored, dtype or stored)
 
+    def mapped(self) -> dict[str, np.ndarray]:
+        """All tensors in their stored formats, read-only and mapped: only what is looked at comes into memory."""
+        if not self._entries:
+            return {}
+        content = np.memmap(self.path, np.uint8, "r")
+        tensors = {}
+        for name, entry in self._entries.items():
+            dtype = NUMPY_DTYPE[self.dtype(name)]
+            num_bytes = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
+            tensors[name] = content[entry.start : entry.start + num_bytes].view(dtype).reshape(entry.shape)
+        return tensors
+
 
 class ShardedSafetensors(WeightSource):
     """The tensors that a `model.safetensors.index.json` spreads over the files beside it.

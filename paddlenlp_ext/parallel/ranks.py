@@ -66,6 +66,12 @@ class MeshRanks:
         """The largest of all processes' values: what one of them has seen, all know."""
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
+    def union(self, names: set[str]) -> set[str]:
+        """All processes' names together."""
+        everyone: list[set[str]] = []
+        dist.all_gather_object(everyone, names, group=self.mesh.world.group)
+        return set().union(*everyone)
+
     def wait(self) -> None:
         """Until every process of the run has come here, however long that takes."""
         meet()

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.optim import updated_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.ranks import Ranks
@@ -35,7 +36,7 @@ def save_checkpoint(
 ) -> None:
     """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
-    tensors |= optimizer_state(optimizer, trainable_parameters(model))
+    tensors |= optimizer_state(optimizer, updated_parameters(model))
     kept = training_hooks(model).training_state()
     tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
 
@@ -77,17 +78,17 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer) -> None:
-    """Put weights, optimizer and what the model's hooks keep back, bit for bit.
+def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer, ranks: Ranks) -> None:
+    """Put weights, optimizer and what the model's hooks keep back, bit for bit, from whatever layout they come.
 
     Raises:
         ValueError: the checkpoint's weights or optimizer are not this model's.
     """
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)
-    saved = {name: tensors.read(name) for name in tensors.names()}
-    kept = {name.removeprefix(_HOOKS): saved.pop(name) for name in list(saved) if name.startswith(_HOOKS)}
-    restore_optimizer_state(optimizer, trainable_parameters(model), saved)
+    saved = tensors.mapped()
+    kept = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
+    restore_optimizer_state(optimizer, updated_parameters(model), saved, ranks.union)
     training_hooks(model).restore_training_state(kept)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.plan import is_updated_here
 
 
 class OptimOptions(Protocol):
@@ -31,10 +32,15 @@ def trainable_parameters(model: Any) -> dict[str, paddle.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
 
 
+def updated_parameters(model: Any) -> dict[str, paddle.Tensor]:
+    """Those of them that this process's optimizer updates; on one process, all."""
+    return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
+
+
 def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
+    """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
-    for name, parameter in trainable_parameters(model).items():
+    for name, parameter in updated_parameters(model).items():
         key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))
         groups.setdefault(key, []).append(parameter)
     return [

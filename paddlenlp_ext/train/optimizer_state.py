@@ -6,6 +6,10 @@ Here they are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import paddle
 
 from paddlenlp_ext.plan import cut_of
@@ -45,15 +49,23 @@ def optimizer_state(
 def restore_optimizer_state(
     optimizer: paddle.optimizer.Optimizer,
     parameters: dict[str, paddle.Tensor],
-    saved: dict[str, paddle.Tensor],
+    saved: Mapping[str, Any],
+    of_all: Callable[[set[str]], set[str]] = set,
 ) -> None:
     """Put saved tensors back, bit for bit.
+
+    Args:
+        optimizer: of these parameters.
+        parameters: by structured name; those that this process updates.
+        saved: whole tensors, of Paddle or NumPy, of all processes' parameters.
+        of_all: the union of all processes' sets of names.
 
     Raises:
         ValueError: the saved state is of other parameters; the message names the first differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
-    missing, surplus = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
+    wanted = of_all(set(live))
+    missing, surplus = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
     if missing or surplus:
         raise ValueError(
             f"the checkpoint's optimizer state is of another set of parameters: {len(missing)} missing "
@@ -64,4 +76,4 @@ def restore_optimizer_state(
         value = value if cut is None else value[cut.index]
         if list(value.shape) != list(tensor.shape):
             raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")
-        tensor.set_value(value)
+        tensor.set_value(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)

@@ -51,6 +51,9 @@ class Ranks(Protocol):
     def largest(self, value: float) -> float:
         """The largest value of all processes: what one of them has seen, all know."""
 
+    def union(self, names: set[str]) -> set[str]:
+        """All processes' names together."""
+
     def wait(self) -> None:
         """Until every process has come here."""
 
@@ -87,6 +90,10 @@ class SingleRank:
     def largest(self, value: float) -> float:
         """The value itself."""
         return value
+
+    def union(self, names: set[str]) -> set[str]:
+        """These."""
+        return names
 
     def wait(self) -> None:
         """Nobody to wait for."""

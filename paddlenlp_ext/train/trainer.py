@@ -178,7 +178,7 @@ class Trainer:
         hooks, collate_rows = training_hooks(self.model), self._collate(self.train_rows)
         step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options)
         if checkpoint is not None:
-            restore_checkpoint(checkpoint, self.model, self.optimizer)
+            restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:
             step.prepare_adapter(order.windows())
         reports = build_reports(train, self.output_dir) if self.ranks.is_main else []
