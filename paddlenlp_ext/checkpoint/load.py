@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import paddle
@@ -16,7 +16,7 @@ _MOST_NAMED = 10
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
+def load_weights(layer: paddle.nn.Layer, source: WeightSource, passed_over: Collection[str] = ()) -> None:
     """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
 
     Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
@@ -26,21 +26,31 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
     Args:
         layer: its parameters' names and shapes are those of the file.
         source: where the tensors are.
+        passed_over: stored tensors that another process reads.
 
     Raises:
         ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
             all, and nothing has been loaded.
     """
-    parameters = dict(layer.named_parameters())
-    _check_names_and_shapes({name: whole_shape(parameter) for name, parameter in parameters.items()}, source)
+    fill_parameters(dict(layer.named_parameters()), source, passed_over)
+
+
+def fill_parameters(
+    parameters: Mapping[str, paddle.Tensor], source: WeightSource, passed_over: Collection[str] = ()
+) -> None:
+    """As `load_weights`, of parameters by the names that files have."""
+    shapes = {name: whole_shape(parameter) for name, parameter in parameters.items()}
+    _check_names_and_shapes(shapes, source, passed_over)
     for name, parameter in parameters.items():
         dtype = str(parameter.dtype).removeprefix("paddle.")
         parameter.set_value(source.read(name, dtype, cut_of(parameter)))
 
 
-def _check_names_and_shapes(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:
+def _check_names_and_shapes(
+    expected: Mapping[str, tuple[int, ...]], source: WeightSource, passed_over: Collection[str]
+) -> None:
     """Compare what a model wants, shape by name, with what is stored."""
-    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name)]
+    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in passed_over]
     missing = [name for name in expected if name not in set(stored)]
     surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [

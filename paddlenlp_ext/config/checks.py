@@ -252,6 +252,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (_DRAWING[1:], "top_k", (1,), "top_k 1 always takes the likeliest token"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
+    (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
 )
 

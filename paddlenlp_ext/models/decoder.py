@@ -132,6 +132,7 @@ class CausalLM(nn.Layer):
 
     Attributes:
         vocabulary: how embedding and head are cut over devices, None while they are whole.
+        held_by_others: parameters of the model that this process goes without, another one having them.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -140,6 +141,7 @@ class CausalLM(nn.Layer):
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.vocabulary: VocabularyCut | None = None
+        self.held_by_others: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
@@ -225,7 +227,7 @@ class CausalLM(nn.Layer):
         Raises:
             ValueError: the stored tensors are not this model's; the message names those missing, surplus, misshapen.
         """
-        load_weights(self, open_weights(folder))
+        load_weights(self, open_weights(folder), self.held_by_others)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Every parameter of a plain model learns at the run's learning rate."""

@@ -12,7 +12,8 @@ arXiv 1909.08053, for the scheme). Names, and the model's own code, stay what th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -21,6 +22,7 @@ from paddle import nn
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.parallel.collectives import gathered, spread, summed
 from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence
 from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layer import AdapterLayer, layer_at, replace_layer
 from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of
@@ -28,16 +30,29 @@ from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of
 _AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
-def apply_tensor_plan(model: nn.Layer, axis: Axis) -> None:
+@dataclass(frozen=True)
+class _Passage:
+    """What stands in front of layers that are cut by outputs, and behind those that are cut by inputs."""
+
+    enter: Callable[[paddle.Tensor], paddle.Tensor]
+    leave: Callable[[paddle.Tensor], paddle.Tensor]
+
+
+def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence_parallel: bool = False) -> None:
     """Cut a model, adapters and all, in place; every rank's model was the same before.
 
     Args:
         model: a `CausalLM` or `PeftModel`, of which this rank keeps its part.
         axis: the tensor ranks.
+        sequence_parallel: between the cut layers each rank has a part of the positions (sequence.py).
 
     Raises:
         ValueError: a size does not divide among the ranks, or an adapter can't be cut; the message says what can.
     """
+    sequence = DividedSequence(axis)
+    passage = _Passage(lambda x: spread(x, axis.group), lambda y: summed(y, axis.group))
+    if sequence_parallel:
+        passage = _Passage(sequence.gather, sequence.scatter_sum)
     decoder = getattr(model, "base_model", model)
     check_sizes(decoder.config, axis.size)
     styles = styles_by_name(decoder, decoder.config.tensor_plan)
@@ -53,8 +68,12 @@ def apply_tensor_plan(model: nn.Layer, axis: Axis) -> None:
             _mark_partial(outermost)
         else:
             parent = name.rpartition(".")[0]
-            _cut_linear(outermost, style, axis, inputs.setdefault(parent, _SharedInput(axis)))
+            shared = inputs.setdefault(parent, _SharedInput(passage.enter))
+            if not _cut_linear(outermost, style, axis, shared, passage.leave):
+                decoder.held_by_others.add(f"{_plain(name)}.bias")
     _cut_head(decoder, axis)
+    if sequence_parallel:
+        divide_sequence(decoder, sequence)
 
 
 def check_sizes(config: Any, degree: int) -> None:
@@ -119,15 +138,15 @@ class Parts:
 class _SharedInput:
     """The input of neighbours that are cut by outputs (q, k and v): spread once, so that one sum serves them all."""
 
-    def __init__(self, axis: Axis) -> None:
-        self._axis = axis
+    def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
+        self._enter = enter
         self.readers = 0
         self._source, self._spread, self._left = None, None, 0
 
     def hook(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Before a layer's forward: its first argument, spread."""
         if inputs[0] is not self._source:
-            self._source, self._spread, self._left = inputs[0], spread(inputs[0], self._axis.group), self.readers
+            self._source, self._spread, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._spread
         self._left -= 1
         if self._left == 0:  # nobody else asks: do not keep it alive
@@ -154,8 +173,16 @@ def _chain(layer: nn.Layer) -> tuple[list[AdapterLayer], nn.Layer]:
     return adapters, layer
 
 
-def _cut_linear(outermost: nn.Layer, style: Style, axis: Axis, shared: _SharedInput) -> None:
+def _cut_linear(
+    outermost: nn.Layer,
+    style: Style,
+    axis: Axis,
+    shared: _SharedInput,
+    leave: Callable[[paddle.Tensor], paddle.Tensor],
+) -> bool:
+    """Cut a place; False where this rank goes without something: the bias of a sum is the first rank's alone."""
     adapters, base = _chain(outermost)
+    has_bias = base.bias is not None
     cut_parameter(base, "weight", _AXES[style], axis)
     if style == "colwise":
         base.out_features //= axis.size
@@ -167,9 +194,10 @@ def _cut_linear(outermost: nn.Layer, style: Style, axis: Axis, shared: _SharedIn
         base.in_features //= axis.size
         if base.bias is not None:
             _leave_to_first(base, "bias", axis)
-        outermost.register_forward_post_hook(lambda layer, inputs, output: summed(output, axis.group))
+        outermost.register_forward_post_hook(lambda layer, inputs, output: leave(output))
     for adapter in reversed(adapters):
         _cut_adapter(adapter, style, axis, sees_parts=True)
+    return not has_bias or base.bias is not None
 
 
 def _cut_adapter(adapter: AdapterLayer, style: Style, axis: Axis, sees_parts: bool) -> None:

@@ -137,6 +137,11 @@ class PeftModel(nn.Layer):
         return self.base_model.vocabulary
 
     @property
+    def held_by_others(self) -> set[str]:
+        """What this process goes without, as the model's."""
+        return self.base_model.held_by_others
+
+    @property
     def end_token_ids(self) -> list[int]:
         """The tokens at which generation ends."""
         return self.base_model.end_token_ids

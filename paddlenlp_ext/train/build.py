@@ -81,7 +81,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     mesh = Mesh.from_config(config.parallel)
     model = build_model(config)
     if mesh.tensor.size > 1:
-        apply_tensor_plan(model, mesh.tensor)
+        apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh)
     return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks, ranks=ranks)

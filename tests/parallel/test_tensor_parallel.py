@@ -37,13 +37,22 @@ ADAPTERS = [
     Case("prompt", TENSOR, switch="prompt_tuning", peft={"num_tokens": 3}),
     Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
 ]
-CASES = [*MODELS, *ADAPTERS]
+SEQUENCE = [
+    Case("sp-sft", {**TENSOR, "sequence_parallel": True}),
+    Case("sp-sft-biased-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, BIASED),
+    Case("sp-sft-qwen3-noise", {**TENSOR, "sequence_parallel": True, "neftune": True}, QWEN3),
+    Case("sp-lora-dropout", {**TENSOR, "sequence_parallel": True}, {}, "lora", {"rank": 4, "dropout": 0.3}),
+    Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
+    Case("sp-prefix", {**TENSOR, "sequence_parallel": True}, switch="prefix_tuning", peft={"num_tokens": 3}),
+    Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
+]
+CASES = [*MODELS, *ADAPTERS, *SEQUENCE]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensor_parallel")
-    return folder, launch(2, CASES, folder)
+    return folder, launch(2, CASES, folder, timeout=600)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
