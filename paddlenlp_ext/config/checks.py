@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paddlenlp_ext.config.availability import Row
-from paddlenlp_ext.config.degrees import complete_degrees
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.tree import RunConfig
@@ -234,10 +234,31 @@ def _processes(config: RunConfig, given: Given) -> None:
     except ValueError as error:
         given.refuse(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
         return
-    if processes == 1 and parallel.sharding:
-        given.note(f"sharding {parallel.sharding} has no effect: there is one process", "sharding")
-    elif degrees.sharding > 1:
-        given.refuse(f"sharding {parallel.sharding} is not available yet on {processes} processes", "sharding")
+    if parallel.sharding:
+        _sharding(parallel.sharding, degrees, processes, given)
+
+
+def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> None:
+    stages = [word for word in sharding.split() if word.startswith("stage")]
+    if len(stages) != 1:
+        given.refuse(
+            f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
+        )
+    elif "offload" in sharding.split():
+        given.refuse(
+            "sharding offload is not available: on the CPU the state is in its memory already, on GPUs it is not "
+            f"built; use sharding {stages[0]}",
+            "sharding",
+        )
+    elif processes == 1:
+        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
+    elif degrees.pipeline > 1 and degrees.sharding > 1 and stages[0] != "stage1":
+        given.refuse(
+            f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
+            "pipeline_parallel_degree 1",
+            "sharding",
+            "pipeline_parallel_degree",
+        )
 
 
 _DRAWING = ("top_k", "top_p", "temperature")

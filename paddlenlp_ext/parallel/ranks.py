@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
+from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.patience import meet
+from paddlenlp_ext.parallel.sharding import Sharding
 from paddlenlp_ext.parallel.whole import write_whole
-
-_BUCKET_BYTES = 64 << 20
 
 
 class MeshRanks:
@@ -23,10 +24,12 @@ class MeshRanks:
 
     Args:
         mesh: the run's.
+        sharding: what the replicas share out among them, if they do.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, sharding: Sharding | None = None) -> None:
+        self.mesh, self.sharding = mesh, sharding
+        self.moves_together = sharding is not None and sharding.moves_together
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
@@ -38,14 +41,16 @@ class MeshRanks:
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Euclidean norm of all gradients, each counted once.
 
-        Those that are cut over tensor ranks (`is_distributed`, Paddle's own mark) are summed over these, and the
-        stages of a pipeline are summed.
+        Of those that sharding ranks share out, the owner's counts. Those that are cut over tensor ranks
+        (`is_distributed`, Paddle's own mark) are summed over these, and the stages of a pipeline are summed.
         """
         cut, whole = 0.0, 0.0
         for parameter in parameters:
-            if parameter.grad is not None:
+            if parameter.grad is not None and (self.sharding is None or self.sharding.is_owner(parameter)):
                 square = float(parameter.grad.astype("float32").square().sum())
                 cut, whole = (cut + square, whole) if parameter.is_distributed else (cut, whole + square)
+        if self.sharding is not None:
+            cut, whole = _reduced([cut, whole], self.mesh.sharding.group, dist.ReduceOp.SUM)
         if self.mesh.tensor.size > 1:
             cut = _reduced([cut], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
         total = cut + whole
@@ -79,8 +84,24 @@ class MeshRanks:
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Each parameter's gradient summed over the replicas, in place; one that no rank has stays absent."""
-        if self.size > 1:
+        if self.sharding is not None:
+            self.sharding.sum_gradients(list(parameters))
+        elif self.size > 1:
             sum_gradients(list(parameters), self.mesh.replicas.group)
+
+    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Let gradients go where sharding keeps them."""
+        if self.sharding is not None:
+            self.sharding.end_pass(list(parameters))
+
+    def send_updated(self) -> None:
+        """Let every process have what others updated."""
+        if self.sharding is not None:
+            self.sharding.send_updated()
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        """A block in which this process has all values of its replica."""
+        return nullcontext() if self.sharding is None else self.sharding.whole_model()
 
     def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Gradients of whole parameters of which each tensor rank has seen a part (`is_partial`), summed over these."""
@@ -91,42 +112,6 @@ class MeshRanks:
     def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with every tensor whole, the others' parts included (whole.py)."""
         write_whole(self.mesh, tensors, write)
-
-
-@paddle.no_grad()
-def sum_gradients(parameters: list[paddle.Tensor], group: object) -> None:
-    """Gradients of `parameters` summed over `group`, in place, some tens of megabytes at a time.
-
-    A rank without a gradient that another one has counts as zeros.
-    """
-    wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
-    dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
-    present = [parameter for parameter, flag in zip(parameters, wanted.tolist(), strict=True) if flag]
-    for parameter in present:
-        if parameter.grad is None:
-            parameter.grad = paddle.zeros_like(parameter)
-    for bucket in _buckets([parameter.grad for parameter in present]):
-        if len(bucket) == 1:
-            dist.all_reduce(bucket[0], group=group)
-            continue
-        flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
-        dist.all_reduce(flat, group=group)
-        for gradient, summed in zip(bucket, flat.split([gradient.size for gradient in bucket]), strict=True):
-            gradient.set_value(summed.reshape(gradient.shape))
-
-
-def _buckets(gradients: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Neighbours of one format, up to a bucket's size together; a large one alone."""
-    buckets: list[list[paddle.Tensor]] = []
-    filled = 0
-    for gradient in gradients:
-        num_bytes = gradient.size * gradient.element_size()
-        if not buckets or buckets[-1][0].dtype != gradient.dtype or filled + num_bytes > _BUCKET_BYTES:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(gradient)
-        filled += num_bytes
-    return buckets
 
 
 def _reduced(values: list[float], group: object, op: int) -> list[float]:

@@ -11,12 +11,15 @@ import paddle
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.parallel.sharding import sharding_of
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
@@ -62,6 +65,25 @@ def build_model(config: RunConfig) -> Any:
     return adapt_model(model, config)
 
 
+def build_cut_model(config: RunConfig, mesh: Mesh) -> Any:
+    """This rank's part of the same model.
+
+    Where the adapter does not start from the base's values, the model is built for its shapes, cut, and only then read:
+    each rank reads its slices alone. Else every rank builds the whole and keeps its part.
+    """
+    reads_later = config.model.continue_training and not (config.peft and config.peft.starts_from_weights)
+    if reads_later:
+        name, use_flash = config.model.model_name_or_path, config.model.use_flash_attention
+        skeleton = AutoModelForCausalLM.without_values(name, weight_dtype(config), use_flash)
+        model = adapt_model(skeleton, config)
+    else:
+        model = build_model(config)
+    apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+    if reads_later:
+        read_own_part(model, open_weights(resolve_model(config.model.model_name_or_path)))
+    return model
+
+
 def weight_dtype(config: RunConfig) -> str:
     """float32, but for O2 on an accelerator, where the weights have the type of the matrix products."""
     precision = config.precision
@@ -79,9 +101,9 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     """Everything, ready to train or evaluate, on the device that the configuration names."""
     paddle.set_device(config.precision.device)
     mesh = Mesh.from_config(config.parallel)
-    model = build_model(config)
-    if mesh.tensor.size > 1:
-        apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+    model = build_model(config) if mesh.tensor.size == 1 else build_cut_model(config, mesh)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh)
+    ranks = SingleRank()
+    if mesh.world.size > 1:
+        ranks = MeshRanks(mesh, sharding_of(model, mesh, config.parallel.sharding))
     return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks, ranks=ranks)

@@ -59,10 +59,13 @@ def evaluate_loss(
     losses: list[float] = []
     num_correct = num_learned = num_rows = num_tokens = 0
     with evaluation_mode(model):
-        for micro_batch in batches[ranks.index :: ranks.size]:
-            batch = collate_rows(micro_batch)
+        own = batches[ranks.index :: ranks.size]
+        for number in range(math.ceil(len(batches) / ranks.size) if ranks.moves_together else len(own)):
+            batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
                 loss, correct = loss_sum(model, batch)
+            if number >= len(own):
+                break  # this was to keep the others company
             losses.append(float(loss))
             num_correct += int(correct)
             num_learned += batch.num_learned

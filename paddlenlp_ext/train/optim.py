@@ -38,7 +38,7 @@ def updated_parameters(model: Any) -> dict[str, paddle.Tensor]:
 
 
 def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
+    """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio)."""
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():
         key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))

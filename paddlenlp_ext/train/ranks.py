@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import paddle
@@ -17,11 +18,14 @@ class Ranks(Protocol):
         index, size: this process's place among those that have micro-batches of their own. Processes that share a
             replica of the model have the same index.
         is_main: whether this process writes files and tells of the run.
+        moves_together: whether every forward pass needs all ranks; one without a micro-batch then repeats another's,
+            which does not count.
     """
 
     index: int
     size: int
     is_main: bool
+    moves_together: bool
 
     def sum_numbers(self, values: list[float]) -> list[float]:
         """Each value summed over the ranks."""
@@ -32,6 +36,15 @@ class Ranks(Protocol):
         A rank without a micro-batch in this window has no gradients; it counts as zeros. One that no rank has stays
         absent.
         """
+
+    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """After each micro-batch of the longest share: gradients may go to where they are kept."""
+
+    def send_updated(self) -> None:
+        """After the optimizer's step: every process gets what others updated."""
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        """A block in which this process has the model's values without asking others; all enter and leave it."""
 
     def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
         """The same over processes that share a replica, for parameters of which each has seen only a part."""
@@ -64,6 +77,7 @@ class SingleRank:
     index = 0
     size = 1
     is_main = True
+    moves_together = False
 
     def sum_numbers(self, values: list[float]) -> list[float]:
         """The values themselves."""
@@ -71,6 +85,16 @@ class SingleRank:
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Nothing to add."""
+
+    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """They are kept here."""
+
+    def send_updated(self) -> None:
+        """Nobody else updates."""
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        """It always has."""
+        return nullcontext()
 
     def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Every parameter is whole."""

@@ -83,9 +83,13 @@ class OptimizerStep:
         if num_learned == 0:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
         total = paddle.zeros([], "float32")
-        for micro_step, batch in enumerate(batches):
+        for micro_step in range(math.ceil(len(window.micro_batches) / self.ranks.size)):
             seed_micro_step(self.options.seed, step, micro_step * self.ranks.size + self.ranks.index)
-            total += self.forward_backward(batch, num_learned)
+            if micro_step < len(batches):
+                total += self.forward_backward(batches[micro_step], num_learned)
+            elif self.ranks.moves_together:
+                self.forward_backward(self.collate_rows(window.micro_batches[0]), num_learned, weight=0.0)
+            self.ranks.end_pass(self.parameters)
         self.ranks.sum_parts(self.parameters)
         auxiliary = self._auxiliary()
         self.ranks.sum_gradients(self.parameters)
@@ -107,16 +111,17 @@ class OptimizerStep:
             seed_micro_step(self.options.seed, 0, next(counter))
             self.forward_backward(batch, max(1, batch.num_learned))
 
-        self.hooks.before_training(run_batch)
+        with self.ranks.whole_model():
+            self.hooks.before_training(run_batch)
         for parameter in self.model.parameters():
             parameter.clear_gradient(set_to_zero=False)
 
-    def forward_backward(self, batch: PackedBatch, num_learned: int) -> paddle.Tensor:
-        """Add a micro-batch's share to the gradients; returns its loss sum."""
+    def forward_backward(self, batch: PackedBatch, num_learned: int, weight: float = 1.0) -> paddle.Tensor:
+        """Add a micro-batch's share, times `weight`, to the gradients; returns its loss sum."""
         noise = self.options.noise
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
             loss, _ = loss_sum(self.model, batch)
-        (loss * (1.0 / num_learned)).backward()
+        (loss * (weight / num_learned)).backward()
         return loss.detach()
 
     def _fetch(self, window: Window) -> list[PackedBatch]:
@@ -144,14 +149,19 @@ class OptimizerStep:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         grad_norm = self.ranks.norm(self.parameters)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self.optimizer.clear_grad(set_to_zero=False)
+            self._clear_gradients()
             raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
+        self.ranks.send_updated()
         self.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
-        self.optimizer.clear_grad(set_to_zero=False)
+        self._clear_gradients()
         return grad_norm
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.clear_gradient(set_to_zero=False)
 
 
 def broken_step(error: NonFiniteError, window: Window, rows: Any, step: int, learning_rate: float) -> NonFiniteError:

@@ -282,9 +282,10 @@ class Trainer:
         if generation.eval_with_do_generation:
             writes = generation.save_generation_output and self.ranks.is_main
             output_file = self.output_dir / "generated_output.json" if writes else None
-            metrics |= evaluate_generation(
-                self.model, self.dev_rows, self.tokenizer, self.config, output_file, self.ranks
-            )
+            with self.ranks.whole_model():
+                metrics |= evaluate_generation(
+                    self.model, self.dev_rows, self.tokenizer, self.config, output_file, self.ranks
+                )
         return metrics
 
     def _evaluate_and_keep_best(self, signals: StopSignals) -> None:
