@@ -37,11 +37,28 @@ class AutoModelForCausalLM:
         Raises:
             ValueError: no such model, one that the decoder cannot be built from, or tensors that are not its own.
         """
+        model = cls._build(name_or_path, dtype, use_flash_attention)
+        load_weights(model, open_weights(resolve_model(name_or_path)))
+        return model
+
+    @classmethod
+    def without_values(
+        cls, name_or_path: str | os.PathLike[str], dtype: str = "float32", use_flash_attention: bool = True
+    ) -> CausalLM:
+        """As `from_pretrained`, but parameters have shapes alone, to be cut before anything is read.
+
+        Raises:
+            ValueError: no such model, or one that the decoder cannot be built from.
+        """
+        with paddle.LazyGuard():
+            return cls._build(name_or_path, dtype, use_flash_attention)
+
+    @classmethod
+    def _build(cls, name_or_path: str | os.PathLike[str], dtype: str, use_flash_attention: bool) -> CausalLM:
         path = resolve_model(name_or_path)
         config = DecoderConfig.from_dict(read_model_config(path), name_or_path=os.fspath(name_or_path))
         with _parameters_in(dtype):
             model = CausalLM(config)
-        load_weights(model, open_weights(path))
         model.generation_config = read_generation_config(path)
         if not use_flash_attention:
             model.use_attention("blocks")

@@ -4,6 +4,8 @@
     gloo         what Paddle's groups lack on the CPU;  patience: waiting longer than they do
     ranks        what the trainer asks: sums of numbers and gradients, the norm, wholes to write (train/ranks.py)
     tensor       cuts a model by its family's plan, with hooks on the cut layers;  vocabulary: embedding, head and loss
+    sequence     between the cut layers each tensor rank has a part of the positions
+    loading      each rank reads its own slices
     collectives  the sums that gradients pass
     whole        cut tensors made whole one at a time, while the main process writes them
 

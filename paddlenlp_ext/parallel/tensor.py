@@ -240,7 +240,11 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: b
     sizes = sizes_of(size, axis.size)
     start = sum(sizes[: axis.index])
     cut = Cut(cut_axis, start, start + sizes[axis.index], size)
-    part = whole[cut.index].clone()
+    if is_parameter and not whole._is_initialized():  # built for its shape; the part's values are read later
+        shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
+        part = paddle.zeros(shape, whole.dtype)
+    else:
+        part = whole[cut.index].clone()
     if not is_parameter:
         part.stop_gradient = True
         layer._buffers[name] = part

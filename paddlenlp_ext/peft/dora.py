@@ -37,6 +37,7 @@ class DoRAConfig(LoRAConfig):
     """
 
     refines: ClassVar[str | None] = "lora"
+    starts_from_weights: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no DoRA
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:

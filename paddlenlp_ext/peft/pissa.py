@@ -46,6 +46,7 @@ class PissaConfig(LoRAConfig):
     """
 
     refines: ClassVar[str | None] = "lora"
+    starts_from_weights: ClassVar[bool] = True
     random_start: ClassVar[bool] = False
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 

@@ -91,6 +91,7 @@ class PromptConfig(PeftConfig):
         ValueError: a value out of its range, or a start from text without the text.
     """
 
+    starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     mergeable: ClassVar[bool] = False
     starts_as_base: ClassVar[bool] = False

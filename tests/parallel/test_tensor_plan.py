@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tiny_training import MODEL
 
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.loading import base_parameters, read_own_part
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
 from paddlenlp_ext.peft.base import get_peft_model
@@ -55,6 +57,36 @@ def test_every_rank_keeps_its_part_and_reads_no_other(tmp_path):
     alike = {"norm", "layernorm"}
     for name, times in seen.items():
         assert np.all(times == (2 if any(word in name for word in alike) else 1)), name
+
+
+class Slices(SafetensorsFile):
+    """Counts the numbers that are handed out."""
+
+    num_read = 0
+
+    def read(self, name, dtype=None, cut=None):
+        values = super().read(name, dtype, cut)
+        self.num_read += values.size
+        return values
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
+    whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    whole.save_pretrained(tmp_path)
+    if has_adapter:
+        whole = get_peft_model(whole, LoRAConfig(rank=2), seed=5)
+    values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
+    model = AutoModelForCausalLM.without_values(tmp_path)
+    if has_adapter:
+        model = get_peft_model(model, LoRAConfig(rank=2), seed=5)
+    apply_tensor_plan(model, rank(1))
+    source = Slices(tmp_path / "model.safetensors")
+    read_own_part(model, source)
+    for name, parameter in model.named_parameters():
+        cut = cut_of(parameter)
+        assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index]), name
+    assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
 
 
 def test_a_degree_that_divides_no_heads_names_the_largest_that_does():
