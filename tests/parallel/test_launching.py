@@ -58,3 +58,25 @@ def test_what_does_not_divide_is_refused_at_once(command, run_folders):
     assert "tensor_parallel_degree 3 need 3 processes, and 2 were started" in message
     assert "nearest with 2: tensor_parallel_degree 2" in message
     assert not (run_folders / "out").exists()
+
+
+FAILING = """
+import time
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.rank import rank
+
+def main(argv):
+    if rank() == 1:
+        raise RuntimeError("the second one gives up")
+    time.sleep(300)
+
+run_command(main)
+"""
+
+
+def test_the_error_of_any_process_is_shown_and_ends_the_run(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    started = time.perf_counter()
+    result = start(2, [str(tmp_path / "failing.py")], tmp_path)
+    assert time.perf_counter() - started < 60 and result.returncode != 0
+    assert "RuntimeError: the second one gives up" in result.stderr and "[rank 1] Traceback" in result.stderr
