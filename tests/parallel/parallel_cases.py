@@ -20,6 +20,9 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.initialize import random_matrix
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import RunData, build_trainer
+from paddlenlp_ext.train.optim import updated_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.utils.rank import rank
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 ROOT = Path(__file__).parents[2]
@@ -95,9 +98,30 @@ def run_case(case: Case, folder: Path) -> None:
         config = dataclasses.replace(config, peft=peft_methods()[case.switch](**case.peft), peft_switch=case.switch)
     data = RunData(Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(26, seed=3), Rows(7, seed=4))
     trainer = build_trainer(config, data)
+    held = watch_gradients(trainer)
     trainer.train()
+    held["values"] = num_bytes(p for p in trainer.model.parameters() if p._is_initialized())
+    held["state"] = num_bytes(optimizer_state(trainer.optimizer, updated_parameters(trainer.model)).values())
+    (folder / case.name / f"held-{rank()}.json").write_text(json.dumps(held))
     trainer.save_model()
     trainer.evaluate()
+
+
+def watch_gradients(trainer: Any) -> dict[str, int]:
+    """Bytes of gradients that this process has at the end of a window, at most; filled while it trains."""
+    held, sum_gradients = {"gradients": 0}, trainer.ranks.sum_gradients
+
+    def sum_and_look(parameters) -> None:
+        held["gradients"] = max(held["gradients"], num_bytes(p.grad for p in parameters if p.grad is not None))
+        sum_gradients(parameters)
+
+    trainer.ranks.sum_gradients = sum_and_look
+    return held
+
+
+def num_bytes(tensors) -> int:
+    """Of all tensors."""
+    return sum(tensor.size * tensor.element_size() for tensor in tensors)
 
 
 def outcome(case: Case, folder: Path) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
@@ -65,6 +67,18 @@ def alone(runs):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_processes_are_one(runs, alone, case):
     assert_same_run(runs[1][case.name], alone(case))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_shared_is_held_once(runs, alone, stage):
+    alone(sharded(RUNS[0], "stage1"))
+    whole = json.loads((runs[0] / "sft-alone" / "held-0.json").read_text())
+    ranks = [json.loads((runs[0] / f"sft-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
+    shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
+    for what in ("state", "gradients", "values"):
+        copies = 1 if what in shared else 2
+        assert sum(held[what] for held in ranks) == copies * whole[what]
+        assert max(held[what] for held in ranks) <= (1.1 / 2 if copies == 1 else 1.0) * whole[what]
 
 
 def test_owners_get_like_shares():
