@@ -53,8 +53,13 @@ def cut_of(parameter: Any) -> Cut | None:
 
 
 def is_here(tensor: Any) -> bool:
-    """Whether its values stand in this process between two passes; else another process gives them for each pass."""
-    return not getattr(tensor, "is_lent", False)
+    """Whether its values stand in this process between two passes; else another process has them."""
+    return is_on_stage(tensor) and not getattr(tensor, "is_lent", False)
+
+
+def is_on_stage(tensor: Any) -> bool:
+    """Whether it belongs to this stage of a pipeline; of what belongs to others a process knows the shape alone."""
+    return not getattr(tensor, "is_elsewhere", False)
 
 
 def is_updated_here(parameter: Any) -> bool:

@@ -84,17 +84,15 @@ SECTION_KEYS = (
     Row("optim", ("adamw",), "only adamw is built"),
     Row("recompute_granularity", ("full",), "recompute works on whole layers"),
     Row("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
-    Row("pipeline_parallel_degree", DEGREES, PARALLEL),
     Row("sep_parallel_degree", DEGREES, PARALLEL),
     Row("context_parallel_degree", DEGREES, PARALLEL),
     Row("expert_parallel_degree", DEGREES, PARALLEL),
-    Row("virtual_pp_degree", (1,), PARALLEL),
     Row("tensor_parallel_config", ("",), "tensor parallelism has one way to compute here", outcome="no effect"),
     Row("tensor_parallel_output", OFF, "the loss never makes whole logits", outcome="no effect"),
     Row("fuse_sequence_parallel_allreduce", OFF, "gradients are summed in buckets anyway", outcome="no effect"),
     Row("split_inputs_sequence_dim", (True,), "there is no sep or context parallelism", outcome="no effect"),
     Row("pipeline_parallel_config", ("",), "there is no pipeline", outcome="no effect"),
-    Row("pp_recompute_interval", (1,), "there is no pipeline", outcome="no effect"),
+    Row("pp_recompute_interval", (1,), "recompute: true takes every layer by itself", outcome="no effect"),
     Row("sharding_parallel_config", ("",), "there is no sharding", outcome="no effect"),
 )
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import paddle
 from paddle import nn
-from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
@@ -23,9 +22,11 @@ from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import RecomputePlan, passing
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.utils.seeds import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
 
@@ -42,17 +43,23 @@ class DecoderLayer(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), inputs)
+        x_BSD = x_BSD + passing("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
         return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
 
 
 class Decoder(nn.Layer):
-    """Embedding, layers and final norm: ids to hidden states."""
+    """Embedding, layers and final norm: ids to hidden states.
+
+    Attributes:
+        draw_seed: what the random numbers of a training pass follow from, each layer's from its index too: they are the
+            same whichever layers one process runs. None: from the generators as they stand.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.windows = config.windows
-        self.recomputes = False
+        self.recompute_plan: RecomputePlan | None = None
+        self.draw_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.LayerList([DecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -71,14 +78,21 @@ class Decoder(nn.Layer):
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """From input vectors [B, S, D], of whatever origin, to the hidden states after the final norm."""
-        recomputes = self.recomputes and self.training and paddle.is_grad_enabled()
-        if recomputes:
+        return self.norm(self.run_span(x_BSD, inputs, 0, len(self.layers)))
+
+    def run_span(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
+        """The stream [B, S, D] through the layers from `start` to `stop`."""
+        plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
+        if plan is not None:
             # Recompute gives a block whose inputs want no gradient none for its weights either: under a frozen
             # embedding nothing above it would train.
             x_BSD.stop_gradient = False
-        for layer in self.layers:
-            x_BSD = recompute(layer, x_BSD, inputs) if recomputes else layer(x_BSD, inputs)
-        return self.norm(x_BSD)
+        for index in range(start, stop):
+            if self.draw_seed is not None and self.training:
+                paddle.seed(seed_of(self.draw_seed, index))
+            layer = self.layers[index]
+            x_BSD = layer(x_BSD, inputs) if plan is None else plan.run_layer(layer, index, x_BSD, inputs)
+        return x_BSD
 
     def attention_inputs(
         self,
@@ -180,9 +194,23 @@ class CausalLM(nn.Layer):
         """The head's weight [V, D]: the embedding itself where the two are tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def enable_recompute(self) -> None:
-        """Keep only each layer's input in training and run the layer again in the backward pass."""
-        self.model.recomputes = True
+    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
+        """Keep less in training and compute it again in the backward pass: whole layers where `plan` is None.
+
+        Raises:
+            ValueError: the plan names layers that the model has not.
+        """
+        plan = plan or RecomputePlan()
+        plan.check_layers(len(self.model.layers))
+        self.model.recompute_plan = plan
+
+    def draw_from(self, seed: int | None) -> None:
+        """Let the random numbers of the next training pass follow from this."""
+        self.model.draw_seed = seed
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """Shape of what goes from layer to layer, for ids [batch, length]."""
+        return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
         """Ask every layer for one implementation of attention (ops/attention.py); None: the best that can run."""

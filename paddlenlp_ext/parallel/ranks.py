@@ -14,6 +14,7 @@ from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.patience import meet
 from paddlenlp_ext.parallel.sharding import Sharding
+from paddlenlp_ext.parallel.stages import is_counted, sum_shared_gradients
 from paddlenlp_ext.parallel.whole import write_whole
 
 
@@ -46,7 +47,7 @@ class MeshRanks:
         """
         cut, whole = 0.0, 0.0
         for parameter in parameters:
-            if parameter.grad is not None and (self.sharding is None or self.sharding.is_owner(parameter)):
+            if parameter.grad is not None and self._counts(parameter):
                 square = float(parameter.grad.astype("float32").square().sum())
                 cut, whole = (cut + square, whole) if parameter.is_distributed else (cut, whole + square)
         if self.sharding is not None:
@@ -57,6 +58,16 @@ class MeshRanks:
         if self.mesh.pipeline.size > 1:
             total = _reduced([total], self.mesh.pipeline.group, dist.ReduceOp.SUM)[0]
         return math.sqrt(total)
+
+    def _counts(self, parameter: paddle.Tensor) -> bool:
+        owns = self.sharding is None or self.sharding.is_owner(parameter)
+        return owns and is_counted(parameter, self.mesh.pipeline)
+
+    def sum_stages(self, values: list[float]) -> list[float]:
+        """Each value summed over the stages of this replica's pipeline."""
+        if self.mesh.pipeline.size == 1:
+            return values
+        return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
 
     def collect(self, value: Any) -> list[Any]:
         """The values of all replicas, in their order."""
@@ -104,10 +115,14 @@ class MeshRanks:
         return nullcontext() if self.sharding is None else self.sharding.whole_model()
 
     def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Gradients of whole parameters of which each tensor rank has seen a part (`is_partial`), summed over these."""
+        """Gradients of whole parameters of which each tensor rank has seen a part (`is_partial`), summed over these;
+        and of those that several stages hold, over their stages.
+        """
         partial = [parameter for parameter in parameters if getattr(parameter, "is_partial", False)]
         if self.mesh.tensor.size > 1 and partial:
             sum_gradients(partial, self.mesh.tensor.group)
+        if self.mesh.pipeline.size > 1:
+            sum_shared_gradients(parameters, self.mesh.pipeline)
 
     def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with every tensor whole, the others' parts included (whole.py)."""

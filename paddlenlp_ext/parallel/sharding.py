@@ -22,6 +22,7 @@ from paddlenlp_ext.parallel.buckets import buckets, present_somewhere, sum_gradi
 from paddlenlp_ext.parallel.loans import Loans
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.plan import is_on_stage
 
 
 class Sharding:
@@ -39,7 +40,7 @@ class Sharding:
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
-        trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p)]
         lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in lent if parameter.stop_gradient]
         self._give_owners(trained, stays_with_all=is_adapter or stage == 1)
@@ -117,7 +118,7 @@ class Sharding:
                         gradient.set_value(value.reshape(gradient.shape))
             if owner != self.axis.index:
                 for parameter in members:
-                    parameter.clear_gradient(set_to_zero=False)
+                    parameter.clear_gradient(False)
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
         for owner in range(self.axis.size):

@@ -25,7 +25,7 @@ from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence
 from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layer import AdapterLayer, layer_at, replace_layer
-from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of
+from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of, is_on_stage
 
 _AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
@@ -240,7 +240,7 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: b
     sizes = sizes_of(size, axis.size)
     start = sum(sizes[: axis.index])
     cut = Cut(cut_axis, start, start + sizes[axis.index], size)
-    if is_parameter and not whole._is_initialized():  # built for its shape; the part's values are read later
+    if not whole._is_initialized():  # built for its shape; the part's values are read later
         shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
         part = paddle.zeros(shape, whole.dtype)
     else:
@@ -257,6 +257,9 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: b
         new.is_distributed = True
         layer._parameters[name] = part = new
     part.cut = cut
+    if not is_on_stage(whole):
+        part.is_elsewhere = True
+        part._clear_data()
     return cut
 
 

@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.fold import fold_in_place
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, layer_at, replace_layer, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
-from paddlenlp_ext.plan import cut_of, whole_shape
+from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -154,9 +154,17 @@ class PeftModel(nn.Layer):
         """New tokens with the adapter on; options as `generate.generate`'s."""
         return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
-    def enable_recompute(self) -> None:
+    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
         """As the model's."""
-        self.base_model.enable_recompute()
+        self.base_model.enable_recompute(plan)
+
+    def draw_from(self, seed: int | None) -> None:
+        """As the model's."""
+        self.base_model.draw_from(seed)
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """As the model's."""
+        return self.base_model.stream_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -329,6 +337,8 @@ class PeftModel(nn.Layer):
         if problems:
             raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
         for name, tensor in own.items():
+            if not is_on_stage(tensor):
+                continue
             dtype, cut = str(tensor.dtype).removeprefix("paddle."), cut_of(tensor)
             value = tensors[name] if cut is None else tensors[name][cut.index]
             tensor.set_value(cast(value, str(value.dtype), dtype))

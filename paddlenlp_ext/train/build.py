@@ -8,6 +8,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
@@ -16,15 +17,22 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.initialize import initialize_weights
 from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.pipeline import Pipeline
 from paddlenlp_ext.parallel.ranks import MeshRanks
 from paddlenlp_ext.parallel.sharding import sharding_of
+from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.passes import passes_of
 from paddlenlp_ext.train.ranks import SingleRank
 from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,33 @@ def build_cut_model(config: RunConfig, mesh: Mesh) -> Any:
     return model
 
 
+def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
+    """This stage's layers of the same model, read alone, and its part of the pipeline.
+
+    Raises:
+        ValueError: the model has fewer layers than the pipeline has chunks; nothing has been read then.
+    """
+    own, name = mesh.pipeline.index, config.model.model_name_or_path
+    model = AutoModelForCausalLM.without_values(name, weight_dtype(config), config.model.use_flash_attention)
+    plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree)
+    logger.info("pipeline:\n%s", plan.table())
+    mark_stages(model, plan, own)
+    make_own(model)
+    if config.model.continue_training:
+        load_weights(model, open_weights(resolve_model(name)))
+    else:
+        initialize_weights(model, config.train.seed, model.config.initializer_range)
+    pipeline = Pipeline(plan, mesh.pipeline)
+    pipeline.install(model)
+    model = adapt_model(model, config)
+    mark_stages(model, plan, own)
+    if mesh.tensor.size > 1:
+        apply_tensor_plan(model, mesh.tensor)
+        mark_stages(model, plan, own)
+        pipeline.install(model)
+    return model, pipeline
+
+
 def weight_dtype(config: RunConfig) -> str:
     """float32, but for O2 on an accelerator, where the weights have the type of the matrix products."""
     precision = config.precision
@@ -101,9 +136,14 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     """Everything, ready to train or evaluate, on the device that the configuration names."""
     paddle.set_device(config.precision.device)
     mesh = Mesh.from_config(config.parallel)
-    model = build_model(config) if mesh.tensor.size == 1 else build_cut_model(config, mesh)
+    pipeline = None
+    if mesh.pipeline.size > 1:
+        model, pipeline = build_staged_model(config, mesh)
+    else:
+        model = build_model(config) if mesh.tensor.size == 1 else build_cut_model(config, mesh)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     ranks = SingleRank()
     if mesh.world.size > 1:
         ranks = MeshRanks(mesh, sharding_of(model, mesh, config.parallel.sharding))
-    return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks, ranks=ranks)
+    rows, passes = (data.train_rows, data.dev_rows), passes_of(model, pipeline)
+    return Trainer(model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, passes=passes)

@@ -13,7 +13,7 @@ import paddle
 
 from paddlenlp_ext.data.packing import BatchPlan
 from paddlenlp_ext.train.collation import Collate
-from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
 
 
@@ -39,6 +39,7 @@ def evaluate_loss(
     max_batches: int = -1,
     ranks: Ranks | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: Passes | None = None,
 ) -> dict[str, float]:
     """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
 
@@ -54,7 +55,7 @@ def evaluate_loss(
     batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
-    ranks = ranks or SingleRank()
+    ranks, passes = ranks or SingleRank(), passes or WholeModel(model)
     started = time.perf_counter()
     losses: list[float] = []
     num_correct = num_learned = num_rows = num_tokens = 0
@@ -63,16 +64,17 @@ def evaluate_loss(
         for number in range(math.ceil(len(batches) / ranks.size) if ranks.moves_together else len(own)):
             batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
-                loss, correct = loss_sum(model, batch)
+                loss, correct = passes.evaluate(batch)
             if number >= len(own):
                 break  # this was to keep the others company
-            losses.append(float(loss))
-            num_correct += int(correct)
+            losses.append(loss)
+            num_correct += correct
             num_learned += batch.num_learned
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
     ranks.wait()
-    total, *counts = ranks.sum_numbers([math.fsum(losses), num_correct, num_learned, num_tokens, num_rows])
+    measured = ranks.sum_stages([math.fsum(losses), num_correct])
+    total, *counts = ranks.sum_numbers([*measured, num_learned, num_tokens, num_rows])
     num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
     if num_learned == 0:
         raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.plan import is_updated_here
+from paddlenlp_ext.plan import is_on_stage, is_updated_here
 
 
 class OptimOptions(Protocol):
@@ -28,8 +28,9 @@ class OptimOptions(Protocol):
 
 
 def trainable_parameters(model: Any) -> dict[str, paddle.Tensor]:
-    """The parameters that train, by structured name, in the model's order."""
-    return {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
+    """The parameters that train, by structured name, in the model's order; of a pipeline, those of this stage."""
+    named = model.named_parameters()
+    return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
 
 
 def updated_parameters(model: Any) -> dict[str, paddle.Tensor]:
@@ -64,9 +65,11 @@ def build_optimizer(model: Any, options: OptimOptions) -> paddle.optimizer.AdamW
     """
     if options.optim != "adamw":
         raise ValueError(f"optim {options.optim!r} is not available: use 'adamw'")
-    groups = parameter_groups(model, options.weight_decay)
-    if not groups:
+    if all(parameter.stop_gradient for parameter in model.parameters()):
         raise ValueError("no parameter of the model trains: every one is frozen")
+    groups = parameter_groups(model, options.weight_decay)
+    if not groups:  # all that trains is on other stages, and Paddle makes no optimizer of nothing
+        groups = [{"params": [paddle.create_parameter([1], "float32")]}]
     return paddle.optimizer.AdamW(
         learning_rate=options.learning_rate,
         parameters=groups,

@@ -55,6 +55,9 @@ class Ranks(Protocol):
         All processes call it together, each with its own tensors, and leave it when the main one is done.
         """
 
+    def sum_stages(self, values: list[float]) -> list[float]:
+        """Each value summed over the stages of a pipeline, of which each knows a share; over replicas nothing."""
+
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Euclidean norm of the parameters' gradients as one vector, whatever part of it this process holds."""
 
@@ -80,6 +83,10 @@ class SingleRank:
     moves_together = False
 
     def sum_numbers(self, values: list[float]) -> list[float]:
+        """The values themselves."""
+        return values
+
+    def sum_stages(self, values: list[float]) -> list[float]:
         """The values themselves."""
         return values
 

@@ -6,11 +6,10 @@ same update however the window is split.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,9 @@ from paddlenlp_ext.train.callbacks import StepReport
 from paddlenlp_ext.train.collation import Collate
 from paddlenlp_ext.train.data_order import Window
 from paddlenlp_ext.train.hooks import TrainingHooks
-from paddlenlp_ext.train.loss import loss_sum
 from paddlenlp_ext.train.neftune import EmbeddingNoise
 from paddlenlp_ext.train.optim import clip_gradients, trainable_parameters
+from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.randomness import seed_micro_step
 from paddlenlp_ext.train.ranks import Ranks
 
@@ -64,9 +63,11 @@ class OptimizerStep:
         collate_rows: Collate,
         ranks: Ranks,
         options: StepOptions,
+        passes: Passes | None = None,
     ) -> None:
         self.model, self.hooks, self.optimizer = model, hooks, optimizer
         self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
+        self.passes = passes or WholeModel(model)
         self.parameters = list(trainable_parameters(model).values())
         hooks.plan_steps(options.total_steps)
 
@@ -82,18 +83,11 @@ class OptimizerStep:
         num_learned, num_tokens, num_rows = self._count(batches)
         if num_learned == 0:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
-        total = paddle.zeros([], "float32")
-        for micro_step in range(math.ceil(len(window.micro_batches) / self.ranks.size)):
-            seed_micro_step(self.options.seed, step, micro_step * self.ranks.size + self.ranks.index)
-            if micro_step < len(batches):
-                total += self.forward_backward(batches[micro_step], num_learned)
-            elif self.ranks.moves_together:
-                self.forward_backward(self.collate_rows(window.micro_batches[0]), num_learned, weight=0.0)
-            self.ranks.end_pass(self.parameters)
+        share = self._run_batches(batches, window, step, num_learned)
         self.ranks.sum_parts(self.parameters)
-        auxiliary = self._auxiliary()
+        total, auxiliary = self.ranks.sum_stages([share, self._auxiliary()])
         self.ranks.sum_gradients(self.parameters)
-        loss = self.ranks.sum_numbers([float(total)])[0] / num_learned + auxiliary
+        loss = self.ranks.sum_numbers([total])[0] / num_learned + auxiliary
         grad_norm = self._update(loss, step, learning_rate)
         seconds = time.perf_counter() - started
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_learned, num_rows, seconds)
@@ -103,26 +97,44 @@ class OptimizerStep:
 
         Every rank looks at the same batches, so that all come to the same adapter, and to that of a single process.
         """
-        batches = (self.collate_rows(packs) for window in windows for packs in window.micro_batches)
-        counter = itertools.count()
+        batches = enumerate(self.collate_rows(packs) for window in windows for packs in window.micro_batches)
 
         def run_batch() -> None:
-            batch = next(batches)
-            seed_micro_step(self.options.seed, 0, next(counter))
-            self.forward_backward(batch, max(1, batch.num_learned))
+            number, batch = next(batches)
+            scale = 1.0 / max(1, batch.num_learned)
+            self.passes.run([batch], [scale], lambda _: self._around(batch, 0, number), lambda: None)
 
         with self.ranks.whole_model():
             self.hooks.before_training(run_batch)
         for parameter in self.model.parameters():
-            parameter.clear_gradient(set_to_zero=False)
+            parameter.clear_gradient(False)  # by position: Paddle ignores the name
 
-    def forward_backward(self, batch: PackedBatch, num_learned: int, weight: float = 1.0) -> paddle.Tensor:
-        """Add a micro-batch's share, times `weight`, to the gradients; returns its loss sum."""
+    def _run_batches(self, batches: list[PackedBatch], window: Window, step: int, num_learned: int) -> float:
+        """Add this rank's micro-batches to the gradients; returns this process's share of their loss sum."""
+        scales = [1.0 / num_learned] * len(batches)
+        missing = math.ceil(len(window.micro_batches) / self.ranks.size) - len(batches)
+        if self.ranks.moves_together and missing:  # to keep the others company
+            batches, scales = [*batches, self.collate_rows(window.micro_batches[0])], [*scales, 0.0]
+            missing = 0
+
+        def around(number: int) -> AbstractContextManager[None]:
+            return self._around(batches[number], step, number * self.ranks.size + self.ranks.index)
+
+        def end_pass() -> None:
+            self.ranks.end_pass(self.parameters)
+
+        total = self.passes.run(batches, scales, around, end_pass)
+        for _ in range(missing):
+            end_pass()
+        return float(total)
+
+    @contextmanager
+    def _around(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
+        """What a forward pass runs in: its random numbers, formats and noise."""
         noise = self.options.noise
+        seed_micro_step(self.model, self.options.seed, step, micro_batch)
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
-            loss, _ = loss_sum(self.model, batch)
-        (loss * (weight / num_learned)).backward()
-        return loss.detach()
+            yield
 
     def _fetch(self, window: Window) -> list[PackedBatch]:
         """This rank's micro-batches; all of them before the first is run, because their learned tokens count."""
@@ -136,7 +148,7 @@ class OptimizerStep:
         return int(learned), int(tokens), int(rows)
 
     def _auxiliary(self) -> float:
-        """Add the adapter's own loss, once a step and shared among the ranks; returns its value."""
+        """Add the adapter's own loss, once a step and shared among the ranks; returns its value, this stage's share."""
         loss = self.hooks.auxiliary_loss()
         if loss is None:
             return 0.0
@@ -161,7 +173,7 @@ class OptimizerStep:
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:
-            parameter.clear_gradient(set_to_zero=False)
+            parameter.clear_gradient(False)  # by position: Paddle ignores the name
 
 
 def broken_step(error: NonFiniteError, window: Window, rows: Any, step: int, learning_rate: float) -> NonFiniteError:

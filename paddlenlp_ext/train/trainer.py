@@ -30,6 +30,7 @@ from paddlenlp_ext.train.output_folder import (
     is_inside,
     prune_checkpoints,
 )
+from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.train.progress import describe_metrics, describe_results
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
@@ -53,6 +54,7 @@ class Trainer:
         tokenizer: saved beside the weights; decodes generated text.
         callbacks: listeners besides the trainer's own (logs, progress, picture, reports).
         ranks: the data-parallel group.
+        passes: how micro-batches run; None: one after the other through the whole model.
 
     Attributes:
         state: where the run stands.
@@ -71,10 +73,11 @@ class Trainer:
         *,
         callbacks: Iterable[Callback] = (),
         ranks: Ranks | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.dev_rows = train_rows, dev_rows
-        self.ranks = ranks or SingleRank()
+        self.ranks, self.passes = ranks or SingleRank(), passes or WholeModel(model)
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
@@ -176,7 +179,7 @@ class Trainer:
             autocast=self._autocast,
         )
         hooks, collate_rows = training_hooks(self.model), self._collate(self.train_rows)
-        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options)
+        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options, self.passes)
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:
@@ -278,6 +281,7 @@ class Trainer:
             max_batches=train.max_evaluate_steps,
             ranks=self.ranks,
             autocast=self._autocast,
+            passes=self.passes,
         )
         if generation.eval_with_do_generation:
             writes = generation.save_generation_output and self.ranks.is_main
