@@ -16,6 +16,7 @@ from measure import SMOLLM2_SHAPE, environment
 from paddlenlp_ext import LoRAConfig, get_peft_model
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.train.memory import estimate_memory
 
 CASES = [
@@ -46,7 +47,8 @@ def predict(documents: int, length: int, method: str, recompute: bool) -> float:
         model = CausalLM(DecoderConfig.from_dict(SMOLLM2_SHAPE))
         model = get_peft_model(model, LoRAConfig(rank=8)) if method == "lora" else model
     tokens = documents * length
-    estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=recompute)
+    plan = RecomputePlan() if recompute else None
+    estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=plan)
     return estimate.total / 1e9
 
 

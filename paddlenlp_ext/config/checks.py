@@ -9,6 +9,7 @@ from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
+from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
@@ -223,6 +224,23 @@ def _device(config: RunConfig, given: Given) -> None:
         given.note(message, "use_flash_attention")
 
 
+@check("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
+def _recompute(config: RunConfig, given: Given) -> None:
+    train = config.train
+    for key, parse in (("refined_recompute", parse_refined), ("no_recompute_layers", parse_layers)):
+        try:
+            parse(getattr(train, key))
+        except ValueError as error:
+            given.refuse(str(error), key)
+    if train.recompute and train.refined_recompute and train.recompute_granularity != "full":
+        given.refuse(
+            f"refined_recompute names what stays of layers that are computed again as a whole; with "
+            f"recompute_granularity {train.recompute_granularity} the rest stays anyway: leave one of them out",
+            "refined_recompute",
+            "recompute_granularity",
+        )
+
+
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
 
 
@@ -297,6 +315,12 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
+    (
+        ("recompute_granularity", "refined_recompute", "no_recompute_layers"),
+        "recompute",
+        (False,),
+        "recompute is false",
+    ),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
 )
 

@@ -106,7 +106,8 @@ class Attention(nn.Layer):
         q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
         k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
         if inputs.cache is None:
-            out_BSNH = passing("flash_attn", self._attention_over(inputs), q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
+            tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
+            out_BSNH = passing("flash_attn", self._attention_over(inputs), *tensors)
         else:
             out_BSNH = inputs.cache.attend(
                 self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation

@@ -1,6 +1,6 @@
 """What a training pass keeps for its way back, and what it computes again there.
 
-The layers name their places (`passing("flash_attn", function, tensors)`) and know nothing else; a plan says what happens
+The layers name their places (`passing("flash_attn", function, tensors)`) and know nothing else; a plan says what is done
 at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
 
     full        a layer's input is kept, the layer is run again
@@ -20,8 +20,9 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
-from paddlenlp_ext.config.refined import parse_refined
+from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 
+LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
 """Which granularity computes a place again as a block of its own."""
 
@@ -32,7 +33,7 @@ class RecomputeOptions(Protocol):
     recompute: bool
     recompute_granularity: str
     refined_recompute: str
-    no_recompute_layers: tuple[str, ...]
+    no_recompute_layers: object
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RecomputePlan:
         """The plan of `config.train`, None where nothing is computed again."""
         if not options.recompute:
             return None
-        layers = frozenset(int(layer) for layer in options.no_recompute_layers)
+        layers = frozenset(parse_layers(options.no_recompute_layers))
         return cls(options.recompute_granularity, layers, parse_refined(options.refined_recompute))
 
     def check_layers(self, num_layers: int) -> None:
@@ -73,7 +74,7 @@ class RecomputePlan:
         number = self.kept.get(place, 0)
         return number == -1 or layer < number
 
-    def run_layer(self, layer: Callable[..., paddle.Tensor], index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+    def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
         """`layer(x, inputs)`, of which only what the plan keeps stays; `x` must want a gradient."""
         if index in self.left_out:
             return layer(x, inputs)

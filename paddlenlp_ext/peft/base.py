@@ -15,6 +15,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors_writer import as_lazy
 from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.peft.fold import fold_in_place
@@ -111,6 +112,8 @@ class PeftModel(nn.Layer):
         self.base_model = model
         self.peft_config = peft_config
         self.adapter_enabled = True
+        self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
+        """What each stage of a pipeline knows by name, to what all know; one process knows all."""
 
     # -- the model's own interface ------------------------------------------------------------------------------------
     @property

@@ -18,6 +18,7 @@ from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline import Pipeline
@@ -115,7 +116,7 @@ def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
     if mesh.tensor.size > 1:
         apply_tensor_plan(model, mesh.tensor)
         mark_stages(model, plan, own)
-        pipeline.install(model)
+    pipeline.install(model)
     return model, pipeline
 
 
@@ -127,8 +128,9 @@ def weight_dtype(config: RunConfig) -> str:
 
 def adapt_model(model: Any, config: RunConfig) -> Any:
     """Switch recomputation on and inject the adapter. Reads no weights unless the method starts from them."""
-    if config.train.recompute:
-        model.enable_recompute()
+    plan = RecomputePlan.from_config(config.train)
+    if plan is not None:
+        model.enable_recompute(plan)
     return model if config.peft is None else get_peft_model(model, config.peft, seed=config.train.seed)
 
 

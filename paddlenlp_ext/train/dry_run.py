@@ -15,6 +15,7 @@ from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.train.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.hooks import training_hooks
@@ -91,7 +92,7 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
         model,
         micro_batch_tokens=_slots(config, rows, largest),
         learned_tokens=sum(int(rows[index].learned.sum()) for pack in largest for index in pack),
-        recompute=config.train.recompute,
+        recompute=RecomputePlan.from_config(config.train),
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
     )

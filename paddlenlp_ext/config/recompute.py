@@ -1,6 +1,8 @@
-"""What `refined_recompute` may name, and how it is read."""
+"""How `refined_recompute` and `no_recompute_layers` are read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_column_ln", "mlp_row_ln")
 """Places of a decoder layer whose results may stay: q, k, v; o_proj; attention itself; gate and up; down_proj."""
@@ -25,3 +27,18 @@ def parse_refined(text: str) -> dict[str, int]:
             )
         kept[place] = int(number)
     return kept
+
+
+def parse_layers(value: Any) -> tuple[int, ...]:
+    """Read layer numbers, counted from 0: a list of them, one of them, or "0,1" as the command line has it.
+
+    Raises:
+        ValueError: something else.
+    """
+    parts = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    words = [part.strip() if isinstance(part, str) else part for part in parts if part not in ("", None)]
+    for word in words:
+        is_number = word.isdecimal() if isinstance(word, str) else type(word) is int and word >= 0
+        if not is_number:
+            raise ValueError(f"no_recompute_layers: {word!r} is no layer's number; write for example [0, 1]")
+    return tuple(sorted({int(word) for word in words}))
