@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paddlenlp_ext.models.activations import Kept, kept_floats
 from paddlenlp_ext.nn.recompute import RecomputePlan
 
 _PROCESS_BYTES = 450e6
@@ -73,7 +74,7 @@ def estimate_memory(
     config = model.config
     is_adapted = trained < sum(math.prod(p.shape) for p in parameters)
     adapter = adapter_rows / config.num_hidden_layers if is_adapted else 0.0
-    floats = kept_floats(config, recompute, adapter)
+    floats = kept_floats(Kept(config, recompute, adapter), range(config.num_hidden_layers))
     activations = 4.0 * micro_batch_tokens * floats
     loss = 4.0 * 2 * min(_LOSS_CHUNK, learned_tokens) * config.vocab_size
     if not is_adapted:  # the head's gradient: a chunk's, their sum, and the sum scaled
@@ -89,50 +90,3 @@ def estimate_memory(
         loss=loss,
         heap=heap,
     )
-
-
-def kept_floats(config: Any, recompute: RecomputePlan | None, adapter: float = 0.0) -> float:
-    """Numbers a token that all layers keep together, and what of one of them stands while it is computed again.
-
-    Args:
-        config: the decoder's sizes.
-        recompute: what is computed again.
-        adapter: numbers a token that a layer's adapters keep.
-    """
-    layers = [_kept_of_layer(config, recompute, index, adapter) for index in range(config.num_hidden_layers)]
-    return sum(layers) + _computed_again(config, recompute, adapter)
-
-
-def _attention_floats(config: Any) -> int:
-    """Queries, keys, values and the result of attention."""
-    return 2 * config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
-
-
-def _layer_floats(config: Any) -> int:
-    """The inputs of a layer's norms, projections, attention and gate."""
-    norms_and_their_outputs = 4 * config.hidden_size
-    return norms_and_their_outputs + _attention_floats(config) + 3 * config.intermediate_size
-
-
-def _kept_of_layer(config: Any, plan: RecomputePlan | None, index: int, adapter: float) -> float:
-    everything = _layer_floats(config) + adapter
-    if plan is None or index in plan.left_out or plan.granularity == "core_attn":
-        return everything  # attention keeps its inputs and its result, and no scores: nothing of it can go
-    if plan.granularity == "full_attn":
-        return everything - _attention_floats(config)
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    kept = {  # what goes in and what comes out
-        "attention_column_ln": hidden + _attention_floats(config) - queries,
-        "flash_attn": _attention_floats(config),
-        "attention_row_ln": queries + hidden,
-        "mlp_column_ln": hidden + 2 * inner,
-        "mlp_row_ln": inner + hidden,
-    }
-    return hidden + sum(number for place, number in kept.items() if plan.keeps(place, index))
-
-
-def _computed_again(config: Any, plan: RecomputePlan | None, adapter: float) -> float:
-    if plan is None or plan.granularity == "core_attn":
-        return 0.0
-    return _attention_floats(config) if plan.granularity == "full_attn" else _layer_floats(config) + adapter
