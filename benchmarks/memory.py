@@ -22,6 +22,7 @@ from measure import SMOLLM2_SHAPE, environment
 from paddlenlp_ext import LoRAConfig, get_peft_model
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, packed_size
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
@@ -80,7 +81,8 @@ def predict(documents: int, length: int, method: str, recompute: bool) -> Memory
         packed = NOTHING_PACKED if options is None else packed_size(model, options)
         model = model if method == "full" else get_peft_model(model, LoRAConfig(rank=8))
     tokens = documents * length
-    return estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=recompute, packed=packed)
+    plan = RecomputePlan() if recompute else None
+    return estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=plan, packed=packed)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -71,5 +71,5 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
     )
     optimizer = build_optimizer(model, config.optim)
     step = OptimizerStep(model, training_hooks(model), optimizer, lambda _: batch, SingleRank(), options)
-    window = Window(epoch=0, index=0, micro_batches=([[0]],), end_fraction=1.0, is_last=True)
+    window = Window(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
     return lambda: step.run(window, 0, config.optim.learning_rate)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from paddlenlp_ext import runtime
 from paddlenlp_ext.utils.cli import run_command
 from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.rank import is_main_rank
 
 
 def main(argv: Sequence[str]) -> None:
@@ -27,14 +28,17 @@ def main(argv: Sequence[str]) -> None:
         from paddlenlp_ext.data.show import show_data
 
         data = load_data(config)
-        show_data(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
+        if is_main_rank():
+            show_data(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
         return
-    check_output_dir(config)
+    if is_main_rank():
+        check_output_dir(config)
     data = load_data(config)
     if config.command.dry_run:
         from paddlenlp_ext.train.dry_run import describe_run
 
-        describe_run(config, data)
+        if is_main_rank():
+            describe_run(config, data)
         return
     trainer = build_trainer(config, data)
     if config.train.do_train:

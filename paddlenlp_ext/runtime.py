@@ -51,8 +51,16 @@ def threads_per_process() -> int:
     """Physical cores this process may use, shared among the ranks that the launcher started on this machine."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = len({_siblings(cpu) for cpu in allowed})
-    local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-    return max(1, min(cores, _container_cpus()) // max(1, local_ranks))
+    return max(1, min(cores, _container_cpus()) // max(1, _local_ranks()))
+
+
+def _local_ranks() -> int:
+    """Processes that the launcher started on this machine; without GPUs it tells only of everyone's addresses."""
+    if "PADDLE_LOCAL_SIZE" in os.environ:
+        return int(os.environ["PADDLE_LOCAL_SIZE"])
+    own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
+    everyone = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
+    return sum(endpoint.rpartition(":")[0] == own for endpoint in everyone)
 
 
 def _container_cpus() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf_file import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.plan import Cut
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -58,11 +59,12 @@ class GgufWeights(WeightSource):
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")
 
-    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
         values = read_gguf_tensor(self.file, self._stored_name[name])
         num_heads = self._permuted_heads(name)
         if num_heads:
             values = unpermute_rows(values, num_heads)
+        values = values if cut is None else values[cut.index]  # blocks are read whole: they lie across the cuts
         stored = self.dtype(name)
         return cast(values, stored, dtype or stored)
 

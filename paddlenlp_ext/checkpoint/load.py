@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-def load_weights(layer: paddle.nn.Layer, source: WeightSource) -> None:
+def load_weights(layer: paddle.nn.Layer, source: WeightSource, passed_over: Collection[str] = ()) -> None:
     """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
 
     Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
-    without a head of its own may find one stored if it holds the embedding's values.
+    without a head of its own may find one stored if it holds the embedding's values. Of a parameter that is a part
+    (plan.py), only that part is read.
 
     Args:
         layer: its parameters' names and shapes are those of the file.
         source: where the tensors are.
+        passed_over: stored tensors that another process reads.
 
     Raises:
         ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
             all, and nothing has been loaded.
     """
-    require_tensors({name: tuple(p.shape) for name, p in layer.named_parameters()}, source)
-    fill_parameters(layer, source)
+    load_parameters(dict(layer.named_parameters()), source, passed_over)
 
 
-def fill_parameters(layer: paddle.nn.Layer, source: WeightSource) -> None:
-    """As `load_weights`, of tensors that were checked already."""
-    for name, parameter in layer.named_parameters():
+def load_parameters(
+    parameters: Mapping[str, paddle.Tensor], source: WeightSource, passed_over: Collection[str] = ()
+) -> None:
+    """As `load_weights`, of parameters by the names that files have."""
+    require_tensors({name: whole_shape(parameter) for name, parameter in parameters.items()}, source, passed_over)
+    fill_parameters(parameters, source)
+
+
+def fill_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
+    """As `load_parameters`, of tensors that were checked already."""
+    for name, parameter in parameters.items():
+        if not is_on_stage(parameter):
+            continue
         dtype = str(parameter.dtype).removeprefix("paddle.")
-        parameter.set_value(source.read(name, dtype))
+        parameter.set_value(source.read(name, dtype, cut_of(parameter)))
 
 
-def require_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource) -> None:
+def require_tensors(
+    expected: Mapping[str, tuple[int, ...]], source: WeightSource, passed_over: Collection[str] = ()
+) -> None:
     """Check what is stored against what a model wants, shape by name.
 
     Raises:
         ValueError: as `load_weights`.
     """
-    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name)]
+    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in passed_over]
     missing = [name for name in expected if name not in set(stored)]
     surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [

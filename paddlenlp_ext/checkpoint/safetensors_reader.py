@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.plan import Cut
 
 FORMAT_OF_CODE = {
     "F64": "float64",
@@ -71,14 +72,32 @@ class SafetensorsFile(WeightSource):
             )
         return FORMAT_OF_CODE[code]
 
-    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
         stored = self.dtype(name)
         entry = self._entries[name]
-        count = int(np.prod(entry.shape, dtype=np.int64))
-        values = np.fromfile(self.path, NUMPY_DTYPE[stored], count=count, offset=entry.start)
-        if values.size != count:
-            raise ValueError(f"{self.path}: the file ends inside tensor {name}; it changed after it was opened")
-        return cast(values.reshape(entry.shape), stored, dtype or stored)
+        if cut is None:
+            count = int(np.prod(entry.shape, dtype=np.int64))
+            values = np.fromfile(self.path, NUMPY_DTYPE[stored], count=count, offset=entry.start)
+            if values.size != count:
+                raise ValueError(f"{self.path}: the file ends inside tensor {name}; it changed after it was opened")
+            values = values.reshape(entry.shape)
+        else:
+            # Mapped, not read: only the pages that hold the part come into memory.
+            whole = np.memmap(self.path, NUMPY_DTYPE[stored], "r", offset=entry.start, shape=entry.shape)
+            values = np.array(whole[cut.index])
+        return cast(values, stored, dtype or stored)
+
+    def mapped(self) -> dict[str, np.ndarray]:
+        """All tensors in their stored formats, read-only and mapped: only what is looked at comes into memory."""
+        if not self._entries:
+            return {}
+        content = np.memmap(self.path, np.uint8, "r")
+        tensors = {}
+        for name, entry in self._entries.items():
+            dtype = NUMPY_DTYPE[self.dtype(name)]
+            num_bytes = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
+            tensors[name] = content[entry.start : entry.start + num_bytes].view(dtype).reshape(entry.shape)
+        return tensors
 
 
 class ShardedSafetensors(WeightSource):
@@ -133,8 +152,8 @@ class ShardedSafetensors(WeightSource):
     def dtype(self, name: str) -> str:
         return self._shard_of[name].dtype(name)
 
-    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
-        return self._shard_of[name].read(name, dtype)
+    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+        return self._shard_of[name].read(name, dtype, cut)
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

@@ -111,10 +111,19 @@ def save_sharded(
 def _prepare(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
 ) -> list[tuple[str, LazyTensor]]:
-    """Wrap all tensors, changing the format of the floating ones."""
+    """Wrap all tensors, changing the format of the floating ones, in the order of their names.
+
+    However the writers of a run come by its tensors, the same tensors make the same files.
+    """
     pairs = list(named_tensors.items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
-    return [(name, _in_format(as_lazy(tensor), dtype)) for name, tensor in pairs]
+    ordered = sorted(pairs, key=lambda pair: _natural(pair[0]))
+    return [(name, _in_format(as_lazy(tensor), dtype)) for name, tensor in ordered]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Dotted parts that are numbers count as numbers: layer 10 comes after layer 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
 def _in_format(tensor: LazyTensor, dtype: str | None) -> LazyTensor:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paddlenlp_ext.plan import Cut
+
 
 class WeightSource(ABC):
     """Named tensors on disk, with Hugging Face names, read one at a time."""
@@ -28,12 +30,13 @@ class WeightSource(ABC):
         """The stored format by NumPy's name or `bfloat16`; for a quantized tensor, the format it is read in."""
 
     @abstractmethod
-    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
-        """Read one tensor.
+    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+        """Read one tensor, or a part of it.
 
         Args:
             name: one of `names()`.
             dtype: format to return, None for the stored one. `bfloat16` comes as its bits in uint16 (see dtypes.py).
+            cut: which part; None for the whole.
 
         Raises:
             ValueError: the file ends early, or the stored format can't become the asked one.

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddlenlp_ext.config.availability import Row
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
@@ -278,14 +279,89 @@ def _offload(config: RunConfig, given: Given) -> None:
         )
 
 
-@check("sharding")
+@check("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
+def _recompute(config: RunConfig, given: Given) -> None:
+    train = config.train
+    for key, parse in (("refined_recompute", parse_refined), ("no_recompute_layers", parse_layers)):
+        try:
+            parse(getattr(train, key))
+        except ValueError as error:
+            given.refuse(str(error), key)
+    if train.recompute and train.refined_recompute and train.recompute_granularity != "full":
+        given.refuse(
+            f"refined_recompute names what stays of layers that are computed again as a whole; with "
+            f"recompute_granularity {train.recompute_granularity} the rest stays anyway: leave one of them out",
+            "refined_recompute",
+            "recompute_granularity",
+        )
+
+
+_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
+
+
+@check("sharding", "optim", *_DEGREES)
 def _processes(config: RunConfig, given: Given) -> None:
-    processes = world_size()
-    if processes > 1:
-        message = f"started as {processes} processes, but training on several is not available yet; start one"
-        given.problems.append(Problem("", message, Place(order=COMMAND_LINE_ORDER)))
-    elif config.parallel.sharding:
-        given.note(f"sharding {config.parallel.sharding} has no effect: there is one process", "sharding")
+    parallel, processes = config.parallel, world_size()
+    try:
+        degrees = complete_degrees(parallel, processes)
+    except ValueError as error:
+        given.refuse(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
+        return
+    if parallel.sharding:
+        _sharding(parallel.sharding, degrees, processes, given)
+    if degrees.tensor > 1 and config.optim.optim != "adamw":
+        given.refuse(
+            f"optim {config.optim.optim} keeps blocks of a whole parameter together, and tensor_parallel_degree "
+            f"{degrees.tensor} cuts parameters; use optim adamw, or sharding in place of tensor parallelism",
+            "optim",
+            "tensor_parallel_degree",
+        )
+
+
+def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> None:
+    stages = [word for word in sharding.split() if word.startswith("stage")]
+    if len(stages) != 1:
+        given.refuse(
+            f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
+        )
+    elif "offload" in sharding.split():
+        given.refuse(
+            "sharding offload is not available: on the CPU the state is in its memory already, on GPUs it is not "
+            f"built; use sharding {stages[0]}",
+            "sharding",
+        )
+    elif processes == 1:
+        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
+    elif degrees.pipeline > 1 and degrees.sharding > 1 and stages[0] != "stage1":
+        given.refuse(
+            f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
+            "pipeline_parallel_degree 1",
+            "sharding",
+            "pipeline_parallel_degree",
+        )
+
+
+@check("pipeline_parallel_degree", "virtual_pp_degree", "sequence_parallel", "eval_with_do_generation")
+def _pipeline(config: RunConfig, given: Given) -> None:
+    parallel = config.parallel
+    if parallel.pipeline_parallel_degree <= 1:
+        if parallel.virtual_pp_degree > 1:
+            given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
+        return
+    if parallel.sequence_parallel and parallel.tensor_parallel_degree > 1:
+        given.refuse(
+            "sequence_parallel is not available in a pipeline yet; set sequence_parallel: false, or "
+            "pipeline_parallel_degree: 1",
+            "sequence_parallel",
+            "pipeline_parallel_degree",
+        )
+    if config.generation.eval_with_do_generation:
+        given.refuse(
+            "eval_with_do_generation is not available in a pipeline, where no process has the whole model; train "
+            "without it, then evaluate the saved model with do_train: false and pipeline_parallel_degree: 1",
+            "eval_with_do_generation",
+            "pipeline_parallel_degree",
+        )
 
 
 _BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
@@ -301,6 +377,13 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (_DRAWING[1:], "top_k", (1,), "top_k 1 always takes the likeliest token"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
+    (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
+    (
+        ("recompute_granularity", "refined_recompute", "no_recompute_layers"),
+        "recompute",
+        (False,),
+        "recompute is false",
+    ),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
     (_BLOCKWISE_KEYS, "weight_quantize_algo", (None,), "weight_quantize_algo is off"),
     (_BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),

@@ -102,5 +102,9 @@ def _only_one(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"no tokenized data can be kept in {folder.parent} ({error}); set data_cache_dir") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            get_logger().info("another process is tokenizing into %s: waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

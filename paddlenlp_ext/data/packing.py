@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paddlenlp_ext.data.even_steps import attention_cost, order_by_cost
 from paddlenlp_ext.data.exact_fill import fill_exactly
 
 Pack = list[int]
@@ -26,6 +27,7 @@ class BatchPlan:
         capacity: slots of a pack; needed for packing.
         seed: with the epoch's number decides the order.
         shuffle: False keeps the order of the file (evaluation).
+        packs_per_step: packs of an optimizer step; greedy packing brings packs of like cost together in each.
 
     Raises:
         ValueError: an unknown packing, a batch size below one, or packing without a capacity.
@@ -40,6 +42,7 @@ class BatchPlan:
         capacity: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        packs_per_step: int = 1,
     ) -> None:
         if packing not in PACKINGS:
             raise ValueError(f"packing is {packing!r}; it can be {', '.join(PACKINGS)}")
@@ -53,6 +56,7 @@ class BatchPlan:
         self.capacity = capacity
         self.seed = seed
         self.shuffle = shuffle
+        self.packs_per_step = packs_per_step
         assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one slot"
         if capacity is not None and len(self.lengths):
             longest = int(self.lengths.max())
@@ -72,7 +76,9 @@ class BatchPlan:
             return pack_in_order(order, self.lengths, self.capacity)
         shuffled = self._shuffled(epoch, stream=1)
         groups = fill_exactly(order, self.lengths, self.capacity)
-        return [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
+        packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
+        costs = [attention_cost(self.lengths[pack]) for pack in packs]
+        return [packs[index] for index in order_by_cost(costs, self.packs_per_step, self._shuffled(epoch, stream=2))]
 
     def fill(self, epoch: int) -> float:
         """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""

@@ -109,7 +109,7 @@ def generate(
         seed=seed,
         max_total_length=max_total_length,
     )
-    rows = _make_rows(prompts, first_row, options, vocab_size=model.head_weight().shape[0])
+    rows = _make_rows(prompts, first_row, options, vocab_size=model.config.vocab_size)
     longest_first = sorted(rows, key=lambda row: -len(row.prompt))
     chooser = TokenChooser(options)
     with paddle.no_grad(), _evaluation_mode(model):

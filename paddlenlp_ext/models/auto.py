@@ -49,19 +49,23 @@ class AutoModelForCausalLM:
             ValueError: no such model, one that the decoder cannot be built from, tensors that are not its own, or
                 `quantization` of a model that is quantized already.
         """
+        model = cls.without_values(name_or_path, dtype, use_flash_attention)
+        read_values(model, name_or_path, quantization, before_quantizing)
+        return model
+
+    @classmethod
+    def without_values(
+        cls, name_or_path: str | os.PathLike[str], dtype: str = "float32", use_flash_attention: bool = True
+    ) -> CausalLM:
+        """As `from_pretrained`, but parameters have shapes alone: `read_values` reads what is still there of them.
+
+        Raises:
+            ValueError: no such model, or one that the decoder cannot be built from.
+        """
         path = resolve_model(name_or_path)
-        source = read_model_config(path)
-        config = DecoderConfig.from_dict(source, name_or_path=os.fspath(name_or_path))
-        saved = from_quantization_config(source.get("quantization_config"))
-        if saved is None and quantization is None:
-            with _parameters_in(dtype):
-                model = CausalLM(config)
-            load_weights(model, open_weights(path))
-        else:
-            with _parameters_in(dtype), paddle.LazyGuard():
-                model = CausalLM(config)
-            load_quantized(model, open_weights(path), quantization, before_quantizing)
-            model.quantization = quantization or saved
+        config = DecoderConfig.from_dict(read_model_config(path), name_or_path=os.fspath(name_or_path))
+        with _parameters_in(dtype), paddle.LazyGuard():
+            model = CausalLM(config)
         model.generation_config = read_generation_config(path)
         if not use_flash_attention:
             decline_flash_attention(model)
@@ -84,6 +88,37 @@ class AutoModelForCausalLM:
             model = CausalLM(decoder_config)
         initialize_weights(model, seed, decoder_config.initializer_range)
         return model
+
+
+def read_values(
+    model: CausalLM,
+    name_or_path: str | os.PathLike[str],
+    quantization: QuantOptions | None = None,
+    before_quantizing: BeforeQuantizing | None = None,
+) -> None:
+    """Fill a model of that name which was built without values; arguments as `from_pretrained`'s.
+
+    Of a pipeline's model, the layers of this stage are read and no others.
+
+    Raises:
+        ValueError: the stored tensors are not the model's, or `quantization` of one that is quantized already.
+    """
+    path = resolve_model(name_or_path)
+    saved = stored_quantization(path)
+    if quantization is None and saved is None:
+        load_weights(model, open_weights(path))
+        return
+    load_quantized(model, open_weights(path), quantization, before_quantizing)
+    model.quantization = quantization or saved
+
+
+def stored_quantization(name_or_path: str | os.PathLike[str]) -> QuantOptions | None:
+    """How a model's weights were quantized before they were saved; None for one in plain numbers.
+
+    Raises:
+        ValueError: no such model, or one quantized by a method that is not read here.
+    """
+    return from_quantization_config(read_model_config(resolve_model(name_or_path)).get("quantization_config"))
 
 
 def decline_flash_attention(model: CausalLM) -> None:

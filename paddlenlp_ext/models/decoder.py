@@ -6,12 +6,11 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import paddle
 from paddle import nn
-from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
@@ -23,6 +22,7 @@ from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import RecomputePlan, passing
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
@@ -30,6 +30,7 @@ from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quant.config import with_quantization
 from paddlenlp_ext.quant.model import named_tensors
 from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.utils.seeds import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
 
@@ -46,18 +47,24 @@ class DecoderLayer(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
-        attended_BSD = self.self_attn(self.input_layernorm(x_BSD), inputs)
+        attended_BSD = passing("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
         x_BSD, normed_BSD = self.post_attention_layernorm.of_sum(x_BSD, attended_BSD)
         return x_BSD + self.mlp(normed_BSD)
 
 
 class Decoder(nn.Layer):
-    """Embedding, layers and final norm: ids to hidden states."""
+    """Embedding, layers and final norm: ids to hidden states.
+
+    Attributes:
+        draw_seed: what the random numbers of a training pass follow from, each layer's from its index too: they are the
+            same whichever layers one process runs. None: from the generators as they stand.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.windows = config.windows
-        self.recomputes = False
+        self.recompute_plan: RecomputePlan | None = None
+        self.draw_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.LayerList([DecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -76,14 +83,21 @@ class Decoder(nn.Layer):
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """From input vectors [B, S, D], of whatever origin, to the hidden states after the final norm."""
-        recomputes = self.recomputes and self.training and paddle.is_grad_enabled()
-        if recomputes:
+        return self.norm(self.run_span(x_BSD, inputs, 0, len(self.layers)))
+
+    def run_span(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
+        """The stream [B, S, D] through the layers from `start` to `stop`."""
+        plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
+        if plan is not None:
             # Recompute gives a block whose inputs want no gradient none for its weights either: under a frozen
             # embedding nothing above it would train.
             x_BSD.stop_gradient = False
-        for layer in self.layers:
-            x_BSD = recompute(layer, x_BSD, inputs) if recomputes else layer(x_BSD, inputs)
-        return self.norm(x_BSD)
+        for index in range(start, stop):
+            if self.draw_seed is not None and self.training:
+                paddle.seed(seed_of(self.draw_seed, index))
+            layer = self.layers[index]
+            x_BSD = layer(x_BSD, inputs) if plan is None else plan.run_layer(layer, index, x_BSD, inputs)
+        return x_BSD
 
     def attention_inputs(
         self,
@@ -118,8 +132,27 @@ class Decoder(nn.Layer):
         return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
+class VocabularyCut(Protocol):
+    """What is asked of a head whose rows are cut over devices."""
+
+    def join(self, logits: paddle.Tensor) -> paddle.Tensor:
+        """This device's logits to those of the whole vocabulary."""
+        ...
+
+    def cross_entropy(
+        self, hidden_TD: paddle.Tensor, weight: paddle.Tensor, labels_T: paddle.Tensor
+    ) -> tuple[paddle.Tensor, int]:
+        """As `ops.linear_cross_entropy.linear_cross_entropy`, with this device's rows of the weight."""
+        ...
+
+
 class CausalLM(nn.Layer):
-    """A decoder with a language-model head; parameter names are Hugging Face's."""
+    """A decoder with a language-model head; parameter names are Hugging Face's.
+
+    Attributes:
+        vocabulary: how embedding and head are cut over devices, None while they are whole.
+        held_by_others: parameters of the model that this process goes without, another one having them.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -127,6 +160,8 @@ class CausalLM(nn.Layer):
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.quantization: QuantOptions | None = None
+        self.vocabulary: VocabularyCut | None = None
+        self.held_by_others: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
@@ -145,7 +180,8 @@ class CausalLM(nn.Layer):
             cache: keys and values of the positions before these; it is brought up to date.
         """
         hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
-        return linear(hidden_BSD, self.head_weight()) if self.lm_head is None else self.lm_head(hidden_BSD)
+        logits = linear(hidden_BSD, self.head_weight()) if self.lm_head is None else self.lm_head(hidden_BSD)
+        return logits if self.vocabulary is None else self.vocabulary.join(logits)
 
     def hidden_states(
         self,
@@ -161,9 +197,23 @@ class CausalLM(nn.Layer):
         """The head's weight [V, D]: the embedding itself where the two are tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def enable_recompute(self) -> None:
-        """Keep only each layer's input in training and run the layer again in the backward pass."""
-        self.model.recomputes = True
+    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
+        """Keep less in training and compute it again in the backward pass: whole layers where `plan` is None.
+
+        Raises:
+            ValueError: the plan names layers that the model has not.
+        """
+        plan = plan or RecomputePlan()
+        plan.check_layers(len(self.model.layers))
+        self.model.recompute_plan = plan
+
+    def draw_from(self, seed: int | None) -> None:
+        """Let the random numbers of the next training pass follow from this."""
+        self.model.draw_seed = seed
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """Shape of what goes from layer to layer, for ids [batch, length]."""
+        return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
         """Ask every layer for one implementation of attention (ops/attention.py); None: the best that can run."""
@@ -183,15 +233,30 @@ class CausalLM(nn.Layer):
         """Continue prompts; see `generate.generate.generate` for the options. Ends at `end_token_ids` by default."""
         return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
-    def save_pretrained(self, folder: str | os.PathLike[str], max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+    @property
+    def dtype_name(self) -> str:
+        """The format in which matrices are stored, or were before they were quantized."""
+        return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
+
+    def tensors_to_save(self) -> dict[str, Any]:
+        """What `save_pretrained` writes, by the names in files."""
+        return dict(named_tensors(self, self.dtype_name))
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write config.json, generation_config.json and safetensors as transformers lays them out.
 
-        A tied head is left out, as there. Quantized weights stay so; quant/files.py has their layout.
+        A tied head is left out, as there. Quantized weights stay so; quant/files.py has their layout. `tensors` stand
+        for `tensors_to_save` where these are parts.
         """
-        dtype = str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
+        dtype = self.dtype_name
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
         write_generation_config(folder, self.generation_config)
-        save_sharded(folder, named_tensors(self, dtype), max_shard_bytes)
+        save_sharded(folder, self.tensors_to_save() if tensors is None else tensors, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Take the weights of a saved model of the same configuration.
@@ -199,7 +264,7 @@ class CausalLM(nn.Layer):
         Raises:
             ValueError: the stored tensors are not this model's; the message names those missing, surplus, misshapen.
         """
-        load_weights(self, open_weights(folder))
+        load_weights(self, open_weights(folder), self.held_by_others)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Every parameter of a plain model learns at the run's learning rate."""

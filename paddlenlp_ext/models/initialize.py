@@ -8,11 +8,13 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.plan import is_on_stage
+
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
     """Draw every matrix from normal(0, standard_deviation); biases stay zero and norm weights one."""
     for name, parameter in model.named_parameters():
-        if len(parameter.shape) == 2:
+        if len(parameter.shape) == 2 and is_on_stage(parameter):
             values = random_matrix(name, tuple(parameter.shape), seed, standard_deviation)
             parameter.set_value(paddle.to_tensor(values).astype(parameter.dtype))
 

@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import passing
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.rope import apply_rope
@@ -98,25 +99,38 @@ class Attention(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix each position with those it may look at; [B, S, D] to [B, S, D]."""
-        q_BSNH = self._heads(self.q_proj(x_BSD), self.q_norm)
-        k_BSKH = self._heads(self.k_proj(x_BSD), self.k_norm)
-        v_BSKH = self._heads(self.v_proj(x_BSD), None)
+        q_BSE, k_BSE, v_BSE = passing("attention_column_ln", self._project, x_BSD)
+        q_BSNH = self._heads(q_BSE, self.q_norm)
+        k_BSKH = self._heads(k_BSE, self.k_norm)
+        v_BSKH = self._heads(v_BSE, None)
         q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
         k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
         if inputs.cache is None:
-            out_BSNH = self._attend(q_BSNH, k_BSKH, v_BSKH, inputs)
+            tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
+            out_BSNH = passing("flash_attn", self._attention_over(inputs), *tensors)
         else:
             out_BSNH = inputs.cache.attend(
                 self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation
             )
-        return self.o_proj(out_BSNH.flatten(2))
+        return passing("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+
+    def _attention_over(self, inputs: AttentionInputs) -> Callable[..., paddle.Tensor]:
+        layout, shared = inputs.layouts[self.window], inputs.num_shared
+        return lambda q_BSNH, k_BSKH, v_BSKH, *prefix: self._attend(q_BSNH, k_BSKH, v_BSKH, prefix, layout, shared)
 
     def _attend(
-        self, q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, inputs: AttentionInputs
+        self,
+        q_BSNH: paddle.Tensor,
+        k_BSKH: paddle.Tensor,
+        v_BSKH: paddle.Tensor,
+        given: tuple[paddle.Tensor, ...],
+        layout: AttentionLayout,
+        shared: int,
     ) -> paddle.Tensor:
-        layout, prefix, shared = inputs.layouts[self.window], inputs.prefix, inputs.num_shared
-        if prefix is not None:
-            prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
+        prefix = (given[0].astype(k_BSKH.dtype), given[1].astype(v_BSKH.dtype)) if given else None
         if not shared:
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix)
         assert prefix is None, "shared positions and a learned prefix exclude each other"

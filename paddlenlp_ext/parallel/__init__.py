@@ -1,0 +1,16 @@
+"""How one model trains on several processes. The model and the adapters know nothing of it.
+
+    mesh         the processes along every axis (data, sharding, pipeline, tensor), over fleet's groups
+    gloo         what Paddle's groups lack on the CPU;  patience: waiting longer than they do
+    ranks        what the trainer asks: sums of numbers and gradients, the norm, wholes to write (train/ranks.py)
+    tensor       cuts a model by its family's plan, with hooks on the cut layers;  vocabulary: embedding, head and loss
+    sequence     between the cut layers each tensor rank has a part of the positions
+    loading      each rank reads its own slices
+    collectives  the sums that gradients pass
+    whole        cut tensors made whole one at a time, while the main process writes them
+
+`train/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer. What a process holds of a parameter stands
+at the parameter itself: `parameter.cut` (plan.py) for a part, which Paddle's own mark `is_distributed` goes with;
+`is_partial` for a whole whose gradient has to be summed over the tensor ranks. Readers and writers of files follow
+`cut`, so that every layout reads and writes the same files.
+"""

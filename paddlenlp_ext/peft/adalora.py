@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
@@ -32,7 +31,7 @@ from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, ImportanceAverages, Triplets, choose
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.plan import Style, cut_of
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -94,10 +93,15 @@ class AdaLoRAModel(PeftModel):
         """The reverse of `training_state`."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
-        averages = tensors.keys() - masks.keys()
-        self.importance.averages = {name: paddle.to_tensor(tensors[name]) for name in sorted(averages)}
+        self.importance.averages, layers = {}, self.layers()
+        for name in sorted(tensors.keys() - masks.keys()):
+            layer_name, leaf, _ = name.rsplit(".", 2)
+            cut = cut_of(layers[layer_name].triplets()[leaf])
+            average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
+            average.cut = cut
+            self.importance.averages[name] = average
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write the triplets whose singular value is not zero, and which these are (`rank_pattern`)."""
         kept = {name: layer.lora_E.numpy().flatten() != 0 for name, layer in self.layers().items()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
@@ -105,7 +109,7 @@ class AdaLoRAModel(PeftModel):
         left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
         logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
         config = self.peft_config.with_ranks(kept)
-        tensors = self.adapter_state()
+        tensors = self.whole_state(tensors)
         for name, flags in kept.items():
             indices = np.flatnonzero(flags)
             for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):
@@ -280,7 +284,7 @@ class AdaLoRALinear(LinearAdapter):
         """[..., in] to [..., out]."""
         if self.rank == 0:
             return self.base(x)
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self.lora_A, transpose_y=True)
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
@@ -303,9 +307,18 @@ class AdaLoRALinear(LinearAdapter):
     def distances_from_orthonormal(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Frobenius norms of Q Q^T - I and P^T P - I, float32."""
         q, p = self.lora_A.astype("float32"), self.lora_B.astype("float32")
-        grams = paddle.matmul(q, q, transpose_y=True), paddle.matmul(p, p, transpose_x=True)
+        grams = (
+            self.over_inputs(paddle.matmul(q, q, transpose_y=True)),
+            self.over_outputs(paddle.matmul(p, p, transpose_x=True)),
+        )
         of_q, of_p = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
         return of_q, of_p
+
+    def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
+        """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
+        over = self.over_inputs if axis == 1 else self.over_outputs
+        size = over(paddle.full([], float(matrix.shape[axis])))
+        return over(matrix.sum(axis=axis)) / size
 
     @paddle.no_grad()
     def cut(self, kept: np.ndarray) -> None:

@@ -13,7 +13,9 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.safetensors_writer import as_lazy
 from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.tree import layer_at, replace_layer
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.config import PeftConfig
@@ -22,6 +24,7 @@ from paddlenlp_ext.peft.fold import fold_in_place
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, take_off
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
+from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
 from paddlenlp_ext.quant.config import options_to_dict
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions, in_words
@@ -146,6 +149,8 @@ class PeftModel(nn.Layer):
         self.base_model = model
         self.peft_config = peft_config
         self.adapter_enabled = True
+        self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
+        """What each stage of a pipeline knows by name, to what all know; one process knows all."""
 
     # -- the model's own interface ------------------------------------------------------------------------------------
     @property
@@ -160,7 +165,8 @@ class PeftModel(nn.Layer):
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
-        return linear(self.hidden_states(*args, **kwargs), self.head_weight())
+        logits = linear(self.hidden_states(*args, **kwargs), self.head_weight())
+        return logits if self.vocabulary is None else self.vocabulary.join(logits)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""
@@ -169,6 +175,16 @@ class PeftModel(nn.Layer):
     def head_weight(self) -> paddle.Tensor:
         """The output head [V, D]."""
         return self.base_model.head_weight()
+
+    @property
+    def vocabulary(self) -> Any:
+        """How embedding and head are cut, as the model's."""
+        return self.base_model.vocabulary
+
+    @property
+    def held_by_others(self) -> set[str]:
+        """What this process goes without, as the model's."""
+        return self.base_model.held_by_others
 
     @property
     def end_token_ids(self) -> list[int]:
@@ -183,9 +199,17 @@ class PeftModel(nn.Layer):
         """New tokens with the adapter on; options as `generate.generate`'s."""
         return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
 
-    def enable_recompute(self) -> None:
+    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
         """As the model's."""
-        self.base_model.enable_recompute()
+        self.base_model.enable_recompute(plan)
+
+    def draw_from(self, seed: int | None) -> None:
+        """As the model's."""
+        self.base_model.draw_from(seed)
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """As the model's."""
+        return self.base_model.stream_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -258,15 +282,29 @@ class PeftModel(nn.Layer):
             state.update(layer.shared_state())
         return state
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out."""
-        fields = self.peft_config.to_adapter_config(self.base_model)
-        tensors = self.peft_config.to_stored(self.adapter_state())
-        self.write_files(folder, self.peft_config.peft_type, fields, tensors)
+    def tensors_to_save(self) -> dict[str, paddle.Tensor]:
+        """What `save_pretrained` and `save_finished` write, before the method turns it into its stored form."""
+        return self.adapter_state()
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out.
+
+        `tensors` stand for `tensors_to_save` where these are parts.
+        """
+        fields = self.peft_config.to_adapter_config(self.base_model)
+        stored = self.peft_config.to_stored(self.whole_state(tensors))
+        self.write_files(folder, self.peft_config.peft_type, fields, stored)
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""
-        self.save_pretrained(folder)
+        self.save_pretrained(folder, tensors)
+
+    def whole_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """The adapter's tensors: its own, or those given in their place, read where they are LazyTensors."""
+        if tensors is None:
+            return self.adapter_state()
+        lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
+        return {name: paddle.to_tensor(tensor.read(), dtype=tensor.dtype) for name, tensor in lazy.items()}
 
     def write_files(
         self,
@@ -341,10 +379,11 @@ class PeftModel(nn.Layer):
             ValueError: as `load_weights`.
         """
         own = self.adapter_state()
+        wanted = {name: whole_shape(tensor) for name, tensor in own.items()}
         misshapen = [
-            f"{name} (stored {list(tensors[name].shape)}, wanted {list(own[name].shape)})"
-            for name in own
-            if name in tensors and list(tensors[name].shape) != list(own[name].shape)
+            f"{name} (stored {list(tensors[name].shape)}, wanted {list(shape)})"
+            for name, shape in wanted.items()
+            if name in tensors and tuple(tensors[name].shape) != shape
         ]
         groups = {
             "missing": sorted(own.keys() - tensors),
@@ -355,8 +394,11 @@ class PeftModel(nn.Layer):
         if problems:
             raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
         for name, tensor in own.items():
-            dtype = str(tensor.dtype).removeprefix("paddle.")
-            tensor.set_value(cast(tensors[name], str(tensors[name].dtype), dtype))
+            if not is_on_stage(tensor):
+                continue
+            dtype, cut = str(tensor.dtype).removeprefix("paddle."), cut_of(tensor)
+            value = tensors[name] if cut is None else tensors[name][cut.index]
+            tensor.set_value(cast(value, str(value.dtype), dtype))
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> nn.Layer:

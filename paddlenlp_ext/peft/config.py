@@ -39,6 +39,7 @@ class PeftConfig:
         starts_as_base: whether a fresh adapter leaves the model's logits as they are.
         reads_prompts: whether prompts and answers are treated differently: `hidden_states` then takes `prompt_lengths`,
             for each row of the batch how many positions of each document are its prompt.
+        starts_from_weights: whether a fresh adapter looks at the base's values, and not at its shapes alone.
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
         refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
@@ -60,6 +61,7 @@ class PeftConfig:
     random_start: ClassVar[bool] = True
     starts_as_base: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
+    starts_from_weights: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = None
     refines: ClassVar[str | None] = None
     needs_quantized_base: ClassVar[bool] = False

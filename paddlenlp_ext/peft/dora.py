@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
@@ -38,6 +37,7 @@ class DoRAConfig(LoRAConfig):
     """
 
     refines: ClassVar[str | None] = "lora"
+    starts_from_weights: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no DoRA
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
@@ -69,7 +69,7 @@ class DoRALinear(LoRALinear):
         result = self.base(x)
         stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
         if self.dropout and self.training:
-            x = F.dropout(x, self.dropout)
+            x = self.dropped(x)
             unbiased = self.base.product(x)
         else:
             bias = getattr(self.base, "bias", None)
@@ -84,8 +84,8 @@ class DoRALinear(LoRALinear):
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = self.base.product(self.lora_A.weight).astype("float32").T
-            own = paddle.matmul(b, paddle.matmul(a, a, transpose_y=True))
+            along = self.over_inputs(self.base.product(self.lora_A.weight).astype("float32").T)
+            own = paddle.matmul(b, self.over_inputs(paddle.matmul(a, a, transpose_y=True)))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
@@ -101,8 +101,9 @@ class DoRALinear(LoRALinear):
         return None
 
     def placements(self, style: Style) -> dict[str, int | None]:
-        """m is cut with the outputs. Where the inputs are cut, the squared lengths have to be summed over the ranks."""
-        return {**super().placements(style), "lora_magnitude_vector": 0 if style == "colwise" else None}
+        """m and |w_i|^2 are cut with the outputs."""
+        axis = 0 if style == "colwise" else None
+        return {**super().placements(style), "lora_magnitude_vector": axis, "base_squares": axis}
 
 
 @paddle.no_grad()

@@ -7,14 +7,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.plan import Style
+
+
+class Parts(Protocol):
+    """The ranks that hold the other parts of an adapter, where tensor parallelism cuts it."""
+
+    index: int
+    size: int
+
+    def sum(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The sum of all ranks' `x`; gradients pass."""
+        ...
+
+    def join(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
+        """The whole of equal parts along `axis`, without gradients."""
+        ...
 
 
 class AdapterLayer(nn.Layer):
@@ -22,12 +38,20 @@ class AdapterLayer(nn.Layer):
 
     A subclass writes `adapted`, which may call `base` with whatever it likes. While `enabled` is off the layer is its
     base.
+
+    Attributes:
+        by_heads: whether its own parameters work on the heads of one rank, where tensor parallelism cuts the base.
+        style, parts: how the base is cut and who has the other parts; None while it is whole.
     """
+
+    by_heads: ClassVar[bool] = False
 
     def __init__(self, base: nn.Layer) -> None:
         super().__init__()
         self.base = base
         self.enabled = True
+        self.style: Style | None = None
+        self.parts: Parts | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the base gives, changed by the adapter where it is on."""
@@ -36,6 +60,17 @@ class AdapterLayer(nn.Layer):
     def adapted(self, *args: Any, **kwargs: Any) -> Any:
         """The adapter's forward, same signature as the base's."""
         raise NotImplementedError
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
+
+        Around more than a linear, whose inputs and outputs are whole, nothing is cut unless a method says so.
+        """
+        return dict.fromkeys(self.own_state())
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        """Called once base and own parameters are cut: what is left here is one of several parts."""
+        self.style, self.parts = style, parts
 
     def own_state(self) -> dict[str, paddle.Tensor]:
         """The adapter's own tensors by name; the base's, and those of adapters inside it, are left out."""
@@ -53,6 +88,9 @@ class LinearAdapter(AdapterLayer):
     `weight_value()`, which gives W in float32 [out, in] and may make it anew at each call, a forward, `product`,
     the forward without the bias, and `frozen()`, its parts for a larger step (ops/frozen_linear.py) or None.
     """
+
+    dropout: float = 0.0
+    """On the adapter's input while training; a method that has it sets it."""
 
     @property
     def dtype(self) -> paddle.dtype:
@@ -92,6 +130,28 @@ class LinearAdapter(AdapterLayer):
         """A parameter of the adapter that starts as `value`, in the base's format."""
         start = nn.initializer.Assign(value)
         return self.create_parameter(list(value.shape), dtype=self.dtype, default_initializer=start)
+
+    def over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
+        """What was summed over this rank's inputs, summed over all; gradients pass."""
+        return self.parts.sum(x) if self.parts is not None and self.style == "rowwise" else x
+
+    def over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The same for outputs."""
+        return self.parts.sum(x) if self.parts is not None and self.style == "colwise" else x
+
+    def dropped(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The adapter's input [..., in] after its dropout.
+
+        Where inputs are cut, every rank draws for all of them and takes its own: the same features drop as on one
+        device.
+        """
+        if not self.dropout or not self.training:
+            return x
+        if self.parts is None or self.style != "rowwise":
+            return F.dropout(x, self.dropout)
+        width = x.shape[-1]
+        kept = F.dropout(paddle.ones([*x.shape[:-1], width * self.parts.size], x.dtype), self.dropout)
+        return x * kept[..., self.parts.index * width : (self.parts.index + 1) * width]
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
@@ -178,7 +177,7 @@ class LoRALinear(LinearAdapter):
 
     def update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         return paddle.matmul(inner, self.outer(), transpose_y=True)
 

@@ -64,7 +64,8 @@ class LoRAGAModel(PeftModel):
             run_batch()
         for name, layer in layers.items():
             gradient, layer.gradient = layer.gradient, None
-            layer.start_at(*gradient_factors(gradient.total, layer.rank, self.peft_config.ga_stable_gamma, name))
+            whole = layer.whole_gradient(gradient.total)
+            layer.start_at(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
         logger.info(
             "LoRA-GA: %d layers start from the gradient of %d batches", len(layers), self.peft_config.ga_batches
         )
@@ -159,6 +160,12 @@ class LoRAGALinear(OffsetLoRALinear):
         if self.gradient is not None and not y.stop_gradient:
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
+
+    def whole_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
+        """The gradient [out, in] of the whole weight, of which this layer may have a part."""
+        if self.parts is None:
+            return part
+        return self.parts.join(part, 0 if self.style == "colwise" else 1)
 
 
 def _collect(into: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> None:

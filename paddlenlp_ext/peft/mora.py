@@ -143,7 +143,7 @@ class MoRALinear(LinearAdapter):
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The matrices are turned and folded, not the features: they are far smaller."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         num_results = -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(self.num_groups, num_results))

@@ -33,11 +33,11 @@ from paddlenlp_ext.plan import Style
 class MoSLoRAModel(PeftModel):
     """Leaves a plain LoRA where it is asked to."""
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         if self.peft_config.mixer_to_lora:
             save_as_lora(self, folder)
         else:
-            self.save_pretrained(folder)
+            self.save_pretrained(folder, tensors)
 
 
 @PEFT_METHODS.register("lora_use_mixer")

@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.lora import LoRALinear
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.plan import Style, cut_of
 
 MARK = "paddlenlp_ext"
 """Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
@@ -55,9 +55,9 @@ class OffsetLoRALinear(LoRALinear):
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_lacks_start = base_lacks_start
         # The start of a base that lacks it is exactly what was taken off.
-        self.start_dtype = paddle.float32 if base_lacks_start else self.dtype
-        zeros_A = paddle.zeros([rank, base.in_features], dtype=self.start_dtype)
-        zeros_B = paddle.zeros([base.out_features, rank], dtype=self.start_dtype)
+        start_dtype = paddle.float32 if base_lacks_start else self.dtype
+        zeros_A = paddle.zeros([rank, base.in_features], dtype=start_dtype)
+        zeros_B = paddle.zeros([base.out_features, rank], dtype=start_dtype)
         self.register_buffer(A_START, zeros_A, persistable=keep_start)
         self.register_buffer(B_START, zeros_B, persistable=keep_start)
 
@@ -69,11 +69,18 @@ class OffsetLoRALinear(LoRALinear):
         taken_a: paddle.Tensor | None = None,
         taken_b: paddle.Tensor | None = None,
     ) -> None:
-        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes."""
-        for tensor, value in ((self.lora_A.weight, a), (self.lora_B.weight, b)):
-            tensor.set_value(value.astype(self.dtype))
-        self.lora_A_start.set_value((a if taken_a is None else taken_a).astype(self.start_dtype))
-        self.lora_B_start.set_value((b if taken_b is None else taken_b).astype(self.start_dtype))
+        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes.
+
+        All are those of the whole layer; of one that is cut, this part's are taken.
+        """
+        for tensor, value in (
+            (self.lora_A.weight, a),
+            (self.lora_B.weight, b),
+            (self.lora_A_start, a if taken_a is None else taken_a),
+            (self.lora_B_start, b if taken_b is None else taken_b),
+        ):
+            cut = cut_of(tensor)
+            tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""

@@ -52,6 +52,7 @@ class PissaConfig(LoRABeforeQuantizing):
     """
 
     refines: ClassVar[str | None] = "lora"
+    starts_from_weights: ClassVar[bool] = True
     random_start: ClassVar[bool] = False
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 

@@ -43,6 +43,7 @@ class PrefixConfig(PeftConfig):
         ValueError: a value out of its range.
     """
 
+    starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PREFIX_TUNING"
     mergeable: ClassVar[bool] = False
     starts_as_base: ClassVar[bool] = False

@@ -19,7 +19,7 @@ from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers, generator_for, has_values, kaiming_uniform
+from paddlenlp_ext.peft.layer import AdapterLayer, Parts, adapter_layers, generator_for, has_values, kaiming_uniform
 from paddlenlp_ext.peft.virtual_tokens import keys_and_values
 from paddlenlp_ext.plan import Style
 
@@ -56,6 +56,8 @@ class PrefixAttention(AdapterLayer):
         seed, name: fix the start.
     """
 
+    by_heads: ClassVar[bool] = True
+
     def __init__(
         self, base: nn.Layer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
     ) -> None:
@@ -78,9 +80,11 @@ class PrefixAttention(AdapterLayer):
             prefix_P2KH = self.prefix
         else:
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
-            prefix_P2KH = flat.reshape([self.num_tokens, 2, -1, self.base.head_dim])
-        if self.dropout:
-            prefix_P2KH = F.dropout(prefix_P2KH, self.dropout, training=self.training)
+            prefix_P2KH = self._own_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
+        if self.dropout and self.training:
+            whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
+            # Drawn for all heads: the same entries drop however many of them are here.
+            prefix_P2KH = prefix_P2KH * self._own_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
         return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
 
     def adapted(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
@@ -90,8 +94,20 @@ class PrefixAttention(AdapterLayer):
         return self.base(x_BSD, inputs)
 
     def placements(self, style: Style) -> dict[str, int | None]:
-        """Cut by heads where keys and values are; what a projection makes would be cut afterwards."""
+        """Cut by heads where keys and values are; what a projection makes is cut afterwards."""
         return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        super().become_part(style, parts)
+        for encoder in self.encoder:
+            for parameter in encoder.parameters():
+                parameter.is_partial = True  # every rank uses it for its own heads
+
+    def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
+        """Of all heads, those of this rank."""
+        if self.parts is None:
+            return prefix_P2KH
+        return prefix_P2KH.split(self.parts.size, axis=2)[self.parts.index]
 
 
 class PrefixModel(PeftModel):

@@ -82,6 +82,10 @@ class PromptModel(PeftModel):
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
         return decoder.run_layers(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
 
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """All rows in one, behind the vectors."""
+        return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
+
 
 @PEFT_METHODS.register("prompt_tuning")
 @dataclass(kw_only=True)
@@ -92,6 +96,7 @@ class PromptConfig(PeftConfig):
         ValueError: a value out of its range, or a start from text without the text.
     """
 
+    starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     mergeable: ClassVar[bool] = False
     starts_as_base: ClassVar[bool] = False

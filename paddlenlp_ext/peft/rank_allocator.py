@@ -11,11 +11,14 @@ Shapes: r rank, in/out features of an adapted linear.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import paddle
+
+from paddlenlp_ext.plan import cut_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,14 @@ Triplets = Mapping[str, paddle.Tensor]
 """The trained values of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
 
 
+class HasVectors(Protocol):
+    """A layer whose P and Q may be cut over several ranks."""
+
+    def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
+        """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
+        ...
+
+
 class ImportanceAverages:
     """Sensitivity and uncertainty of every entry of every layer's triplets, float32."""
 
@@ -89,15 +100,16 @@ class ImportanceAverages:
                 sensitivity, uncertainty = self._of(key, importance)
                 sensitivity = self.beta1 * sensitivity + (1 - self.beta1) * importance
                 uncertainty = self.beta2 * uncertainty + (1 - self.beta2) * (importance - sensitivity).abs()
+                sensitivity.cut = uncertainty.cut = cut_of(value)
                 self.averages |= {f"{key}.sensitivity": sensitivity, f"{key}.uncertainty": uncertainty}
 
-    def scores(self, layers: Iterable[str]) -> dict[str, np.ndarray]:
+    @paddle.no_grad()
+    def scores(self, layers: Mapping[str, HasVectors]) -> dict[str, np.ndarray]:
         """The score [r] of each layer's triplets."""
         scores = {}
-        for name in layers:
-            of_vectors = self._importance(f"{name}.lora_A").mean(axis=1) + self._importance(f"{name}.lora_B").mean(
-                axis=0
-            )
+        for name, layer in layers.items():
+            mean = layer.mean_of_vectors
+            of_vectors = mean(self._importance(f"{name}.lora_A"), 1) + mean(self._importance(f"{name}.lora_B"), 0)
             scores[name] = (self._importance(f"{name}.lora_E").flatten() + of_vectors).numpy()
         return scores
 

@@ -64,7 +64,7 @@ class SoRAModel(PeftModel):
         for layer in self.layers().values():
             layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
-    def save_finished(self, folder: str | os.PathLike[str]) -> None:
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write a plain LoRA over the open ranks; layers without one are left out."""
         layers = self.layers()
         opened = {name: layer.open_ranks() for name, layer in layers.items()}
@@ -80,11 +80,12 @@ class SoRAModel(PeftModel):
         lora = self.peft_config.finished(ranks)
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
-        tensors: dict[str, paddle.Tensor] = {}
+        whole, plain = self.whole_state(tensors), {}
         for name in ranks:
-            a, b = layers[name].as_lora(opened[name])
-            tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
-        self.write_files(folder, lora.peft_type, fields, tensors)
+            own = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
+            a, b = as_lora(*own, opened[name])
+            plain |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        self.write_files(folder, lora.peft_type, fields, plain)
 
 
 @PEFT_METHODS.register("sora")
@@ -201,7 +202,7 @@ class SoRALinear(LinearAdapter):
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True)
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
@@ -220,7 +221,10 @@ class SoRALinear(LinearAdapter):
         """The ranks whose gate is not zero."""
         return np.flatnonzero(self.gate.numpy())
 
-    def as_lora(self, ranks: np.ndarray) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """A [r', in] with the gate multiplied in, and B [out, r'], of those ranks and in the base's format."""
-        a = self.lora_A.weight.astype("float32") * self.gate.unsqueeze(1)
-        return take_ranks(a, ranks, 0).astype(self.dtype), take_ranks(self.lora_B.weight, ranks, 1)
+
+def as_lora(
+    a: paddle.Tensor, b: paddle.Tensor, gate: paddle.Tensor, ranks: np.ndarray
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A [r', in] with the gate [r] multiplied in, and B [out, r'], of those ranks and in A's own format."""
+    gated = a.astype("float32") * gate.unsqueeze(1)
+    return take_ranks(gated, ranks, 0).astype(a.dtype), take_ranks(b, ranks, 1)

@@ -21,13 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.files import AdapterFiles
-from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layer import LinearAdapter, Parts, adapter_layers
 from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -168,7 +167,7 @@ class VeRALinear(LinearAdapter):
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
-        inner = F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+        inner = self.dropped(x)
         inner = paddle.matmul(inner, self._own_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
@@ -185,6 +184,13 @@ class VeRALinear(LinearAdapter):
     def placements(self, style: Style) -> dict[str, int | None]:
         """b is cut along the outputs. The pair is whole: `first_input`, `first_output` say where a rank's part is."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        super().become_part(style, parts)
+        if style == "colwise":
+            self.first_output = parts.index * self.out_features
+        elif style == "rowwise":
+            self.first_input = parts.index * self.in_features
 
     def _own_columns(self) -> paddle.Tensor:
         return self.projections.a[:, self.first_input : self.first_input + self.in_features]

@@ -10,6 +10,8 @@ from paddle import nn
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.quant.parts import part_of
 
 _TENSORS = ("codes", "scales", "group_scales", "offset")
 
@@ -30,21 +32,33 @@ class QuantizedLinear(nn.Layer):
         self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
         self.compute_dtype = compute_dtype
-        self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
-        for name in _TENSORS:
-            tensor = getattr(weight, name)
-            if tensor is not None:
-                self.register_buffer(name, tensor)
+        self._take(weight)
         self.bias = bias
         if bias is not None:
             bias.stop_gradient = True
+
+    def _take(self, weight: QuantizedWeight) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
+        for name in _TENSORS:
+            self._buffers.pop(name, None)
+            tensor = getattr(weight, name)
+            if tensor is not None:
+                self.register_buffer(name, tensor)
 
     @property
     def stored(self) -> QuantizedWeight:
         """The packed weight, over the layer's own tensors."""
         return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
+
+    def keep_part(self, cut: Cut) -> None:
+        """Go on as a part of the layer, cut along its weight's outputs (axis 0) or inputs (1); the bias is left alone.
+
+        Raises:
+            ValueError: as `quant.parts.part_block`.
+        """
+        self._take(part_of(self.stored, cut))
 
     @property
     def lacks_start(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.plan import is_on_stage
 from paddlenlp_ext.quant.files import to_stored
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import QuantOptions
@@ -40,7 +41,7 @@ def load_quantized(
     """Fill a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
     Each linear layer whose weight is quantized, or becomes so, gives way to a `QuantizedLinear`: besides the quantized
-    model, one weight in full precision is in memory at a time.
+    model, one weight in full precision is in memory at a time. A layer of another pipeline stage stays a shape.
 
     Args:
         model: its parameters' names are those of the file.
@@ -53,11 +54,11 @@ def load_quantized(
     """
     weights = QuantizedWeights(source, options, plain_linears(model), before)
     require_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    for name in plain_linears(model):
-        packed, linear = weights.packed(name), layer_at(model, name)
+    for name, linear in _here(model, plain_linears(model)):
+        packed = weights.packed(name)
         if packed is not None:
             replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
-    fill_parameters(model, weights)
+    fill_parameters(dict(model.named_parameters()), weights)
 
 
 def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuantizing | None = None) -> None:
@@ -68,11 +69,17 @@ def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuant
     Raises:
         ValueError: a pattern of the options that fits no layer.
     """
-    for name, chosen in options.for_layers(plain_linears(model)).items():
-        linear = layer_at(model, name)
-        packed = quantize_layer(name, linear.weight_value(), chosen, before)
+    chosen = options.for_layers(plain_linears(model))
+    for name, linear in _here(model, chosen):
+        packed = quantize_layer(name, linear.weight_value(), chosen[name], before)
         replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
     model.quantization = options
+
+
+def _here(model: nn.Layer, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
+    """Those of the linear layers that this process holds."""
+    layers = ((name, layer_at(model, name)) for name in names)
+    return ((name, layer) for name, layer in layers if is_on_stage(layer.weight))
 
 
 @dataclass(frozen=True)

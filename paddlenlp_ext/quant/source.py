@@ -10,6 +10,7 @@ import paddle
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.files import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer
@@ -65,11 +66,12 @@ class QuantizedWeights(WeightSource):
         layer = self._stored_layer(name)
         return stored_dtype(layer, self._stored[layer], self._source) if layer else self._source.dtype(name)
 
-    def read(self, name: str, dtype: str | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
         packed = self.packed(name.removesuffix(".weight")) if name.endswith(".weight") else None
         if packed is None:
-            return self._source.read(name, dtype)
-        return cast(dequantize(packed).numpy(), "float32", dtype or self.dtype(name))
+            return self._source.read(name, dtype, cut)
+        whole = cast(dequantize(packed).numpy(), "float32", dtype or self.dtype(name))
+        return whole if cut is None else whole[cut.index]
 
     def _stored_layer(self, name: str) -> str | None:
         layer = name.removesuffix(".weight")

@@ -8,19 +8,31 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.template import ChatTemplate, load_template
-from paddlenlp_ext.models.auto import AutoModelForCausalLM, decline_flash_attention
+from paddlenlp_ext.models.auto import AutoModelForCausalLM, read_values, stored_quantization
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.initialize import initialize_weights
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops import half
+from paddlenlp_ext.parallel.loading import read_own_part
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.pipeline import Pipeline
+from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.parallel.sharding import sharding_of
+from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
+from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.quant.model import quantization_report, quantize_linears
+from paddlenlp_ext.quant.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.train.passes import passes_of
+from paddlenlp_ext.train.ranks import SingleRank
 from paddlenlp_ext.train.trainer import Trainer
 from paddlenlp_ext.utils.log import get_logger
 
@@ -56,31 +68,91 @@ def build_model(config: RunConfig) -> Any:
     Raises:
         ValueError: no such model, or one that is stored quantized and no adapter to train over it.
     """
-    name, dtype, quantization = config.model.model_name_or_path, weight_dtype(config), quant_options(config.model)
+    model = _skeleton(config)
+    _fill(model, config)
+    return adapt_model(model, config)
+
+
+def build_cut_model(config: RunConfig, mesh: Mesh) -> Any:
+    """This rank's part of the same model.
+
+    Where nothing is quantized and the adapter does not start from the base's values, the model is built for its
+    shapes, cut, and only then read: each rank reads its slices alone. Else every rank builds the whole and keeps its
+    part.
+
+    Raises:
+        ValueError: as `build_model`, or the model can't be cut so; in the latter case no weight has been read.
+    """
+    model, source = _skeleton(config), config.model
+    quantization = quant_options(source) or stored_quantization(source.model_name_or_path)
+    check_tensor_plan(model, mesh.tensor.size, quantization)
+    starts_from_weights = config.peft is not None and config.peft.starts_from_weights
+    reads_later = source.continue_training and quantization is None and not starts_from_weights
+    if not reads_later:
+        _fill(model, config)
+    model = adapt_model(model, config)
+    apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+    if reads_later:
+        read_own_part(model, open_weights(resolve_model(source.model_name_or_path)))
+    return model
+
+
+def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
+    """This stage's layers of the same model, read alone, and its part of the pipeline.
+
+    Raises:
+        ValueError: the model has fewer layers than the pipeline has chunks, or can't be cut as the tensor plan says;
+            nothing has been read then.
+    """
+    own, model = mesh.pipeline.index, _skeleton(config)
+    if mesh.tensor.size > 1:
+        quantization = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
+        check_tensor_plan(model, mesh.tensor.size, quantization)
+    plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree)
+    logger.info("pipeline:\n%s", plan.table())
+    mark_stages(model, plan, own)
+    _fill(model, config)
+    pipeline = Pipeline(plan, mesh.pipeline)
+    pipeline.install(model)
+    model = adapt_model(model, config)
+    mark_stages(model, plan, own)
+    if mesh.tensor.size > 1:
+        apply_tensor_plan(model, mesh.tensor)
+        mark_stages(model, plan, own)
+    pipeline.install(model)
+    return model, pipeline
+
+
+def _skeleton(config: RunConfig) -> CausalLM:
+    """The decoder without values."""
+    source = config.model
+    return AutoModelForCausalLM.without_values(
+        source.model_name_or_path, weight_dtype(config), source.use_flash_attention
+    )
+
+
+def _fill(model: CausalLM, config: RunConfig) -> None:
+    """Give the parameters that this process holds their values, read or drawn, and quantize them where wished.
+
+    Raises:
+        ValueError: as `build_model`.
+    """
+    name, quantization = config.model.model_name_or_path, quant_options(config.model)
     before = None if config.peft is None else config.peft.before_quantizing
     if config.model.continue_training:
-        model = AutoModelForCausalLM.from_pretrained(
-            name,
-            dtype=dtype,
-            use_flash_attention=config.model.use_flash_attention,
-            quantization=quantization,
-            before_quantizing=before,
-        )
+        read_values(model, name, quantization, before)
     else:
-        model_config = read_model_config(resolve_model(name))
-        model = AutoModelForCausalLM.from_config(model_config, seed=config.train.seed, dtype=dtype, name_or_path=name)
+        make_own(model)
+        initialize_weights(model, config.train.seed, model.config.initializer_range)
         if quantization is not None:
             quantize_linears(model, quantization, before)
-        if not config.model.use_flash_attention:
-            decline_flash_attention(model)
     if model.quantization is not None and config.peft is None and config.train.do_train:
         raise ValueError(
             f"{name} is stored quantized, so that its weights do not train: choose an adapter (lora: true), or start "
             "from the original model."
         )
-    if model.quantization is not None:
+    if quantized_linears(model):
         logger.info("%s", quantization_report(model))
-    return adapt_model(model, config)
 
 
 def quant_options(config: ModelConfig) -> QuantOptions | None:
@@ -120,14 +192,24 @@ def weight_dtype(config: RunConfig) -> str:
 
 def adapt_model(model: Any, config: RunConfig) -> Any:
     """Switch recomputation on and inject the adapter. Reads no weights unless the method starts from them."""
-    if config.train.recompute:
-        model.enable_recompute()
+    plan = RecomputePlan.from_config(config.train)
+    if plan is not None:
+        model.enable_recompute(plan)
     return model if config.peft is None else get_peft_model(model, config.peft, seed=config.train.seed)
 
 
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback] = ()) -> Trainer:
     """Everything, ready to train or evaluate, on the device that the configuration names."""
     paddle.set_device(config.precision.device)
-    model = build_model(config)
+    mesh = Mesh.from_config(config.parallel)
+    pipeline = None
+    if mesh.pipeline.size > 1:
+        model, pipeline = build_staged_model(config, mesh)
+    else:
+        model = build_model(config) if mesh.tensor.size == 1 else build_cut_model(config, mesh)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    return Trainer(model, config, data.train_rows, data.dev_rows, data.tokenizer, callbacks=callbacks)
+    ranks = SingleRank()
+    if mesh.world.size > 1:
+        ranks = MeshRanks(mesh, sharding_of(model, mesh, config.parallel.sharding))
+    rows, passes = (data.train_rows, data.dev_rows), passes_of(model, pipeline)
+    return Trainer(model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, passes=passes)

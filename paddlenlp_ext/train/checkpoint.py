@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.optim import trainable_parameters
+from paddlenlp_ext.train.optim import updated_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.output_folder import STATE_FILE
+from paddlenlp_ext.train.ranks import Ranks
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.utils.atomic import atomic_folder, write_text
 
 _HOOKS = "hooks/"  # before the names of what the model's hooks keep
+_WEIGHTS = "weights/"  # before those of the model's own tensors, which no file has
 
 
 def save_checkpoint(
@@ -28,31 +32,43 @@ def save_checkpoint(
     optimizer: paddle.optimizer.Optimizer,
     state: TrainerState,
     config: Any,
+    ranks: Ranks,
 ) -> None:
     """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
-    with atomic_folder(folder) as draft:
-        save_weights(draft, model, tokenizer)
-        tensors = optimizer_state(optimizer, trainable_parameters(model))
-        kept = training_hooks(model).training_state()
-        tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
-        save_training_state(draft, tensors, {"step": state.step})
-        write_json(draft / "run_config.json", config.to_flat_dict())
-        write_json(draft / STATE_FILE, state.to_dict())
+    tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
+    tensors |= optimizer_state(optimizer, updated_parameters(model))
+    kept = training_hooks(model).training_state()
+    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
+
+    def write(whole: Mapping[str, Any]) -> None:
+        weights = _weights_of(whole)
+        with atomic_folder(folder) as draft:
+            model.save_pretrained(str(draft), tensors=weights)
+            _save_tokenizer(draft, tokenizer)
+            others = {name: tensor for name, tensor in whole.items() if not name.startswith(_WEIGHTS)}
+            save_training_state(draft, others, {"step": state.step})
+            write_json(draft / "run_config.json", config.to_flat_dict())
+            write_json(draft / STATE_FILE, state.to_dict())
+
+    ranks.write_whole(tensors, write)
 
 
-def save_weights(folder: Path, model: Any, tokenizer: Any) -> None:
-    """The model or adapter and, if there is one, the tokenizer."""
-    model.save_pretrained(str(folder))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
+def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: Ranks) -> None:
+    """Weights or adapter of a run that is over, an adapter in the form in which it is used, and the tokenizer."""
+
+    def write(whole: Mapping[str, Any]) -> None:
+        save = model.save_finished if isinstance(model, PeftModel) else model.save_pretrained
+        save(str(folder), tensors=whole)
+        _save_tokenizer(folder, tokenizer)
+
+    ranks.write_whole(model.tensors_to_save(), write)
 
 
-def save_finished(folder: Path, model: Any, tokenizer: Any) -> None:
-    """The same for a run that is over: an adapter in the form in which it is used."""
-    if isinstance(model, PeftModel):
-        model.save_finished(str(folder))
-    else:
-        model.save_pretrained(str(folder))
+def _weights_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(_WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)}
+
+
+def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
 
@@ -62,17 +78,17 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer) -> None:
-    """Put weights, optimizer and what the model's hooks keep back, bit for bit.
+def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer, ranks: Ranks) -> None:
+    """Put weights, optimizer and what the model's hooks keep back, bit for bit, from whatever layout they come.
 
     Raises:
         ValueError: the checkpoint's weights or optimizer are not this model's.
     """
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)
-    saved = {name: tensors.read(name) for name in tensors.names()}
-    kept = {name.removeprefix(_HOOKS): saved.pop(name) for name in list(saved) if name.startswith(_HOOKS)}
-    restore_optimizer_state(optimizer, trainable_parameters(model), saved)
+    saved = tensors.mapped()
+    kept = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
+    restore_optimizer_state(optimizer, updated_parameters(model), saved, ranks.union)
     training_hooks(model).restore_training_state(kept)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.data.even_steps import attention_cost, deal
 from paddlenlp_ext.data.packing import BatchPlan, Pack
 
 MicroBatch = list[Pack]
@@ -27,6 +28,8 @@ class Window:
 
     Attributes:
         epoch, index: which window of which epoch.
+        micro_batches: of all ranks.
+        costs: of each micro-batch, what attention over its rows takes.
         end_fraction: the share of the epoch that is over after this window.
         is_last: the epoch ends with it.
     """
@@ -34,8 +37,13 @@ class Window:
     epoch: int
     index: int
     micro_batches: tuple[MicroBatch, ...]
+    costs: tuple[int, ...]
     end_fraction: float
     is_last: bool
+
+    def share(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
+        """One rank's micro-batches by their place in the window, dealt so that no rank has much more to do."""
+        return {index: self.micro_batches[index] for index in deal(self.costs, num_ranks)[rank]}
 
     @property
     def row_indices(self) -> list[int]:
@@ -60,6 +68,7 @@ class DataOrder:
         self, plan: BatchPlan, micro_batches_per_step: int, *, num_train_epochs: float = 1.0, max_steps: int = -1
     ) -> None:
         self._micro_batches_per_step = micro_batches_per_step
+        self._lengths = plan.lengths
         self._epoch = lru_cache(maxsize=1)(plan.epoch)
         self._num_windows: dict[int, int] = {}
         if self.num_windows(0) == 0:
@@ -87,10 +96,12 @@ class DataOrder:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_windows(epoch)):
                 end = min((number + 1) * size, len(micro_batches))
+                members = tuple(micro_batches[number * size : end])
                 yield Window(
                     epoch,
                     number,
-                    tuple(micro_batches[number * size : end]),
+                    members,
+                    tuple(attention_cost(self._lengths[[row for pack in packs for row in pack]]) for packs in members),
                     end_fraction=end / len(micro_batches),
                     is_last=end == len(micro_batches),
                 )
@@ -107,6 +118,7 @@ def packing_kind(data: Any) -> str:
 def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
     """The order of `rows` (a TokenizedDataset) that the run's configuration gives."""
     train, packing = config.train, packing_kind(config.data)
+    micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
     plan = BatchPlan(
         rows.lengths,
         batch_size=train.per_device_train_batch_size,
@@ -114,10 +126,11 @@ def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
         capacity=None if packing == "none" else config.data.max_length,
         seed=train.seed,
         shuffle=True,
+        packs_per_step=train.per_device_train_batch_size * micro_batches_per_step,
     )
     return DataOrder(
         plan,
-        train.gradient_accumulation_steps * num_ranks,
+        micro_batches_per_step,
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
     )
@@ -128,8 +141,7 @@ def data_order_facts(config: Any, rows: Any, num_ranks: int = 1) -> dict[str, An
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,
-        "gradient_accumulation_steps": config.train.gradient_accumulation_steps,
-        "number of ranks": num_ranks,
+        "gradient_accumulation_steps times data ranks": config.train.gradient_accumulation_steps * num_ranks,
         "packing": packing_kind(config.data),
         "max_length": config.data.max_length,
         "number of rows": len(rows),

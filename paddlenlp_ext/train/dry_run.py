@@ -13,9 +13,10 @@ from rich.table import Table
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.models.auto import stored_quantization
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.quant.config import from_quantization_config
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize, packed_size
 from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
@@ -59,8 +60,7 @@ def packed_weights(config: RunConfig) -> PackedSize:
     Raises:
         ValueError: a pattern of weight_quantize_algo that fits no layer.
     """
-    source = read_model_config(resolve_model(config.model.model_name_or_path))
-    options = quant_options(config.model) or from_quantization_config(source.get("quantization_config"))
+    options = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
     if options is None:
         return NOTHING_PACKED
     with paddle.LazyGuard():
@@ -113,7 +113,7 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
         model,
         micro_batch_tokens=_slots(config, rows, largest),
         learned_tokens=sum(int(rows[index].learned.sum()) for pack in largest for index in pack),
-        recompute=config.train.recompute,
+        recompute=RecomputePlan.from_config(config.train),
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
         optim=config.optim.optim,

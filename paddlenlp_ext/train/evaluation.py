@@ -13,7 +13,8 @@ import paddle
 
 from paddlenlp_ext.data.packing import BatchPlan
 from paddlenlp_ext.train.collation import Collate
-from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.train.passes import Passes, WholeModel
+from paddlenlp_ext.train.ranks import Ranks, SingleRank
 
 
 @contextmanager
@@ -36,9 +37,13 @@ def evaluate_loss(
     *,
     batch_size: int,
     max_batches: int = -1,
+    ranks: Ranks | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: Passes | None = None,
 ) -> dict[str, float]:
     """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
+
+    Several ranks share the batches, and each comes to the same result.
 
     Returns:
         eval_loss (mean over learned tokens), eval_accuracy (share of learned tokens that argmax gets right),
@@ -50,22 +55,30 @@ def evaluate_loss(
     batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
+    ranks, passes = ranks or SingleRank(), passes or WholeModel(model)
     started = time.perf_counter()
     losses: list[float] = []
     num_correct = num_learned = num_rows = num_tokens = 0
     with evaluation_mode(model):
-        for micro_batch in batches:
-            batch = collate_rows(micro_batch)
+        own = batches[ranks.index :: ranks.size]
+        for number in range(math.ceil(len(batches) / ranks.size) if ranks.moves_together else len(own)):
+            batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
-                loss, correct = loss_sum(model, batch)
-            losses.append(float(loss))
-            num_correct += int(correct)
+                loss, correct = passes.evaluate(batch)
+            if number >= len(own):
+                break  # this was to keep the others company
+            losses.append(loss)
+            num_correct += correct
             num_learned += batch.num_learned
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
+    ranks.wait()
+    measured = ranks.sum_stages([math.fsum(losses), num_correct])
+    total, *counts = ranks.sum_numbers([*measured, num_learned, num_tokens, num_rows])
+    num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
     if num_learned == 0:
         raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
-    mean, seconds = math.fsum(losses) / num_learned, time.perf_counter() - started
+    mean, seconds = total / num_learned, time.perf_counter() - started
     return {
         "eval_loss": mean,
         "eval_accuracy": num_correct / num_learned,

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.train.ranks import Ranks, SingleRank
 from paddlenlp_ext.train.text_metrics import text_metrics
 from paddlenlp_ext.utils.atomic import write_text
 
 
 def evaluate_generation(
-    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None
+    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: Ranks | None = None
 ) -> dict[str, float]:
     """ROUGE, BLEU-4 and exact match of generated answers.
 
@@ -23,13 +24,15 @@ def evaluate_generation(
         tokenizer: decodes the answers.
         config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).
         output_file: where {"src", "tgt", "output"} lines go, or None.
+        ranks: who shares the prompts; each comes to the same result.
     """
+    ranks = ranks or SingleRank()
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
     started = time.perf_counter()
     generated = model.generate(
-        [tokens for tokens, _, _ in prompts],
+        [tokens for tokens, _, _ in prompts[ranks.index :: ranks.size]],
         max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
         decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
         top_k=options.top_k,
@@ -38,7 +41,8 @@ def evaluate_generation(
         seed=train.seed,
         batch_size=train.per_device_eval_batch_size,
     )
-    outputs = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated]
+    shares = ranks.collect([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
+    outputs = [shares[index % ranks.size][index // ranks.size] for index in range(len(prompts))]
     if output_file is not None:
         lines = [
             json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -31,10 +31,17 @@ class _InterruptedError(Exception):
 
 class StopSignals:
     """Context in which the first signal only sets `received`; the handlers of before come back at once, so that a
-    second signal stops hard. Outside the main thread, where Python can't handle signals, it does nothing."""
+    second signal stops hard. Outside the main thread, where Python can't handle signals, it does nothing.
 
-    def __init__(self) -> None:
+    Args:
+        share: where several processes train together, the largest of a number of theirs: `received` then changes in
+            `agree` alone, for all of them at the same step.
+    """
+
+    def __init__(self, share: Callable[[float], float] | None = None) -> None:
         self.received: int | None = None
+        self._share = share
+        self._own = 0
         self._interrupts = False
         self._before: dict[int, Any] = {}
 
@@ -47,18 +54,28 @@ class StopSignals:
         self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self._own = number
+        if self._share is None:
+            self.received = number
         self._restore()
         get_logger(__name__).warning(
             "%s: finishing this optimizer step, then saving a checkpoint; once more to stop at once",
             signal.Signals(number).name,
         )
-        if self._interrupts:
+        if self._interrupts and self._share is None:
             raise _InterruptedError
+
+    def agree(self) -> None:
+        """Let every process know of a signal that one of them got; all call it at the same place."""
+        if self._share is not None:
+            self.received = int(self._share(self._own)) or None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that the first signal ends at once: for what can be done again, such as an evaluation."""
+        """A block that the first signal ends at once: for what can be done again, such as an evaluation.
+
+        Several processes go through it to its end: none may leave the others waiting.
+        """
         self._interrupts = True
         try:
             yield

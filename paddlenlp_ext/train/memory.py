@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paddlenlp_ext.models.activations import Kept, kept_floats
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizers import adamw_8bit, adamw_mini
@@ -55,7 +57,7 @@ def estimate_memory(
     *,
     micro_batch_tokens: int,
     learned_tokens: int,
-    recompute: bool,
+    recompute: RecomputePlan | None,
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
@@ -67,7 +69,7 @@ def estimate_memory(
         model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without weights.
         micro_batch_tokens: the most slots of a micro-batch, padding included.
         learned_tokens: the most learned tokens in a micro-batch.
-        recompute: whether layers are computed again in the backward pass.
+        recompute: what is computed again in the backward pass; None: nothing.
         accumulates: whether a step has several micro-batches.
         bytes_per_weight: 4 for fp32, 2 for bf16; the rest is counted as fp32.
         optim: the optimizer, which decides what is kept of a trained weight.
@@ -77,10 +79,9 @@ def estimate_memory(
     trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
     adapter_rows = sum(min(p.shape) for p in parameters if not p.stop_gradient and len(p.shape) == 2)
     config = model.config
-    layers, kept = config.num_hidden_layers, _kept_per_layer(config)
     is_adapted = trained < sum(math.prod(p.shape) for p in parameters)
-    one_layer = kept + (adapter_rows / layers if is_adapted else 0)
-    floats = layers * config.hidden_size + one_layer if recompute else layers * one_layer
+    adapter = adapter_rows / config.num_hidden_layers if is_adapted else 0.0
+    floats = kept_floats(Kept(config, recompute, adapter), range(config.num_hidden_layers))
     activations = 4.0 * micro_batch_tokens * floats
     loss = 4.0 * 2 * min(_LOSS_CHUNK, learned_tokens) * config.vocab_size
     if not is_adapted:  # the head's gradient: a chunk's, their sum, and the sum scaled
@@ -110,11 +111,3 @@ def _moment_bytes(model: Any, optim: str) -> float:
         else:
             total += 8.0 * math.prod(parameter.shape)
     return total
-
-
-def _kept_per_layer(config: Any) -> int:
-    """Numbers a token that one layer keeps: the inputs of its norms, projections, attention and gate."""
-    queries = config.num_attention_heads * config.head_dim
-    keys_and_values = 2 * config.num_key_value_heads * config.head_dim
-    norms_and_their_outputs = 4 * config.hidden_size
-    return norms_and_their_outputs + 2 * queries + keys_and_values + 3 * config.intermediate_size

@@ -17,6 +17,7 @@ import paddle
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
 from paddlenlp_ext.ops.native import usable
 from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.plan import is_on_stage, is_updated_here
 from paddlenlp_ext.train.adamw import OneCallAdamW
 from paddlenlp_ext.train.optimizer_state import optimizer_state
 from paddlenlp_ext.train.optimizers.adamw_8bit import AdamW8Bit
@@ -36,14 +37,20 @@ class OptimOptions(Protocol):
 
 
 def trainable_parameters(model: Any) -> dict[str, paddle.Tensor]:
-    """The parameters that train, by structured name, in the model's order."""
-    return {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
+    """The parameters that train, by structured name, in the model's order; of a pipeline, those of this stage."""
+    named = model.named_parameters()
+    return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
+
+
+def updated_parameters(model: Any) -> dict[str, paddle.Tensor]:
+    """Those of them that this process's optimizer updates; on one process, all."""
+    return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 
 def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio, mostly 1)."""
+    """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio)."""
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
-    for name, parameter in trainable_parameters(model).items():
+    for name, parameter in updated_parameters(model).items():
         key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))
         groups.setdefault(key, []).append(parameter)
     return [
@@ -69,10 +76,9 @@ def build_optimizer(model: Any, options: OptimOptions) -> Any:
     if options.optim not in _BUILDERS:
         known = " or ".join(repr(name) for name in _BUILDERS)
         raise ValueError(f"optim {options.optim!r} is not available: use {known}")
-    groups = parameter_groups(model, options.weight_decay)
-    if not groups:
+    if all(parameter.stop_gradient for parameter in model.parameters()):
         raise ValueError("no parameter of the model trains: every one is frozen")
-    return _BUILDERS[options.optim](model, groups, options)
+    return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options)
 
 
 def offload_state(model: Any, optimizer: Any) -> OffloadedOptimizer:
@@ -81,12 +87,14 @@ def offload_state(model: Any, optimizer: Any) -> OffloadedOptimizer:
     Raises:
         ValueError: the model is not on a GPU.
     """
-    parameters = trainable_parameters(model)
+    parameters = updated_parameters(model)
     require_gpu(parameters.values())
     return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
 def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> paddle.optimizer.AdamW:
+    if not groups:  # all that trains is on other stages, and Paddle makes no optimizer of nothing
+        groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])
     return (OneCallAdamW if in_one_call else paddle.optimizer.AdamW)(
         learning_rate=options.learning_rate,

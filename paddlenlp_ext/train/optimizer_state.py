@@ -7,8 +7,13 @@ with small state name theirs themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import paddle
 
+from paddlenlp_ext.plan import cut_of
 from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
 
@@ -36,6 +41,10 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
         for kind, by_parameter in optimizer._accumulators.items():
             key = parameter.name if master is None else master.name
             tensors[f"{name}.{kind}"] = by_parameter[key]
+    for key, tensor in tensors.items():
+        parameter = parameters[key.rpartition(".")[0]]
+        if tensor.shape == parameter.shape:
+            tensor.cut = cut_of(parameter)  # a part where the parameter is one
     return tensors
 
 
@@ -48,22 +57,31 @@ def optimizer_state(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) 
 def restore_optimizer_state(
     optimizer: Optimizer,
     parameters: dict[str, paddle.Tensor],
-    saved: dict[str, paddle.Tensor],
+    saved: Mapping[str, Any],
+    of_all: Callable[[set[str]], set[str]] = set,
 ) -> None:
     """Put saved tensors back, bit for bit.
+
+    Args:
+        optimizer: of these parameters.
+        parameters: by structured name; those that this process updates.
+        saved: whole tensors, of Paddle or NumPy, of all processes' parameters.
+        of_all: the union of all processes' sets of names.
 
     Raises:
         ValueError: the saved state is of other parameters; the message names the first differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
-    missing, surplus = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
+    wanted = of_all(set(live))
+    missing, surplus = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
     if missing or surplus:
         raise ValueError(
             f"the checkpoint's optimizer state is of another set of parameters: {len(missing)} missing "
             f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
         )
     for name, tensor in live.items():
-        value = saved[name]
+        value, cut = saved[name], cut_of(tensor)
+        value = value if cut is None else value[cut.index]
         if list(value.shape) != list(tensor.shape):
             raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")
-        tensor.set_value(value)
+        tensor.set_value(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)

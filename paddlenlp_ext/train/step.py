@@ -6,11 +6,10 @@ same update however the window is split.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,9 @@ from paddlenlp_ext.train.callbacks import StepReport
 from paddlenlp_ext.train.collation import Collate
 from paddlenlp_ext.train.data_order import Window
 from paddlenlp_ext.train.hooks import TrainingHooks
-from paddlenlp_ext.train.loss import loss_sum
 from paddlenlp_ext.train.neftune import EmbeddingNoise
-from paddlenlp_ext.train.optim import clip_gradients, global_norm, trainable_parameters
+from paddlenlp_ext.train.optim import clip_gradients, trainable_parameters
+from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.randomness import seed_micro_step
 from paddlenlp_ext.train.ranks import Ranks
 
@@ -64,9 +63,11 @@ class OptimizerStep:
         collate_rows: Collate,
         ranks: Ranks,
         options: StepOptions,
+        passes: Passes | None = None,
     ) -> None:
         self.model, self.hooks, self.optimizer = model, hooks, optimizer
         self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
+        self.passes = passes or WholeModel(model)
         self.parameters = list(trainable_parameters(model).values())
         hooks.plan_steps(options.total_steps)
 
@@ -82,38 +83,58 @@ class OptimizerStep:
         num_learned, num_tokens, num_rows = self._count(batches)
         if num_learned == 0:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
-        total = paddle.zeros([], "float32")
-        for micro_step, batch in enumerate(batches):
-            seed_micro_step(self.options.seed, step, micro_step, self.ranks.index)
-            total += self.forward_backward(batch, num_learned)
-        auxiliary = self._auxiliary()
+        share = self._run_batches(batches, window, step, num_learned)
+        self.ranks.sum_parts(self.parameters)
+        total, auxiliary = self.ranks.sum_stages([share, self._auxiliary()])
         self.ranks.sum_gradients(self.parameters)
-        loss = self.ranks.sum_numbers([float(total)])[0] / num_learned + auxiliary
+        loss = self.ranks.sum_numbers([total])[0] / num_learned + auxiliary
         grad_norm = self._update(loss, step, learning_rate)
         seconds = time.perf_counter() - started
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_learned, num_rows, seconds)
 
     def prepare_adapter(self, windows: Iterator[Window]) -> None:
-        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays."""
-        batches = (batch for window in windows for batch in self._fetch(window))
-        counter = itertools.count()
+        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays.
+
+        Every rank looks at the same batches, so that all come to the same adapter, and to that of a single process.
+        """
+        batches = enumerate(self.collate_rows(packs) for window in windows for packs in window.micro_batches)
 
         def run_batch() -> None:
-            batch = next(batches)
-            seed_micro_step(self.options.seed, 0, next(counter), self.ranks.index)
-            self.forward_backward(batch, max(1, batch.num_learned))
+            number, batch = next(batches)
+            scale = 1.0 / max(1, batch.num_learned)
+            self.passes.run([batch], [scale], lambda _: self._around(batch, 0, number), lambda: None)
 
-        self.hooks.before_training(run_batch)
+        with self.ranks.whole_model():
+            self.hooks.before_training(run_batch)
         for parameter in self.model.parameters():
             parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
 
-    def forward_backward(self, batch: PackedBatch, num_learned: int) -> paddle.Tensor:
-        """Add a micro-batch's share to the gradients; returns its loss sum."""
+    def _run_batches(self, batches: list[PackedBatch], window: Window, step: int, num_learned: int) -> float:
+        """Add this rank's micro-batches to the gradients; returns this process's share of their loss sum."""
+        scales = [1.0 / num_learned] * len(batches)
+        missing = math.ceil(len(window.micro_batches) / self.ranks.size) - len(batches)
+        if self.ranks.moves_together and missing:  # to keep the others company
+            batches, scales = [*batches, self.collate_rows(window.micro_batches[0])], [*scales, 0.0]
+            missing = 0
+
+        def around(number: int) -> AbstractContextManager[None]:
+            return self._around(batches[number], step, number * self.ranks.size + self.ranks.index)
+
+        def end_pass() -> None:
+            self.ranks.end_pass(self.parameters)
+
+        total = self.passes.run(batches, scales, around, end_pass)
+        for _ in range(missing):
+            end_pass()
+        return float(total)
+
+    @contextmanager
+    def _around(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
+        """What a forward pass runs in: its random numbers, formats and noise."""
         noise = self.options.noise
+        seed_micro_step(self.model, self.options.seed, step, micro_batch)
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
-            loss, _ = loss_sum(self.model, batch)
-        (loss * (1.0 / num_learned)).backward()
-        return loss.detach()
+            yield
 
     def _fetch(self, window: Window) -> list[PackedBatch]:
         """This rank's micro-batches; all of them before the first is run, because their learned tokens count."""
@@ -127,7 +148,7 @@ class OptimizerStep:
         return int(learned), int(tokens), int(rows)
 
     def _auxiliary(self) -> float:
-        """Add the adapter's own loss, once a step and shared among the ranks; returns its value."""
+        """Add the adapter's own loss, once a step and shared among the ranks; returns its value, this stage's share."""
         loss = self.hooks.auxiliary_loss()
         if loss is None:
             return 0.0
@@ -138,16 +159,21 @@ class OptimizerStep:
         """Clip and update; returns the gradients' norm before clipping."""
         # Gradients are dropped, not zeroed: a zero left behind would move a parameter that a resumed run leaves alone.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        grad_norm = global_norm(gradients)
+        grad_norm = self.ranks.norm(self.parameters)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self.optimizer.clear_grad(set_to_zero=False)
+            self._clear_gradients()
             raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
+        self.ranks.send_updated()
         self.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
-        self.optimizer.clear_grad(set_to_zero=False)
+        self._clear_gradients()
         return grad_norm
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.clear_gradient(False)  # by position: Paddle ignores the name
 
 
 def broken_step(error: NonFiniteError, window: Window, rows: Any, step: int, learning_rate: float) -> NonFiniteError:

@@ -30,6 +30,7 @@ from paddlenlp_ext.train.output_folder import (
     is_inside,
     prune_checkpoints,
 )
+from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.train.progress import describe_metrics, describe_results
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
@@ -53,6 +54,7 @@ class Trainer:
         tokenizer: saved beside the weights; decodes generated text.
         callbacks: listeners besides the trainer's own (logs, progress, picture, reports).
         ranks: the data-parallel group.
+        passes: how micro-batches run; None: one after the other through the whole model.
 
     Attributes:
         state: where the run stands.
@@ -71,10 +73,11 @@ class Trainer:
         *,
         callbacks: Iterable[Callback] = (),
         ranks: Ranks | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.dev_rows = train_rows, dev_rows
-        self.ranks = ranks or SingleRank()
+        self.ranks, self.passes = ranks or SingleRank(), passes or WholeModel(model)
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
@@ -103,7 +106,7 @@ class Trainer:
         """
         assert self.train_rows is not None, "a trainer without train_rows only evaluates"
         order, step = self._prepare()
-        with StopSignals() as signals:
+        with StopSignals(None if isinstance(self.ranks, SingleRank) else self.ranks.largest) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
                 self._run(order.windows(self.state.epoch_index, self.state.window_index), step, signals)
@@ -114,22 +117,25 @@ class Trainer:
         if self.config.train.load_best_model_at_end:
             self._load_best()
         results = train_results(self.state, self.model)
-        save_results(self.output_dir, "train", results)
+        if self.ranks.is_main:
+            save_results(self.output_dir, "train", results)
         logger.info("trained: %s", describe_results(results))
         return results
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the dev rows; returns the metrics and writes eval_results.json."""
-        self.output_dir.mkdir(parents=True, exist_ok=True)
+        if self.ranks.is_main:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
         is_measured = self._measured is not None and self._measured[0] == self.state.step
         metrics = self._measured[1] if is_measured else self._measure()
-        save_results(self.output_dir, "eval", metrics)
+        if self.ranks.is_main:
+            save_results(self.output_dir, "eval", metrics)
         logger.info("evaluated: %s", describe_metrics(metrics))
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
         """Write the finished model or adapter and the tokenizer into `folder`, by default `output_dir`."""
-        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer)
+        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.ranks)
 
     def _load_best(self) -> None:
         """Go back to the weights of the best evaluation."""
@@ -145,7 +151,8 @@ class Trainer:
     def _prepare(self) -> tuple[Any, OptimizerStep]:
         """Everything a run needs, in the state it starts or goes on from."""
         config, train = self.config, self.config.train
-        check_output_dir(config)
+        if self.ranks.is_main:
+            check_output_dir(config)
         checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
         order = build_data_order(config, self.train_rows, self.ranks.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
@@ -157,12 +164,10 @@ class Trainer:
             self._resume_state(checkpoint, facts, order.total_steps)
         else:
             self.state = TrainerState()
-        if train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
-            clear_run(self.output_dir)
         self.state.total_steps, self.state.data_order = order.total_steps, facts
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(self.output_dir)
-        write_json(self.output_dir / "run_config.json", config.to_flat_dict())
+        self.ranks.wait()  # until all have found the checkpoint and looked at what is about to change
+        if self.ranks.is_main:
+            self._begin_output_dir(checkpoint)
 
         self.model.train()
         self.optimizer = build_optimizer(self.model, config.optim)
@@ -176,13 +181,22 @@ class Trainer:
             autocast=self._autocast,
         )
         hooks, collate_rows = training_hooks(self.model), self._collate(self.train_rows)
-        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options)
+        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options, self.passes)
         if checkpoint is not None:
-            restore_checkpoint(checkpoint, self.model, self.optimizer)
+            restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:
             step.prepare_adapter(order.windows())
-        self.callbacks = CallbackList([*build_reports(train, self.output_dir), *self._extra_callbacks])
+        reports = build_reports(train, self.output_dir) if self.ranks.is_main else []
+        self.callbacks = CallbackList([*reports, *self._extra_callbacks])
         return order, step
+
+    def _begin_output_dir(self, checkpoint: Path | None) -> None:
+        """Make the folder ready for this run's files, an earlier run's removed where that was asked for."""
+        if self.config.train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
+            clear_run(self.output_dir)
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(self.output_dir)
+        write_json(self.output_dir / "run_config.json", self.config.to_flat_dict())
 
     def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
         self.state = read_state(checkpoint)
@@ -220,6 +234,7 @@ class Trainer:
             state.add(report)
             state.move_to(window)
             self.callbacks.on_step_end(state, report)
+            signals.agree()
             self._after_step(window, signals)
             if signals.received is not None:
                 self._stop(signals.received)
@@ -266,11 +281,17 @@ class Trainer:
             self._collate(self.dev_rows),
             batch_size=train.per_device_eval_batch_size,
             max_batches=train.max_evaluate_steps,
+            ranks=self.ranks,
             autocast=self._autocast,
+            passes=self.passes,
         )
         if generation.eval_with_do_generation:
-            output_file = self.output_dir / "generated_output.json" if generation.save_generation_output else None
-            metrics |= evaluate_generation(self.model, self.dev_rows, self.tokenizer, self.config, output_file)
+            writes = generation.save_generation_output and self.ranks.is_main
+            output_file = self.output_dir / "generated_output.json" if writes else None
+            with self.ranks.whole_model():
+                metrics |= evaluate_generation(
+                    self.model, self.dev_rows, self.tokenizer, self.config, output_file, self.ranks
+                )
         return metrics
 
     def _evaluate_and_keep_best(self, signals: StopSignals) -> None:
@@ -278,6 +299,7 @@ class Trainer:
         state, metrics = self.state, None
         with signals.interruptible():
             metrics = self._measure()
+        signals.agree()
         if metrics is None:
             return
         self._measured = (state.step, metrics)
@@ -299,7 +321,9 @@ class Trainer:
         if self._saved == (state.step, state.evaluation_due):  # this very state
             return
         folder = checkpoint_folder(self.output_dir, state.step)
-        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config)
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.ranks)
+        if self.ranks.is_main:
+            prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self._saved = (state.step, state.evaluation_due)
-        prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
+        self.ranks.wait()
         self.callbacks.on_save(state, folder)

@@ -1,8 +1,10 @@
-"""One logger for the package; only the first rank speaks below warning level."""
+"""One logger for the package. Of several processes the first one speaks, and every one that has a file of its own."""
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 
 from paddlenlp_ext.utils.rank import is_main_rank, rank
@@ -16,6 +18,14 @@ def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
         prefix = "" if is_main_rank() else f"[rank {rank()}] "
         handler.setFormatter(logging.Formatter(f"{prefix}%(levelname).1s %(message)s"))
         root.addHandler(handler)
-        root.setLevel(logging.INFO if is_main_rank() else logging.WARNING)
+        root.setLevel(logging.INFO if is_main_rank() or _has_own_file() else logging.WARNING)
         root.propagate = False
     return logging.getLogger(name)
+
+
+def _has_own_file() -> bool:
+    """Whether standard error goes to a file, as the launcher lets it for every process (log/workerlog.N)."""
+    try:
+        return stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # closed, or an object in memory
+        return False

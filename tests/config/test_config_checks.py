@@ -6,6 +6,7 @@ import pytest
 from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config import checks, device, resolve
+from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 
 # settings -> words that the one problem must have; its place is the line of the key named first
 CONTRADICTIONS = [
@@ -101,7 +102,7 @@ def test_keys_with_an_effect_or_at_their_default_are_not_noted(tmp_path, values)
 
 
 @pytest.mark.parametrize(
-    "values", [{"no_recompute_layers": [0, 1]}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
+    "values", [{"offload_optim": True}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
 )
 def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, values):
     (found,) = problems(write(tmp_path, SMALLEST | values))
@@ -201,7 +202,50 @@ def test_metric_names_become_one(tmp_path, written, name, greater):
     assert load(path, "--greater_is_better").train.greater_is_better is True
 
 
-def test_several_processes_do_not_train_one_by_one_in_silence(tmp_path, monkeypatch):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    (found,) = problems(write(tmp_path, SMALLEST | {"sharding": "stage1"}))
-    assert str(found).startswith("command line: started as 2 processes")
+@pytest.mark.parametrize(
+    ("processes", "values", "words"),
+    [
+        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
+        (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
+        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
+    ],
+)
+def test_degrees_that_do_not_divide_the_processes(tmp_path, monkeypatch, processes, values, words):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+    (found,) = problems(write(tmp_path, SMALLEST | values))
+    assert words in found.message
+
+
+def test_what_recompute_keeps_is_read_and_checked(tmp_path):
+    keys = {"recompute": True, "refined_recompute": "mlp_row_ln:5, flash_attn:-1", "no_recompute_layers": [2, 0]}
+    train = load(write(tmp_path, SMALLEST | keys)).train
+    assert parse_refined(train.refined_recompute) == {"mlp_row_ln": 5, "flash_attn": -1}
+    assert parse_layers(train.no_recompute_layers) == (0, 2)
+    by_word = load(write(tmp_path, SMALLEST | keys), "--no_recompute_layers", "1,0").train
+    assert parse_layers(by_word.no_recompute_layers) == (0, 1)
+    assert parse_layers(None) == () == parse_layers("[]")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"refined_recompute": "mlp_ln:5"}, "names 'mlp_ln'; it takes attention_column_ln"),
+        ({"refined_recompute": "mlp_row_ln"}, "write mlp_row_ln:-1 (all layers)"),
+        ({"refined_recompute": "mlp_row_ln:-2"}, "write mlp_row_ln:-1 (all layers)"),
+        ({"refined_recompute": "mlp_row_ln:1,mlp_row_ln:2"}, "names mlp_row_ln twice"),
+        ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave one of them out"),
+        ({"no_recompute_layers": [0, "last"]}, "'last' is no layer's number"),
+        ({"no_recompute_layers": [-1]}, "-1 is no layer's number"),
+        ({"no_recompute_layers": True}, "True is no layer's number"),
+    ],
+    ids=str,
+)
+def test_what_recompute_cannot_keep_is_refused(tmp_path, keys, words):
+    (found,) = problems(write(tmp_path, SMALLEST | {"recompute": True} | keys))
+    assert words in found.message
+
+
+def test_recompute_keys_without_recompute_are_noted(tmp_path):
+    keys = {"recompute_granularity": "core_attn", "refined_recompute": "flash_attn:-1", "no_recompute_layers": [0]}
+    notes = load(write(tmp_path, SMALLEST | keys)).notes
+    assert len(notes) == 3 and all("recompute is false" in note for note in notes)

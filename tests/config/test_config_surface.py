@@ -51,7 +51,8 @@ def test_every_key_has_a_line_of_help():
 
 def test_no_key_is_taken_in_silence():
     """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
-    read_in_config = {"sharding", "bf16", "fp16"}  # by the loader and PrecisionConfig.compute_dtype
+    degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
+    read_in_config = {"sharding", "bf16", "fp16", *degrees}  # by the loader, compute_dtype and complete_degrees
     for_the_launcher = {"dry_run", "show_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(

@@ -8,13 +8,14 @@ import math
 import pytest
 from tiny_training import make_config, make_model
 
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quant.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.memory import estimate_memory
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
 
-STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": False}
+STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": None}
 
 
 def test_full_training_counts_every_weight():
@@ -42,7 +43,7 @@ def test_activations_follow_the_tokens_and_recompute_keeps_little():
     model = make_model(lora=True)
     once, twice = (estimate_memory(model, **(STEP | {"micro_batch_tokens": n})).activations for n in (1000, 2000))
     assert twice == 2 * once
-    assert estimate_memory(model, **(STEP | {"recompute": True})).activations < once
+    assert estimate_memory(model, **(STEP | {"recompute": RecomputePlan()})).activations < once
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,19 @@ def test_the_optimizers_part_is_what_it_keeps(tmp_path, model, optim: str):
     counters = ("step", "beta1_pow_acc", "beta2_pow_acc")
     kept = sum(tensor.numpy().nbytes for name, tensor in state.items() if not name.endswith(counters))
     assert estimate_memory(model, **STEP, optim=optim).optimizer == kept
+
+
+def test_every_way_to_recompute_has_its_place_between_all_and_nothing():
+    """The tiny Llama, numbers a token: D 32, I 48, queries and attention's result 32 each, keys and values 16 each."""
+
+    def floats(plan: RecomputePlan | None) -> float:
+        return estimate_memory(make_model(), **(STEP | {"recompute": plan})).activations / 4.0 / 1000
+
+    layer = 4 * 32 + 96 + 3 * 48
+    assert floats(None) == 2 * layer == floats(RecomputePlan("core_attn"))
+    assert floats(RecomputePlan()) == 2 * 32 + layer
+    assert floats(RecomputePlan("full_attn")) == 2 * (layer - 96) + 96
+    assert floats(RecomputePlan(left_out=frozenset({1}))) == 32 + layer + layer
+    assert floats(RecomputePlan(kept={"mlp_row_ln": 1})) == 2 * 32 + layer + (48 + 32)
+    assert floats(RecomputePlan(kept={"attention_column_ln": -1})) == 2 * (32 + 32 + 64) + layer
+    assert floats(RecomputePlan(kept={"flash_attn": -1, "attention_row_ln": 1})) == 2 * (32 + 96) + 64 + layer

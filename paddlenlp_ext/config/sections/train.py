@@ -50,8 +50,15 @@ class TrainConfig:
     seed: int = option(42, minimum=0, maximum=2**32 - 1, help="fixes data order, initial adapters, dropout and noise")
     recompute: bool = option(False, help="compute activations again in the backward pass: slower, less memory")
     recompute_granularity: str = option(
-        "full", choices=("full", "full_attn", "core_attn"), help="what recompute computes again"
+        "full",
+        choices=("full", "full_attn", "core_attn"),
+        help="what recompute computes again: layers, their attention, or attention between its projections",
     )
+    refined_recompute: str = option(
+        "",
+        help="places of a recomputed layer whose results are kept, and in how many layers: mlp_row_ln:5,flash_attn:-1",
+    )
+    no_recompute_layers: object | None = option(None, help="layers that recompute leaves alone, from 0: [0, 1]")
     neftune: bool = option(False, help="add uniform noise to the embeddings while training")
     neftune_noise_alpha: float = option(5.0, minimum=0, help="size of that noise")
     disable_tqdm: bool = option(False, help="no progress bar")

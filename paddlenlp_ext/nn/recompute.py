@@ -1,0 +1,170 @@
+"""What a training pass keeps for its way back, and what it computes again there.
+
+The layers name their places (`passing("flash_attn", function, tensors)`) and know nothing else; a plan says what is
+done at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
+
+    full        a layer's input is kept, the layer is run again
+    full_attn   the same for its attention, with the projections
+    core_attn   the same for attention between the projections: queries, keys and values are kept
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import paddle
+from paddle.autograd import PyLayer
+from paddle.distributed.fleet.utils import recompute
+
+from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+
+LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
+_GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
+"""Which granularity computes a place again as a block of its own."""
+
+
+class RecomputeOptions(Protocol):
+    """What is read of `config.train`."""
+
+    recompute: bool
+    recompute_granularity: str
+    refined_recompute: str
+    no_recompute_layers: object
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """What is computed again.
+
+    Attributes:
+        granularity: "full", "full_attn" or "core_attn".
+        left_out: layers that keep everything.
+        kept: place -> in how many layers, from the first, its result stays though the layer is run again; -1: in all.
+            It saves that computation and, under tensor parallelism, its communication. For "full" alone.
+    """
+
+    granularity: str = "full"
+    left_out: frozenset[int] = frozenset()
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, options: RecomputeOptions) -> RecomputePlan | None:
+        """The plan of `config.train`, None where nothing is computed again."""
+        if not options.recompute:
+            return None
+        layers = frozenset(parse_layers(options.no_recompute_layers))
+        return cls(options.recompute_granularity, layers, parse_refined(options.refined_recompute))
+
+    def check_layers(self, num_layers: int) -> None:
+        """Refuse layers that a model has not.
+
+        Raises:
+            ValueError: names them.
+        """
+        missing = sorted(layer for layer in self.left_out if not 0 <= layer < num_layers)
+        if missing:
+            raise ValueError(f"no_recompute_layers names {missing}; the model's layers are 0 to {num_layers - 1}")
+
+    def keeps(self, place: str, layer: int) -> bool:
+        """Whether a place's result stays in that layer, which is run again."""
+        number = self.kept.get(place, 0)
+        return number == -1 or layer < number
+
+    def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+        """`layer(x, inputs)`, of which only what the plan keeps stays; `x` must want a gradient."""
+        if index in self.left_out:
+            return layer(x, inputs)
+        state = _LayerPass(self, index)
+
+        def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+            with _passing_through(state):
+                return layer(x, inputs)
+
+        return recompute(run, x, inputs) if self.granularity == "full" else run(x, inputs)
+
+
+def passing(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)`, where a plan may keep the result or compute it again.
+
+    Args:
+        place: its name.
+        function: of these tensors and of parameters; what else it reads must not want a gradient.
+        arguments: tensors (at "full_attn" also what is none).
+    """
+    state = _current[-1]
+    if state is None:
+        return function(*arguments)
+    granularity = state.plan.granularity
+    if granularity == _GRANULARITY_AT.get(place):
+        return recompute(function, *arguments)
+    if granularity == "full" and state.plan.keeps(place, state.layer):
+        return state.keep(function, arguments)
+    return function(*arguments)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A kept computation: its own graph, from copies of its inputs, and the random numbers' state behind it."""
+
+    inputs: tuple[paddle.Tensor, ...]
+    outputs: tuple[paddle.Tensor, ...]
+    is_single: bool
+    random_state: Any
+
+
+class _LayerPass:
+    """One layer's way forwards, and the same way again before it comes back."""
+
+    def __init__(self, plan: RecomputePlan, layer: int) -> None:
+        self.plan, self.layer = plan, layer
+        self._records: deque[_Record] = deque()
+
+    def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:
+        """The first time compute and keep; the second time give what was kept."""
+        if paddle.is_grad_enabled():
+            record = self._records.popleft()
+            paddle.set_rng_state(record.random_state)
+            return _Kept.apply(record, *tensors)
+        copies = tuple(tensor.detach() for tensor in tensors)
+        for copy in copies:
+            copy.stop_gradient = False
+        with paddle.enable_grad():
+            result = function(*copies)
+        is_single = isinstance(result, paddle.Tensor)
+        outputs = (result,) if is_single else tuple(result)
+        self._records.append(_Record(copies, outputs, is_single, paddle.get_rng_state()))
+        detached = tuple(output.detach() for output in outputs)
+        return detached[0] if is_single else detached
+
+
+class _Kept(PyLayer):
+    """A kept computation joined to the tensors that were computed again."""
+
+    @staticmethod
+    def forward(ctx, record, *tensors):
+        ctx.record, ctx.wanted = record, [not tensor.stop_gradient for tensor in tensors]
+        outputs = tuple(output.detach() for output in record.outputs)
+        return outputs[0] if record.is_single else outputs
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        record = ctx.record
+        paddle.autograd.backward(list(record.outputs), list(gradients))
+        found = [x.grad if wanted else None for x, wanted in zip(record.inputs, ctx.wanted, strict=True)]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+_current: list[_LayerPass | None] = [None]
+
+
+@contextmanager
+def _passing_through(state: _LayerPass) -> Iterator[None]:
+    _current.append(state)
+    try:
+        yield
+    finally:
+        _current.pop()

@@ -1,0 +1,42 @@
+"""A cut model's values: every rank reads its own slices, and no rank ever has the whole model."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.load import load_parameters
+from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.peft.layer import adapter_layers
+
+
+def read_own_part(model: nn.Layer, source: WeightSource) -> None:
+    """Fill a model that was built for its shapes alone and cut since; adapters keep the values they began with.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`.
+        source: the whole base model's tensors.
+
+    Raises:
+        ValueError: the stored tensors are not this model's.
+    """
+    decoder = getattr(model, "base_model", model)
+    for parameter in decoder.parameters():
+        if not parameter._is_initialized():
+            parameter.initialize()
+    load_parameters(base_parameters(decoder), source, decoder.held_by_others)
+
+
+def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:
+    """The parameters of the model under its adapters, by the names that files have."""
+    adapters = {
+        id(parameter)
+        for _, layer in adapter_layers(decoder)
+        for name, parameter in layer.named_parameters()
+        if not name.startswith("base.")
+    }
+    return {
+        ".".join(part for part in name.split(".") if part != "base"): parameter
+        for name, parameter in decoder.named_parameters()
+        if id(parameter) not in adapters
+    }

@@ -1,0 +1,120 @@
+"""Where this process stands among those of the run: an index, a size and a communication group along every axis.
+
+Paddle's own `fleet` makes the groups. One process starts nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle.distributed as dist
+
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
+from paddlenlp_ext.parallel.gloo import complete_gloo
+from paddlenlp_ext.utils.rank import rank, world_size
+
+_ORDER = {  # outermost axis first
+    "pp_first": ["dp", "pp", "sharding", "sep", "mp"],
+    "sharding_first": ["dp", "sharding", "pp", "sep", "mp"],
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The processes that differ from this one along one axis, or along several.
+
+    Attributes:
+        index: this process's place among them, from 0.
+        size: how many they are.
+        group: Paddle's group of them; None where there is one process.
+        ranks: their global numbers, in order.
+    """
+
+    index: int = 0
+    size: int = 1
+    group: Any = None
+    ranks: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All axes of a run.
+
+    Attributes:
+        replicas: data and sharding together: each has micro-batches of its own.
+        world: all processes.
+    """
+
+    degrees: Degrees = field(default_factory=Degrees)
+    data: Axis = field(default_factory=Axis)
+    sharding: Axis = field(default_factory=Axis)
+    pipeline: Axis = field(default_factory=Axis)
+    tensor: Axis = field(default_factory=Axis)
+    replicas: Axis = field(default_factory=Axis)
+    world: Axis = field(default_factory=Axis)
+
+    @classmethod
+    def from_config(cls, parallel: Any) -> Mesh:
+        """The mesh of `config.parallel` over the processes that the launcher started.
+
+        Raises:
+            ValueError: the degrees do not divide the processes.
+        """
+        degrees = complete_degrees(parallel, world_size())
+        if world_size() == 1:
+            return cls(degrees)
+        return _start(degrees, parallel.hybrid_parallel_topo_order)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs and writes."""
+        return self.world.index == 0
+
+
+def _start(degrees: Degrees, order: str) -> Mesh:
+    """Join the other processes."""
+    from paddle.distributed import fleet
+    from paddle.distributed.fleet.base import topology
+    from paddle.distributed.fleet.utils.log_util import set_log_level
+
+    set_log_level("WARNING")
+    if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
+        complete_gloo()
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {
+        "dp_degree": degrees.data,
+        "mp_degree": degrees.tensor,
+        "pp_degree": degrees.pipeline,
+        "sharding_degree": degrees.sharding,
+        "order": _ORDER[order],
+    }
+    topology._HYBRID_PARALLEL_GROUP = None  # else a second mesh of the same process would be the first one again
+    fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+    groups = fleet.get_hybrid_communicate_group()
+    return Mesh(
+        degrees,
+        data=_axis(groups.get_data_parallel_group()),
+        sharding=_axis(groups.get_sharding_parallel_group()),
+        pipeline=_axis(groups.get_pipe_parallel_group()),
+        tensor=_axis(groups.get_model_parallel_group()),
+        replicas=_replicas(groups),
+        world=Axis(rank(), world_size(), dist.get_group(0), tuple(range(world_size()))),
+    )
+
+
+def _axis(group: Any) -> Axis:
+    assert rank() in group.ranks, f"process {rank()} is not of its own group {group.ranks}"
+    return Axis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
+
+
+def _replicas(groups: Any) -> Axis:
+    """The group over data and sharding; every process makes all of them, as `new_group` wants."""
+    if groups.get_sharding_parallel_world_size() == 1:
+        return _axis(groups.get_data_parallel_group())
+    if groups.get_data_parallel_world_size() == 1:
+        return _axis(groups.get_sharding_parallel_group())
+    every = sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
+    made = [dist.new_group(ranks) for ranks in every]
+    return _axis(next(group for group in made if rank() in group.ranks))

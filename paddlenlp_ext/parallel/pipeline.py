@@ -1,0 +1,143 @@
+"""Pipeline parallelism: each process has some of the layers, and micro-batches go from one to the next and back.
+
+Every process of a pipeline reads the same batches, so that only the stream [B, S, D] and its gradient are sent.
+(Fleet's own PipelineLayer wants a model written as a list of its layers, names them anew, and hands nothing but tensors
+on: the documents of a packed batch would have to be sent as tensors.) The model's code runs as it stands, with two of
+its methods replaced: an embedding that is elsewhere gives vectors that nobody reads, and the decoder runs the chunk of
+layers that is at hand, from what was received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
+from paddlenlp_ext.parallel.stages import StagePlan
+from paddlenlp_ext.peft.layer import AdapterLayer
+
+Forward = Callable[[int, bool], paddle.Tensor | None]
+"""Takes micro-batch number n through the model; told whether the pass ends at the head, it returns the loss then."""
+
+
+class Pipeline:
+    """One process's part of a pipeline.
+
+    Args:
+        plan: which layers are whose.
+        axis: the pipeline's processes.
+    """
+
+    def __init__(self, plan: StagePlan, axis: Axis) -> None:
+        self.plan, self.axis = plan, axis
+        self._decoder: Any = None
+        self._chunk: int | None = None
+        self._received: paddle.Tensor | None = None
+        self._made: paddle.Tensor | None = None
+
+    def install(self, model: Any) -> None:
+        """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its embedding was replaced."""
+        self._decoder = getattr(model, "base_model", model).model
+        if self.axis.index > 0:
+            embedding = self._decoder.embed_tokens
+            while isinstance(embedding, AdapterLayer):
+                embedding = embedding.base
+            embedding.forward = self._no_vectors
+        self._decoder.run_layers = self._run_layers
+
+    def run(self, shapes: Sequence[Sequence[int]], forward: Forward, learns: bool) -> None:
+        """Take micro-batches through all processes, in training back again; gradients are added to what is there.
+
+        Args:
+            shapes: of the stream, for each micro-batch.
+            forward: see `Forward`.
+            learns: whether they come back.
+        """
+        moving: dict[Pass, paddle.Tensor] = {}  # what is to be sent, by who made it; received, by who needs it
+        kept: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor]] = {}
+        for entry in self._entries(len(shapes), learns):
+            if isinstance(entry, Transfer):
+                self._transfer(entry, moving, shapes[entry.made_by.micro])
+            elif entry.backward:
+                gradient = moving.pop(entry, None)
+                moving[entry] = _backward(*kept.pop((entry.chunk, entry.micro)), gradient)
+            else:
+                received = moving.pop(entry, None)
+                made = self._forward(entry, received, forward, learns)
+                if made is not None and entry.chunk < self.plan.num_chunks - 1:
+                    moving[entry] = made.detach()
+                if learns:
+                    kept[entry.chunk, entry.micro] = received, made
+
+    def _entries(self, num_micro: int, learns: bool) -> tuple[Any, ...]:
+        return entries(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, learns)
+
+    def _forward(
+        self, entry: Pass, received: paddle.Tensor | None, forward: Forward, learns: bool
+    ) -> paddle.Tensor | None:
+        """The stream that the chunk makes; the loss where it ends at the head."""
+        if received is not None:
+            received.stop_gradient = not learns
+        ends = entry.chunk == self.plan.num_chunks - 1
+        self._chunk, self._received = entry.chunk, received
+        try:
+            loss = forward(entry.micro, ends)
+            return loss if ends else self._made
+        finally:
+            self._chunk = self._received = self._made = None
+
+    def _transfer(self, entry: Transfer, moving: dict[Pass, paddle.Tensor], shape: Sequence[int]) -> None:
+        group, ranks = self.axis.group, self.axis.ranks
+        if entry.source == self.axis.index:
+            tensor = moving.pop(entry.made_by)
+            dist.send(tensor.astype(self._dtype).contiguous(), dst=ranks[entry.target], group=group)
+        else:
+            tensor = paddle.empty(list(shape), self._dtype)
+            dist.recv(tensor, src=ranks[entry.source], group=group)
+            moving[entry.needed_by] = tensor
+
+    @property
+    def _dtype(self) -> Any:
+        return self._decoder.norm.weight.dtype
+
+    # -- in place of the decoder's own --------------------------------------------------------------------------------
+    def _no_vectors(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        return paddle.zeros([*input_ids.shape, self._decoder.norm.weight.shape[0]], self._dtype)
+
+    def _run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        if self._chunk is None:
+            return self._relay(x_BSD, inputs)
+        return self._run_chunk(self._chunk, x_BSD if self._received is None else self._received, inputs)
+
+    def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        start, stop = self.plan.bounds[chunk : chunk + 2]
+        self._made = self._decoder.run_span(x_BSD, inputs, start, stop)
+        return self._decoder.norm(self._made) if chunk == self.plan.num_chunks - 1 else self._made
+
+    def _relay(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Outside `run`: one pass of all processes together, forwards alone; the last one has the result."""
+        assert not paddle.is_grad_enabled(), "gradients come back in `run` alone"
+        moving: dict[Pass, paddle.Tensor] = {}
+        for entry in self._entries(1, False):
+            if isinstance(entry, Transfer):
+                self._transfer(entry, moving, x_BSD.shape)
+            else:
+                x_BSD = moving[entry] = self._run_chunk(entry.chunk, moving.pop(entry, x_BSD), inputs)
+        return x_BSD
+
+
+def _backward(
+    received: paddle.Tensor | None, made: paddle.Tensor, gradient: paddle.Tensor | None
+) -> paddle.Tensor | None:
+    """Add a pass's gradients; returns that of what was received."""
+    if not made.stop_gradient:  # nothing below the first adapter trains
+        paddle.autograd.backward([made], [None if gradient is None else gradient.astype(made.dtype)])
+    if received is None:
+        return None
+    assert received.grad is not None, "the stream goes through every layer"
+    return received.grad

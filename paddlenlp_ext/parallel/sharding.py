@@ -1,0 +1,145 @@
+"""Sharding: processes with micro-batches of their own share what they would all keep alike (ZeRO, arXiv 1910.02054).
+
+    stage 1   each parameter is updated by one process, its owner, which alone keeps the optimizer's state of it
+    stage 2   the owner alone keeps its gradient too, between micro-batches
+    stage 3   the owner alone keeps its value too, between passes (loans.py)
+
+Whole parameters are shared out, not slices of them: an owner's optimizer does what it would do on one process,
+whichever optimizer it is. An adapter's own parameters are few: their gradients and values stay with all, since methods
+that choose ranks look at them, and stage 3 shares the frozen base out instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_ext.parallel.buckets import buckets, present_somewhere, sum_gradients
+from paddlenlp_ext.parallel.loans import Loans
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.plan import is_on_stage
+
+
+class Sharding:
+    """Shares a model out over the sharding ranks; marks at its parameters say what is whose (plan.py).
+
+    Args:
+        model: a `CausalLM` or `PeftModel`, the same on all of these ranks.
+        mesh: the run's.
+        stage: 1, 2 or 3.
+
+    Raises:
+        ValueError: more ranks than parameters.
+    """
+
+    def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
+        self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
+        is_adapter = isinstance(model, PeftModel)
+        trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p)]
+        lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
+        frozen = [parameter for parameter in lent if parameter.stop_gradient]
+        self._give_owners(trained, stays_with_all=is_adapter or stage == 1)
+        for parameter, owner in zip(frozen, share_out([p.size for p in frozen], self.axis.size), strict=True):
+            parameter.owner = owner
+        scattered = trained if stage >= 2 and not is_adapter else []
+        self._scattered = {id(parameter) for parameter in scattered}
+        self._sent = [] if lent and not is_adapter else trained
+        self._loans = Loans(model, lent, self.axis, self._reduce) if lent else None
+
+    @property
+    def moves_together(self) -> bool:
+        """Whether every forward pass needs all ranks."""
+        return self._loans is not None
+
+    def end_pass(self, parameters: Sequence[paddle.Tensor]) -> None:
+        """After each micro-batch: gradients go to their owners, lent values go."""
+        if self._loans is not None:
+            self._loans.end_pass()
+        else:
+            self._reduce([parameter for parameter in parameters if id(parameter) in self._scattered])
+
+    def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
+        """At the end of a window: every gradient is summed over all replicas, where it stands."""
+        sum_gradients([p for p in parameters if id(p) not in self._scattered], self._replicas.group)
+        if self._data.size > 1:
+            own = [p for p in parameters if id(p) in self._scattered and self.is_owner(p)]
+            sum_gradients(own, self._data.group)
+
+    def is_owner(self, parameter: paddle.Tensor) -> bool:
+        """Whether this process counts as the one that has the parameter."""
+        return parameter.owner == self.axis.index
+
+    @paddle.no_grad()
+    def send_updated(self) -> None:
+        """After the optimizer's step: what an owner updated goes to the others."""
+        for owner, members in self._by_owner(self._sent):
+            for bucket in buckets(members):
+                flat = paddle.concat([parameter.detach().reshape([-1]) for parameter in bucket])
+                dist.broadcast(flat, src=self.axis.ranks[owner], group=self.axis.group)
+                if owner != self.axis.index:
+                    for parameter, value in zip(bucket, flat.split([p.size for p in bucket]), strict=True):
+                        parameter.set_value(value.reshape(parameter.shape))
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        """A block in which every process has all values, as generating in its own time needs."""
+        return nullcontext() if self._loans is None else self._loans.whole()
+
+    def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
+        sizes = [parameter.size for parameter in trained]
+        owners = share_out(sizes, self.axis.size)
+        for parameter, owner in zip(trained, owners, strict=True):
+            parameter.owner, parameter.is_updated_elsewhere = owner, owner != self.axis.index
+        if self.axis.index not in owners and trained:
+            if not stays_with_all:
+                raise ValueError(
+                    f"sharding_parallel_degree {self.axis.size} is more than the {len(trained)} parameters that train; "
+                    f"choose one of at most {len(trained)}"
+                )
+            # An optimizer needs something to update: this one repeats what the smallest parameter's owner does.
+            trained[sizes.index(min(sizes))].is_updated_elsewhere = False
+
+    @paddle.no_grad()
+    def _reduce(self, parameters: list[paddle.Tensor]) -> None:
+        """Gradients summed at their owners, which add to what they have; the others' go."""
+        wanted = [parameter for parameter in parameters if id(parameter) in self._scattered]
+        if not wanted:
+            return
+        for owner, members in self._by_owner(present_somewhere(wanted, self.axis.group)):
+            for bucket in buckets([parameter.grad for parameter in members]):
+                flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
+                dist.reduce(flat, dst=self.axis.ranks[owner], group=self.axis.group)
+                if owner == self.axis.index:
+                    for gradient, value in zip(bucket, flat.split([g.size for g in bucket]), strict=True):
+                        gradient.set_value(value.reshape(gradient.shape))
+            if owner != self.axis.index:
+                for parameter in members:
+                    parameter.clear_gradient(False)
+
+    def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
+        for owner in range(self.axis.size):
+            members = [parameter for parameter in parameters if parameter.owner == owner]
+            if members:
+                yield owner, members
+
+
+def share_out(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The owner of each size: the largest first, to whoever has least, so that totals differ little."""
+    owners, totals = [0] * len(sizes), [0] * ranks
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[index] = totals.index(min(totals))
+        totals[owners[index]] += sizes[index]
+    return owners
+
+
+def sharding_of(model: Any, mesh: Mesh, name: str) -> Sharding | None:
+    """The sharding that `config.parallel.sharding` names; None where there is none, or one sharding rank."""
+    if mesh.sharding.size == 1:
+        return None
+    stages = {"stage1": 1, "stage2": 2, "stage3": 3}
+    (stage,) = (stages[word] for word in name.split() if word in stages)
+    return Sharding(model, mesh, stage)

@@ -1,0 +1,138 @@
+"""What is cut along the vocabulary: the token embedding, the head and the cross entropy over it.
+
+Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary, U the part of it on this rank.
+"""
+
+from __future__ import annotations
+
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.embedding import embedding
+from paddlenlp_ext.ops.linear_cross_entropy import IGNORED
+from paddlenlp_ext.parallel.collectives import gathered, summed
+from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.plan import Cut
+
+
+class VocabularyEmbedding(nn.Layer):
+    """A token embedding of which each rank has some rows; every rank gets the whole vectors.
+
+    Args:
+        weight: this rank's rows [U, D].
+        cut: which they are.
+        axis: the tensor ranks.
+    """
+
+    def __init__(self, weight: paddle.Tensor, cut: Cut, axis: Axis) -> None:
+        super().__init__()
+        self.weight, self._cut, self._axis = weight, cut, axis
+
+    def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Ids [...] to vectors [..., D]; a rank gives zeros for the rows of others."""
+        is_own = (input_ids >= self._cut.start) & (input_ids < self._cut.stop)
+        own_ids = paddle.where(is_own, input_ids - self._cut.start, paddle.zeros_like(input_ids))
+        vectors = embedding(self.weight, own_ids)
+        return summed(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
+
+
+class VocabularyHead:
+    """How the rows of the head are cut, and what that means for logits and loss.
+
+    Args:
+        cut: this rank's rows.
+        sizes: how many every rank has.
+        axis: the tensor ranks.
+    """
+
+    def __init__(self, cut: Cut, sizes: list[int], axis: Axis) -> None:
+        self.cut, self.sizes, self.axis = cut, sizes, axis
+
+    def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
+        """Logits [..., U] to [..., V], without gradients."""
+        return gathered(logits_U, logits_U.ndim - 1, self.sizes, self.axis.group)
+
+    def cross_entropy(
+        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+    ) -> tuple[paddle.Tensor, int]:
+        """As `ops.linear_cross_entropy`, over a head of which each rank has some rows."""
+        learned_R = paddle.nonzero(labels_T != IGNORED).flatten()
+        labels_R, hidden_RD = paddle.gather(labels_T, learned_R), paddle.gather(hidden_TD, learned_R)
+        if learned_R.shape[0] == 0:
+            return hidden_TD[:0].astype("float32").sum() + weight_UD[:0].astype("float32").sum(), 0
+        counter = [0]
+        with paddle.amp.auto_cast(enable=False):
+            learns = paddle.is_grad_enabled()
+            loss = _CrossEntropy.apply(hidden_RD, weight_UD, labels_R, self, chunk, learns, counter)
+        return loss, counter[0]
+
+
+class _CrossEntropy(PyLayer):
+    """Two collectives a chunk: the largest logits, then sums of exponentials, the labels' logits and hits together."""
+
+    @staticmethod
+    def forward(ctx, hidden_RD, weight_UD, labels_R, head, chunk, learns, counter):
+        learns_hidden = learns and not hidden_RD.stop_gradient
+        learns_weight = learns and not weight_UD.stop_gradient
+        loss, hidden_gradients, weight_gradient = paddle.zeros([], "float32"), [], None
+        weight = weight_UD.astype(hidden_RD.dtype)
+        for start in range(0, hidden_RD.shape[0], chunk):
+            rows_RD = hidden_RD[start : start + chunk]
+            logits_RU = paddle.matmul(rows_RD, weight, transpose_y=True).astype("float32")
+            gradient_RU, losses_R, hits = _chunk(logits_RU, labels_R[start : start + chunk], head)
+            loss += losses_R.sum()
+            counter[0] += hits
+            gradient_RU = gradient_RU.astype(hidden_RD.dtype)
+            if learns_hidden:
+                hidden_gradients.append(paddle.matmul(gradient_RU, weight))
+            if learns_weight:
+                part_UD = paddle.matmul(gradient_RU, rows_RD, transpose_x=True).astype("float32")
+                weight_gradient = part_UD if weight_gradient is None else weight_gradient.add_(part_UD)
+        hidden_gradient = None
+        if learns_hidden:
+            hidden_gradient = paddle.concat(hidden_gradients)
+            dist.all_reduce(hidden_gradient, group=head.axis.group)
+        ctx.gradients = (hidden_gradient, weight_gradient.astype(weight_UD.dtype) if learns_weight else None)
+        return loss
+
+    @staticmethod
+    def backward(ctx, loss_gradient):
+        scaled = [None if part is None else part * loss_gradient.astype(part.dtype) for part in ctx.gradients]
+        return (*scaled, None)
+
+
+def _chunk(
+    logits_RU: paddle.Tensor, labels_R: paddle.Tensor, head: VocabularyHead
+) -> tuple[paddle.Tensor, paddle.Tensor, int]:
+    """Gradient of the logits [R, U], losses [R] and the number of hits, of some positions."""
+    group, start = head.axis.group, head.cut.start
+    is_own_R = ((labels_R >= start) & (labels_R < head.cut.stop)).astype("float32")
+    own_labels_R = paddle.clip(labels_R - start, 0, logits_RU.shape[1] - 1)
+    largest_R = own_largest_R = logits_RU.max(axis=1)
+    largest_R = largest_R.clone()
+    dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
+    exponentials_RU = (logits_RU - largest_R.unsqueeze(1)).exp()
+    picked_R = paddle.take_along_axis(logits_RU, own_labels_R.unsqueeze(1), axis=1).squeeze(1) * is_own_R
+    # As argmax counts: a hit where the label's logit is the largest and no other of the same value stands before it.
+    first_R = paddle.where(
+        own_largest_R == largest_R, logits_RU.argmax(axis=1) + start, paddle.full_like(labels_R, head.cut.size)
+    )
+    dist.all_reduce(first_R, op=dist.ReduceOp.MIN, group=group)
+    sums_2R = paddle.stack([_row_sums(exponentials_RU), picked_R])
+    dist.all_reduce(sums_2R, group=group)
+    losses_R = sums_2R[0].log() + largest_R - sums_2R[1]
+    gradient_RU = exponentials_RU / sums_2R[0].unsqueeze(1)
+    minus_R1 = (-is_own_R).unsqueeze(1)
+    gradient_RU = gradient_RU.put_along_axis_(own_labels_R.unsqueeze(1), minus_R1, axis=1, reduce="add")
+    return gradient_RU, losses_R, int((first_R == labels_R).sum())
+
+
+def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
+    """[R]; in blocks, because Paddle's own sum on the CPU adds one number after another and loses digits."""
+    width = 256
+    missing = -values_RU.shape[1] % width
+    blocks = F.pad(values_RU, [0, missing]) if missing else values_RU
+    return blocks.reshape([values_RU.shape[0], -1, width]).sum(axis=2).sum(axis=1)

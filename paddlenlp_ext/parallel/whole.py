@@ -1,0 +1,110 @@
+"""Tensors of all processes made whole, one at a time and on the main process alone, while it writes them.
+
+The main process asks for a tensor by its number; the process that holds it, or the tensor ranks that hold its parts,
+answer, until the main process says that it is done. So the writer may read in any order, no process holds more than one
+tensor beside its own, and the files are those that one process writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, as_lazy
+from paddlenlp_ext.parallel.collectives import gathered
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.patience import meet
+from paddlenlp_ext.parallel.tensor import sizes_of
+from paddlenlp_ext.plan import cut_of, is_here, whole_shape
+
+_MAIN, _DONE = 0, -1
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a process can give: itself, and the tensor as it would be on one process."""
+
+    holder: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def write_whole(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
+    """Call `write` on the main process with every tensor as it would be on one; returns when it is done, everywhere.
+
+    Args:
+        mesh: the run's.
+        tensors: this process's, by the names that one process would use. What another process holds may be missing.
+        write: reads what it writes.
+    """
+    meet()
+    own = {name: tensor for name, tensor in tensors.items() if is_here(tensor)}
+    offers = _offers(mesh, own)
+    names = sorted(offers)
+    if mesh.is_main:
+        lazy = {}
+        for number, name in enumerate(names):
+            read = partial(_ask, mesh, number, offers[name], own.get(name))
+            lazy[name] = LazyTensor(offers[name].shape, offers[name].dtype, read)
+        try:
+            write(lazy)
+        finally:
+            _tell(mesh, _DONE)
+            meet()
+        return
+    while (number := _tell(mesh, _DONE)) != _DONE:
+        _give(mesh, offers[names[number]], own.get(names[number]))
+    meet()
+
+
+def _offers(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _Offer]:
+    """By name, the first process that holds the tensor, or the first of the tensor ranks that hold its parts."""
+    mine = []
+    if mesh.data.index == 0 and mesh.tensor.index == 0:
+        mine = [(name, _Offer(mesh.world.index, whole_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
+    everyone: list[list[tuple[str, _Offer]]] = []
+    dist.all_gather_object(everyone, mine, group=mesh.world.group)
+    offers: dict[str, _Offer] = {}
+    for of_one in everyone:
+        for name, offer in of_one:
+            offers.setdefault(name, offer)
+    return offers
+
+
+def _ask(mesh: Mesh, number: int, offer: _Offer, own: Any) -> Any:
+    """On the main process: the whole tensor in NumPy. All processes hear of every tensor, so that none gives up."""
+    _tell(mesh, number)
+    if offer.holder == _MAIN:
+        return _joined(mesh, own).numpy() if cut_of(own) is not None else as_lazy(own).read()
+    received = paddle.empty(list(offer.shape), offer.dtype)
+    if received.size:
+        dist.recv(received, src=offer.holder)
+    return received.numpy()
+
+
+def _give(mesh: Mesh, offer: _Offer, own: Any) -> None:
+    """On the others: this process's part, if it has one."""
+    if offer.holder not in mesh.tensor.ranks:
+        return
+    whole = own if cut_of(own) is None else _joined(mesh, own)
+    if offer.holder == mesh.world.index and whole.size:
+        dist.send(whole.detach().contiguous(), dst=_MAIN)
+
+
+def _joined(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
+    """The whole of the tensor ranks' parts."""
+    cut = cut_of(part)
+    assert cut is not None
+    return gathered(part.detach(), cut.axis, sizes_of(cut.size, mesh.tensor.size), mesh.tensor.group)
+
+
+def _tell(mesh: Mesh, number: int) -> int:
+    """What the main process says; its number goes to all."""
+    told = paddle.to_tensor([number], dtype="int64")
+    dist.broadcast(told, src=_MAIN, group=mesh.world.group)
+    return int(told.item())

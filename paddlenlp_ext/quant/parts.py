@@ -1,0 +1,70 @@
+"""A part of a quantized weight, with the same codes and scales: what one of several devices holds of it.
+
+    by outputs   whole rows, which are neighbours in the flattened weight
+    by inputs    as many neighbours of each row
+
+Where a block of the whole reaches into several parts, its scale stands in each: the part has smaller blocks. Scales in
+8 bits become float32, since groups of them do not survive a cut. No weight changes its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.dequantize import QuantizedWeight, block_scales
+from paddlenlp_ext.plan import Cut
+
+_SMALLEST_BLOCK = 16
+"""Weights that share a scale at least, unless they did so from the start: 2 bits a weight for the scales."""
+
+
+def part_of(weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
+    """The part of a weight [out, in], cut along its axis 0 or 1 into equal parts.
+
+    Raises:
+        ValueError: as `part_block`.
+    """
+    block = part_block(weight.algo, weight.shape, weight.block_size, cut)
+    repeats = weight.block_size // block
+    scales_B = block_scales(weight, 0, weight.scales.size).numpy().repeat(repeats)[: -(-weight.num_weights // block)]
+    per_byte = 1 if weight.algo == "weight_only_int8" else 2
+    arrays = {
+        "codes": _taken(weight.codes.numpy(), weight.shape, cut, per_byte),
+        "scales": _taken(scales_B, weight.shape, cut, block),
+    }
+    tensors = {name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()}
+    shape = (cut.stop - cut.start, weight.shape[1]) if cut.axis == 0 else (weight.shape[0], cut.stop - cut.start)
+    plain_scales = {"group_scales": None, "offset": None, "group_size": 0}
+    return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
+
+
+def part_block(algo: str, shape: tuple[int, int], block_size: int, cut: Cut) -> int:
+    """How many weights share a scale in each of equal parts of a weight [out, in].
+
+    Raises:
+        ValueError: so few that the scales would take more than the codes, or codes that share a byte are parted.
+    """
+    size = cut.stop - cut.start
+    run = size * shape[1] if cut.axis == 0 else math.gcd(shape[1], size)
+    block = math.gcd(block_size, run)
+    parts_bytes = algo != "weight_only_int8" and run % 2
+    if parts_bytes or block < min(block_size, _SMALLEST_BLOCK):
+        raise ValueError(
+            f"{algo} in blocks of {block_size} does not go with parts of {size} of the {cut.size} "
+            f"{'outputs' if cut.axis == 0 else 'inputs'} of a weight {list(shape)}: runs of {run} weights would share "
+            f"scales by {block}, and {_SMALLEST_BLOCK} is the least"
+        )
+    return block
+
+
+def _taken(stored: np.ndarray, shape: tuple[int, int], cut: Cut, unit: int) -> np.ndarray:
+    """Of one number for each `unit` neighbours of a flattened weight, the part's."""
+    out, width = shape
+    if cut.axis == 0:
+        return stored[cut.start * width // unit : -(-cut.stop * width // unit)]
+    columns = slice(cut.start // unit, cut.stop // unit)
+    return np.ascontiguousarray(stored.reshape(out, width // unit)[:, columns]).reshape(-1)

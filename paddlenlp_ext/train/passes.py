@@ -1,0 +1,116 @@
+"""How the micro-batches of a window go through the model and back: one after the other, or through a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import paddle
+
+from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.parallel.pipeline import Pipeline
+from paddlenlp_ext.train.loss import hidden_states, loss_of_hidden, loss_sum
+
+Around = Callable[[int], AbstractContextManager[Any]]
+"""What a micro-batch's forward pass, given by its number, runs in: random numbers, formats, noise."""
+
+
+class Passes(Protocol):
+    """Runs micro-batches."""
+
+    def run(
+        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+    ) -> paddle.Tensor:
+        """Add `scales[n]` times the gradients of each micro-batch's loss sum; returns the sum of those sums.
+
+        Micro-batches with a scale of 0 do not count. `after` is called when nothing of a micro-batch is left to run.
+        The sum is this process's share of it: the losses that its own part of the model made.
+        """
+
+    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
+        """A batch's loss sum and hits, this process's share of it; nothing learns."""
+
+
+class WholeModel:
+    """Every process has all layers.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def run(
+        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+    ) -> paddle.Tensor:
+        """One after the other."""
+        total = paddle.zeros([], "float32")
+        for number, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
+            with around(number):
+                loss, _ = loss_sum(self.model, batch)
+            (loss * scale).backward()
+            after()
+            if scale:
+                total += loss.detach()
+        return total
+
+    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
+        """Forwards."""
+        loss, hits = loss_sum(self.model, batch)
+        return float(loss), int(hits)
+
+
+class PipelinedModel:
+    """Every process has some of the layers (parallel/pipeline.py).
+
+    Args:
+        model: a `CausalLM` or `PeftModel` with the pipeline installed.
+        pipeline: this process's part of it.
+    """
+
+    def __init__(self, model: Any, pipeline: Pipeline) -> None:
+        self.model, self.pipeline = model, pipeline
+
+    def run(
+        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+    ) -> paddle.Tensor:
+        """Interleaved; `after` comes once for all."""
+        total = paddle.zeros([], "float32")
+
+        def forward(number: int, ends: bool) -> paddle.Tensor | None:
+            nonlocal total
+            with around(number):
+                hidden_BSD = hidden_states(self.model, batches[number])
+                if not ends:
+                    return None
+                loss, _ = loss_of_hidden(self.model, hidden_BSD, batches[number])
+            total = total + loss.detach()
+            return loss * scales[number]
+
+        self.pipeline.run(self._shapes(batches), forward, learns=True)
+        after()
+        return total
+
+    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
+        """Forwards through all stages; those before the last go on with the next batch meanwhile."""
+        measured = (0.0, 0)
+
+        def forward(number: int, ends: bool) -> None:
+            nonlocal measured
+            hidden_BSD = hidden_states(self.model, batch)
+            if ends:
+                loss, hits = loss_of_hidden(self.model, hidden_BSD, batch)
+                measured = (float(loss), int(hits))
+
+        self.pipeline.run(self._shapes([batch]), forward, learns=False)
+        return measured
+
+    def _shapes(self, batches: Sequence[PackedBatch]) -> list[list[int]]:
+        return [self.model.stream_shape(*batch.input_ids.shape) for batch in batches]
+
+
+def passes_of(model: Any, pipeline: Pipeline | None) -> Passes:
+    """The way in which a model runs."""
+    return WholeModel(model) if pipeline is None else PipelinedModel(model, pipeline)

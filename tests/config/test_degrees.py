@@ -1,0 +1,42 @@
+"""Degrees are completed from the number of processes, or refused with the nearest that fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
+
+
+@pytest.mark.parametrize(
+    ("processes", "keys", "expected"),
+    [
+        (1, {}, Degrees()),
+        (4, {}, Degrees(data=4)),
+        (4, {"tensor_parallel_degree": 2}, Degrees(data=2, tensor=2)),
+        (8, {"tensor_parallel_degree": 2, "sharding": "stage1"}, Degrees(sharding=4, tensor=2)),
+        (8, {"sharding": "stage2", "sharding_parallel_degree": 2}, Degrees(data=4, sharding=2)),
+        (8, {"pipeline_parallel_degree": 2, "sharding_parallel_degree": 4}, Degrees(data=4, pipeline=2)),
+        (2, {"tensor_parallel_degree": 0, "pipeline_parallel_degree": 2}, Degrees(pipeline=2)),
+    ],
+)
+def test_what_is_left_open_is_filled(processes, keys, expected):
+    assert complete_degrees(ParallelConfig(**keys), processes) == expected
+
+
+def test_every_combination_is_completed_or_refused():
+    for processes, tensor, pipeline in itertools.product(range(1, 9), range(1, 5), range(1, 5)):
+        options = ParallelConfig(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
+        if processes % (tensor * pipeline):
+            with pytest.raises(ValueError, match=f"nearest with {processes}"):
+                complete_degrees(options, processes)
+        else:
+            degrees = complete_degrees(options, processes)
+            assert degrees.data * tensor * pipeline == processes
+
+
+def test_the_nearest_is_named():
+    with pytest.raises(ValueError, match="tensor_parallel_degree 4, pipeline_parallel_degree 2, sharding"):
+        complete_degrees(ParallelConfig(tensor_parallel_degree=4, pipeline_parallel_degree=3), 8)

@@ -1,0 +1,80 @@
+"""Packs of like cost share a step, and are dealt evenly; no row is lost and fill stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.data.even_steps import attention_cost, deal, order_by_cost
+from paddlenlp_ext.data.packing import BatchPlan
+
+
+def uneven(costs: list[int], num_ranks: int) -> float:
+    """Largest over mean of what the ranks have to do."""
+    sums = [sum(costs[index] for index in hand) for hand in deal(costs, num_ranks)]
+    return max(sums) / (sum(sums) / num_ranks)
+
+
+def long_tailed_lengths(count: int, capacity: int) -> np.ndarray:
+    drawn = np.random.default_rng(3).lognormal(np.log(capacity / 10), 1.0, count)
+    return np.clip(drawn.astype(int), 8, capacity)
+
+
+def test_cost_is_the_sum_of_squared_lengths():
+    assert attention_cost([3, 4]) == 25
+    assert attention_cost([]) == 0
+
+
+def test_every_pack_is_dealt_once_and_as_many_to_each_rank():
+    costs = [5, 1, 9, 2, 7, 3, 8]
+    hands = deal(costs, 3)
+    assert sorted(index for hand in hands for index in hand) == list(range(7))
+    assert sorted(len(hand) for hand in hands) == [2, 2, 3]
+    assert deal(costs, 1) == [list(range(7))]
+    assert deal([4], 3) == [[0], [], []]
+
+
+def test_the_dearest_go_to_different_ranks():
+    assert deal([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
+    assert uneven([100, 60, 40, 10, 90, 50], 2) < 1.1
+
+
+def test_reordering_keeps_every_pack_and_the_stream_in_blocks():
+    costs = list(np.random.default_rng(0).integers(1, 1000, 203))
+    permutation = np.random.default_rng(1).permutation
+    order = order_by_cost(costs, 4, permutation)
+    assert sorted(order) == list(range(203))
+    assert sorted(order[:64]) == list(range(64))  # 16 steps of 4 packs
+    assert order[-3:] == [200, 201, 202]  # no whole step
+    assert order_by_cost(costs, 1, permutation) == list(range(203))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
+    lengths = long_tailed_lengths(4000, 2048)
+    settings = {"batch_size": 1, "packing": "greedy", "capacity": 2048}
+    plain, even = BatchPlan(lengths, **settings), BatchPlan(lengths, **settings, packs_per_step=num_ranks)
+    assert even.fill(0) == plain.fill(0)
+    assert sorted(map(tuple, even.packs(0))) == sorted(map(tuple, plain.packs(0)))
+
+    def mean_unevenness(plan: BatchPlan) -> float:
+        costs = [attention_cost(lengths[pack]) for pack in plan.packs(0)]
+        steps = [costs[start : start + num_ranks] for start in range(0, len(costs) - num_ranks, num_ranks)]
+        return float(np.mean([uneven(step, num_ranks) for step in steps]))
+
+    assert mean_unevenness(even) <= 1.10 < mean_unevenness(plain)
+
+
+def test_the_order_depends_on_the_step_alone():
+    lengths = long_tailed_lengths(500, 512)
+    settings = {"packing": "greedy", "capacity": 512, "packs_per_step": 8}
+    one_by_one, in_fours = (BatchPlan(lengths, batch_size=size, **settings) for size in (1, 4))
+    assert one_by_one.packs(1) == in_fours.packs(1)
+    assert one_by_one.packs(0) != one_by_one.packs(1)
+
+
+def test_other_packings_keep_the_stream():
+    lengths = long_tailed_lengths(100, 512)
+    for packing in ("none", "in_order"):
+        settings = {"batch_size": 1, "packing": packing, "capacity": 512}
+        assert BatchPlan(lengths, **settings, packs_per_step=4).packs(0) == BatchPlan(lengths, **settings).packs(0)

@@ -1,0 +1,133 @@
+"""Whatever is computed again: the same losses and gradients, dropout's random numbers included, and less is kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+
+from tiny_training import MODEL
+
+from paddlenlp_ext.config.recompute import REFINED_OPS
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan, passing
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.prefix import PrefixConfig
+
+ALL_KEPT = dict.fromkeys(REFINED_OPS, -1)
+PLANS = {
+    "full": RecomputePlan(),
+    "full_attn": RecomputePlan("full_attn"),
+    "core_attn": RecomputePlan("core_attn"),
+    "some layers": RecomputePlan(left_out=frozenset({1})),
+    "some attentions": RecomputePlan("core_attn", frozenset({0})),
+    **{place: RecomputePlan(kept={place: -1}) for place in REFINED_OPS},
+    "all in one layer": RecomputePlan(kept=dict.fromkeys(REFINED_OPS, 1)),
+    "all": RecomputePlan(kept=ALL_KEPT),
+}
+ADAPTERS = {
+    "none": None,
+    "lora": LoRAConfig(rank=4, dropout=0.3),
+    "prefix": PrefixConfig(num_tokens=3, dropout=0.2, init="random"),
+}
+
+
+def make_model(adapter: str):
+    model = AutoModelForCausalLM.from_config(MODEL, seed=1)
+    if ADAPTERS[adapter] is not None:
+        model = get_peft_model(model, ADAPTERS[adapter])
+        draw = np.random.default_rng(5)
+        for _, parameter in model.named_parameters():
+            if not parameter.stop_gradient:
+                parameter.set_value(draw.normal(0, 0.1, parameter.shape).astype("float32"))
+    model.train()
+    return model
+
+
+def run(adapter: str, plan: RecomputePlan | None) -> tuple[float, dict[str, np.ndarray]]:
+    model = make_model(adapter)
+    if plan is not None:
+        model.enable_recompute(plan)
+    paddle.seed(3)
+    ids = paddle.to_tensor(np.random.default_rng(0).integers(1, 60, (2, 17)))
+    loss = model(ids, document_lengths=[[10, 7], [17]]).square().mean()
+    loss.backward()
+    return float(loss), {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def plain(request):
+    return request.param, *run(request.param, None)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_same_loss_and_gradients(plain, name):
+    adapter, want_loss, want = plain
+    loss, gradients = run(adapter, PLANS[name])
+    assert loss == want_loss
+    assert gradients.keys() == want.keys() and want
+    for key, gradient in want.items():
+        # What is kept has a graph of its own: sums of three gradients may be made in another order.
+        np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
+
+
+def test_what_is_kept_is_not_computed_again():
+    """How often each projection runs in a pass: twice where its layer is run again, once where its result stays."""
+
+    def calls(plan: RecomputePlan) -> dict[str, int]:
+        model, counts = make_model("none"), {}
+        model.enable_recompute(plan)
+        for name, layer in model.model.layers[1].named_sublayers():
+            if name.endswith("_proj"):
+                counts[name] = 0
+                layer.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+        model(paddle.to_tensor([[1, 2, 3]])).sum().backward()
+        return counts
+
+    attention = {f"self_attn.{letter}_proj" for letter in "qkvo"}
+    halves = {"mlp.gate_proj", "mlp.up_proj"}
+    assert set(calls(RecomputePlan()).values()) == {2} and set(calls(RecomputePlan("core_attn")).values()) == {1}
+    assert {name for name, n in calls(RecomputePlan("full_attn")).items() if n == 2} == attention
+    assert {name for name, n in calls(RecomputePlan(kept={"mlp_column_ln": -1})).items() if n == 1} == halves
+    assert {name for name, n in calls(RecomputePlan(kept={"mlp_row_ln": 2})).items() if n == 1} == {"mlp.down_proj"}
+    assert set(calls(RecomputePlan(kept={"mlp_row_ln": 1})).values()) == {2}, "layer 1 is not the first"
+    assert set(calls(RecomputePlan(left_out=frozenset({1}))).values()) == {1}
+
+
+def test_less_is_kept():
+    """Numbers that wait for the backward pass, as Paddle's autograd saves them."""
+
+    def kept(plan: RecomputePlan | None) -> int:
+        model, sizes = make_model("none"), {}
+        own = {id(parameter) for parameter in model.parameters()}
+        if plan is not None:
+            model.enable_recompute(plan)
+
+        def pack(tensor):
+            if id(tensor) not in own:
+                sizes[tensor.data_ptr()] = tensor.size
+            return tensor
+
+        with paddle.autograd.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = model.hidden_states(paddle.to_tensor([list(range(1, 41))]))
+        assert hidden.shape == [1, 40, 32]
+        return sum(sizes.values())
+
+    everything, halves, layers = kept(None), kept(RecomputePlan("full_attn")), kept(RecomputePlan())
+    assert layers < halves < everything
+    assert layers < kept(RecomputePlan(left_out=frozenset({0}))) < everything
+
+
+def test_layers_that_the_model_has_not_are_named():
+    with pytest.raises(ValueError, match=r"names \[2, 7\]; the model's layers are 0 to 1"):
+        make_model("none").enable_recompute(RecomputePlan(left_out=frozenset({0, 2, 7})))
+
+
+def test_outside_of_a_layer_a_place_is_nothing():
+    assert passing("flash_attn", lambda a, b: (a, b), 1, 2) == (1, 2)

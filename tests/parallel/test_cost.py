@@ -1,0 +1,112 @@
+"""Bytes and memory of a layout against numbers worked by hand; benchmarks/parallel_cost.py holds them against runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_ext.config.degrees import Degrees
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory, numbers
+
+# D 8, I 16, 2 heads of 4 with 1 key-value head, V 32: a layer's matrices are q 64, k 32, v 32, o 64 and 3 x 128 = 576.
+SHAPE = {
+    "model_type": "llama",
+    "vocab_size": 32,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+LAYER, TABLE = 576 + 16, 256
+STREAM = 10 * 8 * 4  # bytes of [tokens, hidden]
+STEP = Step(tokens=10, learned=5, micro_batches=3)
+
+
+def config(**changes):
+    return DecoderConfig.from_dict({**SHAPE, **changes})
+
+
+def sent(layout: Layout, step: Step = STEP, process: int = 0, **changes) -> dict[str, float]:
+    return bytes_sent(config(**changes), layout, step, process)
+
+
+def test_one_process_sends_nothing():
+    assert sent(Layout(degrees=Degrees())) == {"tensor": 0, "pipeline": 0, "replicas": 0}
+
+
+def test_numbers_of_a_process():
+    whole = numbers(config(), Layout(degrees=Degrees()), STEP, 0)
+    assert (whole.layers, whole.ends, whole.held) == (4 * LAYER, 2 * TABLE + 8, 4 * LAYER + 2 * TABLE + 8)
+    half = numbers(config(), Layout(degrees=Degrees(tensor=2)), STEP, 0)
+    assert half.held == 4 * (288 + 16) + TABLE + 8 and half.partial == 0
+    parted = numbers(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), STEP, 0)
+    assert parted.partial == 4 * 16 + 8
+    # LoRA of rank 2: inputs of q, k, v, gate, up (5 x 8) and outputs of o, down (2 x 8) stay whole.
+    lora = numbers(config(), Layout(degrees=Degrees(tensor=2)), Step(tokens=1, learned=1, lora_rank=2), 0)
+    assert lora.partial == 2 * 4 * (40 + 16)
+    assert lora.trained == lora.partial + 2 * 4 * (8 + 4 + 4 + 16 + 16 + 8 + 16) // 2
+
+
+def test_tensor_parallelism():
+    """Three micro-batches; 17 sums of the stream (the embedding's too), the head's; 2(t-1)/t is 1 for two ranks."""
+    head = 5 * 8 * 4 + 5 * 20
+    layout = Layout(degrees=Degrees(tensor=2))
+    assert sent(layout)["tensor"] == 3 * (17 * STREAM + head)
+    again = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan())
+    assert sent(layout, again)["tensor"] == 3 * ((17 + 8) * STREAM + head)
+    kept = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan(kept={"mlp_row_ln": 3}))
+    assert sent(layout, kept)["tensor"] == 3 * ((17 + 5) * STREAM + head)
+    parted = Layout(degrees=Degrees(tensor=2), sequence_parallel=True)
+    assert sent(parted)["tensor"] == 3 * (18 * STREAM + head) + (4 * 16 + 8) * 4
+
+
+def test_pipeline():
+    """Four stages: the ends send once a micro-batch, the others twice; tied ends exchange the table's gradient."""
+    layout = Layout(degrees=Degrees(pipeline=4))
+    assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * STREAM for n in (1, 2, 2, 1)]
+    tied = [sent(layout, process=p, tie_word_embeddings=True)["pipeline"] for p in range(4)]
+    assert tied == [3 * STREAM + TABLE * 4, 6 * STREAM, 6 * STREAM, 3 * STREAM + TABLE * 4]
+    virtual = Layout(degrees=Degrees(pipeline=2), virtual=2)
+    assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * STREAM, 9 * STREAM]
+
+
+def test_replicas_and_sharding():
+    held = 4 * (4 * LAYER + 2 * TABLE + 8)  # bytes
+    lent = 4 * (8 * LAYER + 2 * TABLE + 8)
+    assert sent(Layout(degrees=Degrees(data=4)))["replicas"] == 1.5 * held
+    assert sent(Layout(degrees=Degrees(sharding=4), stage=1))["replicas"] == 1.5 * held + 0.75 * held
+    assert sent(Layout(degrees=Degrees(sharding=4), stage=2))["replicas"] == 3 * 0.75 * held + 0.75 * held
+    assert sent(Layout(degrees=Degrees(sharding=4), stage=3))["replicas"] == 3 * 0.75 * (held + lent)
+    both = sent(Layout(degrees=Degrees(data=2, sharding=2), stage=2))["replicas"]
+    assert both == 3 * 0.5 * held + 0.5 * held + held / 2
+
+
+def test_memory_by_part():
+    held = 4 * LAYER + 2 * TABLE + 8
+    parts = memory(config(), Layout(degrees=Degrees(sharding=4), stage=2), STEP)
+    assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (4 * held, held, 2 * held)
+    # a layer keeps 4 x 8 of norms, q and result 8 each, k and v 4 each, 3 x 16 of the feed-forward half
+    assert parts["activations"] == 10 * 4 * 4 * (32 + 24 + 48)
+    assert parts["loss"] == 4 * 2 * 5 * 32
+    assert memory(config(), Layout(degrees=Degrees(sharding=4), stage=3), STEP)["weights"] == held
+    two_bytes = Step(tokens=10, learned=5, value_bytes=2, plan=RecomputePlan())
+    parts = memory(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), two_bytes)
+    assert parts["activations"] == 10 * 2 * (4 * 4 + (2 * 4 + 2 * 8 + 12 + 24))
+    assert parts["optimizer"] == 12 * (4 * (288 + 16) + TABLE + 8)
+
+
+def test_a_pipeline_keeps_as_many_micro_batches_as_are_under_way():
+    layout = Layout(degrees=Degrees(pipeline=2))
+    first, last = (memory(config(vocab_size=4), layout, STEP, process)["activations"] for process in range(2))
+    assert first == 2 * last == 2 * 10 * 4 * 2 * (32 + 24 + 48)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_adapters_gradients_stay_with_all(stage):
+    step = Step(tokens=10, learned=5, micro_batches=3, lora_rank=2)
+    trained = 4 * numbers(config(), Layout(degrees=Degrees()), step, 0).trained
+    assert sent(Layout(degrees=Degrees(sharding=2), stage=stage), step)["replicas"] == trained + 0.5 * trained

@@ -1,0 +1,29 @@
+"""Two data-parallel processes against one that does their micro-batches one after the other."""
+
+from __future__ import annotations
+
+import pytest
+from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+DROPOUT = {"rank": 4, "dropout": 0.3}
+CASES = [
+    Case("sft"),
+    Case("sft-untied-accumulated", {"gradient_accumulation_steps": 2}, {"tie_word_embeddings": False}),
+    Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
+    Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
+    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data_parallel")
+    return folder, launch(2, CASES, folder)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_two_processes_are_one(runs, case):
+    folder, outcomes = runs
+    alone = case.alone(data_ranks=2)
+    run_case(alone, folder)
+    assert_same_run(outcomes[case.name], outcome(alone, folder))

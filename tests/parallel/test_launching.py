@@ -1,0 +1,82 @@
+"""`run_finetune.py` under Paddle's launcher: one run, told once, or refused before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from parallel_cases import ROOT, logs, start
+
+SCRIPT = str(ROOT / "llm" / "run_finetune.py")
+
+
+@pytest.fixture
+def command(run_folders):
+    """The command line of a small run."""
+    keys = {
+        "model_name_or_path": str(run_folders / "model"),
+        "dataset_name_or_path": str(run_folders / "data"),
+        "data_cache_dir": str(run_folders / "cache"),
+        "output_dir": str(run_folders / "out"),
+        "do_train": True,
+        "do_eval": True,
+        "device": "cpu",
+        "max_steps": 4,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_length": 32,
+        "src_length": 16,
+    }
+    (run_folders / "run.json").write_text(json.dumps(keys))
+    return [SCRIPT, str(run_folders / "run.json")]
+
+
+def test_one_run_of_two_processes(command, run_folders):
+    result = start(2, command, run_folders)
+    assert result.returncode == 0, logs(run_folders)
+    out = run_folders / "out"
+    assert {"model.safetensors", "eval_results.json", "checkpoint-4"} <= {path.name for path in out.iterdir()}
+    history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history] == [1, 2, 3, 4]
+    main, other = ((run_folders / "log" / f"workerlog.{rank}").read_text() for rank in range(2))
+    assert main.count("step 3/4") == 1 and "step 3/4" not in other
+    both = main + other
+    assert both.count("tokenized data written to") == 2, "train and dev, each once"
+    assert "tokenized data found in" in both
+    assert json.loads((out / "eval_results.json").read_text())["eval_num_rows"] == 12
+
+
+def test_what_does_not_divide_is_refused_at_once(command, run_folders):
+    started = time.perf_counter()
+    result = start(2, [*command, "--tensor_parallel_degree", "3"], run_folders)
+    assert result.returncode != 0
+    assert time.perf_counter() - started < 60
+    message = (run_folders / "log" / "workerlog.0").read_text()
+    assert "tensor_parallel_degree 3 need 3 processes, and 2 were started" in message
+    assert "nearest with 2: tensor_parallel_degree 2" in message
+    assert not (run_folders / "out").exists()
+
+
+FAILING = """
+import time
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.rank import rank
+
+def main(argv):
+    if rank() == 1:
+        raise RuntimeError("the second one gives up")
+    time.sleep(300)
+
+run_command(main)
+"""
+
+
+def test_the_error_of_any_process_is_shown_and_ends_the_run(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    started = time.perf_counter()
+    result = start(2, [str(tmp_path / "failing.py")], tmp_path)
+    assert time.perf_counter() - started < 60 and result.returncode != 0
+    assert "RuntimeError: the second one gives up" in result.stderr and "[rank 1] Traceback" in result.stderr

@@ -1,0 +1,133 @@
+"""A checkpoint of any layout goes on in any other to what one process comes to; all layouts write the same files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+
+REPLICAS = 2  # of one process: what two data or sharding ranks do side by side
+KEYS = {"gradient_accumulation_steps": REPLICAS}
+RUNS = [
+    Case("sft", {"gradient_accumulation_steps": 1}, {"attention_bias": True}),
+    Case("adalora", {"gradient_accumulation_steps": 1}, {}, "adalora", {"tinit": 2, "tfinal": 4}),
+]
+LAYOUTS = {
+    "dp2": {},
+    "sharding1": {"sharding": "stage1"},
+    "sharding2": {"sharding": "stage2"},
+    "sharding3": {"sharding": "stage3"},
+    "tp2": {"tensor_parallel_degree": 2, **KEYS},
+}
+MIXED = {
+    "tp2-dp2": {"tensor_parallel_degree": 2},
+    "tp2-sharding3": {"tensor_parallel_degree": 2, "sharding": "stage3"},
+    "dp2-sharding2": {"sharding": "stage2", "sharding_parallel_degree": 2, "gradient_accumulation_steps": 1},
+}
+HALF = {"save_strategy": "steps", "save_steps": 10}
+
+
+def laid_out(case: Case, layout: str, **keys) -> Case:
+    options = {**LAYOUTS, **MIXED, "one": KEYS}[layout]
+    return dataclasses.replace(case, name=f"{case.name}-{layout}", keys={**case.keys, **options, **keys})
+
+
+def resumed(case: Case, before: str, after: str, folder) -> Case:
+    checkpoint = folder / f"{case.name}-{before}" / "checkpoint-10"
+    going_on = laid_out(case, after, resume_from_checkpoint=str(checkpoint))
+    return dataclasses.replace(going_on, name=f"{case.name}-{before}-then-{after}")
+
+
+def replicas_agree(layout: str) -> bool:
+    """Whether the layout's optimizer steps read what one process's do here: two micro-batches a step."""
+    return layout != "dp2-sharding2"
+
+
+WAYS_OF_2 = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
+WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *filter(replicas_agree, MIXED))]
+WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "tp2-dp2"), ("tp2-dp2", "tp2-sharding3")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of every layout, each saved half-way, and gone on with from there in the others."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for case in RUNS:
+        run_case(laid_out(case, "one", **HALF), folder)
+    launch(2, [laid_out(case, layout, **HALF) for case in RUNS for layout in LAYOUTS], folder, 600)
+    launch(2, [resumed(case, *way, folder) for case in RUNS for way in WAYS_OF_2], folder, 600)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of_4(folder):
+    """The same with four processes."""
+    layouts = filter(replicas_agree, MIXED)
+    launch(4, [laid_out(case, layout, **HALF) for case in RUNS for layout in layouts], folder, 600)
+    launch(4, [resumed(case, *way, folder) for case in RUNS for way in WAYS_OF_4], folder, 600)
+    for case in RUNS:
+        for way in WAYS_TO_1:
+            run_case(resumed(case, *way, folder), folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("way", WAYS_OF_2, ids="-then-".join)
+def test_goes_on_as_if_nothing_had_happened(folder, case, way):
+    assert_same_run(outcome(resumed(case, *way, folder), folder), outcome(laid_out(case, "one"), folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("way", WAYS_OF_4 + WAYS_TO_1, ids="-then-".join)
+def test_four_processes_and_back_to_one(folder_of_4, case, way):
+    assert_same_run(outcome(resumed(case, *way, folder_of_4), folder_of_4), outcome(laid_out(case, "one"), folder_of_4))
+
+
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_writes_the_same_files(folder, case, layout):
+    assert_same_files(folder / f"{case.name}-one", folder / f"{case.name}-{layout}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("layout", filter(replicas_agree, MIXED))
+def test_four_processes_write_the_same_files(folder_of_4, case, layout):
+    assert_same_files(folder_of_4 / f"{case.name}-one", folder_of_4 / f"{case.name}-{layout}")
+
+
+def test_equal_numbers_are_equal_bytes(folder):
+    """Two layouts that compute the same bits, at the start of a run, write the same bytes."""
+    hashes = set()
+    for layout in ("dp2", "sharding1", "sharding2", "sharding3"):
+        file = folder / f"sft-{layout}" / "checkpoint-10" / "model.safetensors"
+        hashes.add(hashlib.sha256(file.read_bytes()).hexdigest())
+    assert len(hashes) == 1
+
+
+def assert_same_files(one, other):
+    """The same files: tensors of the same names, formats, shapes and places, values within 1e-6 of the largest."""
+    files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
+    others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
+    assert sorted(files) == sorted(others)
+    for file in files:
+        if file.suffix == ".safetensors":
+            assert header(one / file) == header(other / file), file
+            want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
+            for name in want.names():
+                a, b = want.read(name), got.read(name)
+                assert abs(a - b).max() <= 1e-6 * max(abs(a).max(), 1e-8), (file, name)
+        elif file.name in ("config.json", "adapter_config.json"):
+            assert json.loads((one / file).read_text()) == json.loads((other / file).read_text())
+
+
+def header(path):
+    """Names, formats, shapes and places of a file's tensors, in their order."""
+    with open(path, "rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))

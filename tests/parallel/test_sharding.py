@@ -1,0 +1,89 @@
+"""Two processes that share optimizer state, gradients and weights, against one that has them all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from paddlenlp_ext.parallel.sharding import share_out
+
+UNTIED = {"tie_word_embeddings": False}
+BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}
+STAGES = ("stage1", "stage2", "stage3")
+RUNS = [
+    Case("sft", {"max_grad_norm": 0.5, "weight_decay": 0.1}),
+    Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
+    Case("sft-recomputed", {"recompute": True, "gradient_accumulation_steps": 2}, UNTIED),
+    Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0}),
+    Case("dora", {}, BIASED, "use_dora", {"rank": 4}),
+    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
+    Case("prompt", {"neftune": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
+]
+ONLY_STAGE3 = [
+    Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
+    Case("vera", switch="vera", peft={"rank": 8}),
+    Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
+    Case("loha", switch="loha", peft={"rank": 2}),
+    Case("ia3", {}, BIASED, "ia3"),
+    Case("oft", switch="oft", peft={"block_size": 4}),
+    Case("bottleneck", switch="adapter", peft={"size": 8}),
+    Case("prefix", {"recompute": True}, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),
+    Case("reft", switch="reft", peft={"rank": 4}),
+    Case("mos", switch="lora_use_mixer", peft={"rank": 4}),
+]
+
+
+def sharded(case: Case, stage: str) -> Case:
+    """The case with its state shared by all processes."""
+    return Case(f"{case.name}-{stage}", {**case.keys, "sharding": stage}, case.model, case.switch, case.peft)
+
+
+CASES = [sharded(case, stage) for case in RUNS for stage in STAGES] + [sharded(case, "stage3") for case in ONLY_STAGE3]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharding")
+    return folder, launch(2, CASES, folder, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def alone(runs):
+    """Each run on one process, made once for its three stages."""
+    folder, made = runs[0], {}
+
+    def run(case: Case):
+        name = case.name.rpartition("-")[0]
+        if name not in made:
+            made[name] = case.alone(data_ranks=2)
+            run_case(made[name], folder)
+        return outcome(made[name], folder)
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_two_processes_are_one(runs, alone, case):
+    assert_same_run(runs[1][case.name], alone(case))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_shared_is_held_once(runs, alone, stage):
+    alone(sharded(RUNS[0], "stage1"))
+    whole = json.loads((runs[0] / "sft-alone" / "held-0.json").read_text())
+    ranks = [json.loads((runs[0] / f"sft-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
+    shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
+    for what in ("state", "gradients", "values"):
+        copies = 1 if what in shared else 2
+        assert sum(held[what] for held in ranks) == copies * whole[what]
+        assert max(held[what] for held in ranks) <= (1.1 / 2 if copies == 1 else 1.0) * whole[what]
+
+
+def test_owners_get_like_shares():
+    sizes = [100, 7, 40, 40, 3, 25, 25, 60]
+    owners = share_out(sizes, 3)
+    totals = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(3)]
+    assert sum(totals) == 300 and max(totals) <= 108
+    assert share_out([5, 5], 4) == [0, 1]

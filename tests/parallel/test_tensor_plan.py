@@ -1,0 +1,126 @@
+"""What the tensor plan refuses, and which part of every parameter a rank keeps; no second process is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny_training import MODEL
+
+from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.loading import base_parameters, read_own_part
+from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.plan import cut_of, whole_shape
+
+BIASED = {**MODEL, "tie_word_embeddings": False, "attention_bias": True}
+
+
+def rank(index: int, size: int = 2) -> Axis:
+    return Axis(index, size, None, tuple(range(size)))
+
+
+@pytest.mark.parametrize(("size", "parts"), [(61, 2), (61, 4), (8, 8), (3, 4)])
+def test_sizes_add_up_and_are_as_even_as_can_be(size, parts):
+    sizes = sizes_of(size, parts)
+    assert sum(sizes) == size and len(sizes) == parts and max(sizes) - min(sizes) <= 1
+
+
+def test_every_rank_keeps_its_part_and_reads_no_other(tmp_path):
+    whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
+    whole.save_pretrained(tmp_path)
+    seen = {name: np.zeros(value.shape, int) for name, value in values.items()}
+    for index in range(2):
+        model = AutoModelForCausalLM.from_config(BIASED, seed=3)
+        apply_tensor_plan(model, rank(index))
+        parameters = dict(model.named_parameters())
+        assert (index == 1) == ("model.layers.0.self_attn.o_proj.bias" in model.held_by_others)
+        assert model.held_by_others == values.keys() - parameters.keys()
+        for name, parameter in parameters.items():
+            cut = cut_of(parameter)
+            own = values[name] if cut is None else values[name][cut.index]
+            seen[name][... if cut is None else cut.index] += 1
+            assert np.array_equal(parameter.numpy(), own) and whole_shape(parameter) == values[name].shape
+            assert np.array_equal(open_weights(tmp_path).read(name, cut=cut), own)
+            parameter.set_value(np.zeros(own.shape, np.float32))
+        model.load_weights(str(tmp_path))
+        for name, parameter in model.named_parameters():
+            cut = cut_of(parameter)
+            assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index])
+    alike = {"norm", "layernorm"}
+    for name, times in seen.items():
+        assert np.all(times == (2 if any(word in name for word in alike) else 1)), name
+
+
+class Slices(SafetensorsFile):
+    """Counts the numbers that are handed out."""
+
+    num_read = 0
+
+    def read(self, name, dtype=None, cut=None):
+        values = super().read(name, dtype, cut)
+        self.num_read += values.size
+        return values
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
+    whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    whole.save_pretrained(tmp_path)
+    if has_adapter:
+        whole = get_peft_model(whole, LoRAConfig(rank=2), seed=5)
+    values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
+    model = AutoModelForCausalLM.without_values(tmp_path)
+    if has_adapter:
+        model = get_peft_model(model, LoRAConfig(rank=2), seed=5)
+    apply_tensor_plan(model, rank(1))
+    source = Slices(tmp_path / "model.safetensors")
+    read_own_part(model, source)
+    for name, parameter in model.named_parameters():
+        cut = cut_of(parameter)
+        assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index]), name
+    assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
+
+
+def test_a_degree_that_divides_no_heads_names_the_largest_that_does():
+    config = AutoModelForCausalLM.from_config(MODEL).config
+    with pytest.raises(ValueError, match=r"degree 4 does not divide num_key_value_heads 2 .* is 2$"):
+        check_sizes(config, 4)
+    check_sizes(config, 2)
+
+
+def test_the_plan_and_the_model_must_agree():
+    model = AutoModelForCausalLM.from_config(MODEL)
+    plan = model.config.tensor_plan
+    with pytest.raises(ValueError, match=r"names model.layers.\*.mlp.wi, which matches no layer"):
+        styles_by_name(model, {**plan, "model.layers.*.mlp.wi": "colwise"})
+    without = {name: style for name, style in plan.items() if not name.endswith("up_proj")}
+    with pytest.raises(ValueError, match=r"no style for model.layers.0.mlp.up_proj, model.layers.1"):
+        styles_by_name(model, without)
+
+
+def test_what_can_not_be_cut_is_refused():
+    mora = get_peft_model(AutoModelForCausalLM.from_config(MODEL), peft_methods()["use_mora"](rank=4))
+    with pytest.raises(ValueError, match="tensor_parallel_degree 1"):
+        apply_tensor_plan(mora, rank(0))
+    reft = get_peft_model(AutoModelForCausalLM.from_config(MODEL), peft_methods()["reft"](rank=2))
+    with pytest.raises(ValueError, match="set sequence_parallel: false"):
+        apply_tensor_plan(reft, rank(0), sequence_parallel=True)
+
+
+def test_an_adapter_is_cut_as_its_base():
+    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL), LoRAConfig(rank=3))
+    apply_tensor_plan(model, rank(1))
+    layer = model.base_model.model.layers[0]
+    up, down = layer.mlp.up_proj, layer.mlp.down_proj
+    assert dataclasses.astuple(cut_of(up.lora_B.weight)) == (0, 24, 48, 48) and cut_of(up.lora_A.weight) is None
+    assert dataclasses.astuple(cut_of(down.lora_A.weight)) == (1, 24, 48, 48) and cut_of(down.lora_B.weight) is None
+    assert up.lora_A.weight.is_partial and down.lora_B.weight.is_partial and up.out_features == 24
+    assert up.base.weight.stop_gradient and not up.lora_B.weight.stop_gradient
