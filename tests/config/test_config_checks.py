@@ -102,7 +102,7 @@ def test_keys_with_an_effect_or_at_their_default_are_not_noted(tmp_path, values)
 
 
 @pytest.mark.parametrize(
-    "values", [{"offload_optim": True}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
+    "values", [{"amp_master_grad": True}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
 )
 def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, values):
     (found,) = problems(write(tmp_path, SMALLEST | values))
@@ -208,9 +208,10 @@ def test_metric_names_become_one(tmp_path, written, name, greater):
         (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
+        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit keeps blocks of a whole parameter"),
     ],
 )
-def test_degrees_that_do_not_divide_the_processes(tmp_path, monkeypatch, processes, values, words):
+def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert words in found.message

@@ -1,0 +1,79 @@
+"""Adapters over quantized and bfloat16 bases, and optimizers with small state: two processes against one."""
+
+from __future__ import annotations
+
+import pytest
+from parallel_cases import Case, assert_same_run, differences, launch, outcome, run_case
+from tiny_training import MODEL
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.ops import half
+from paddlenlp_ext.parallel.tensor import check_tensor_plan
+from paddlenlp_ext.quant.options import QuantOptions
+
+TENSOR = {"tensor_parallel_degree": 2}
+STAGES = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 2}
+SHARDED = {"sharding": "stage3", "sharding_parallel_degree": 2}
+NF4 = {"weight_quantize_algo": "nf4"}
+DOUBLE = {**NF4, "weight_double_quant": True}
+MIXED = {"weight_quantize_algo": {"q_proj": "weight_only_int8", "o_proj": "fp4", ".*_proj": "weight_only_int4"}}
+WIDE = {"intermediate_size": 64, "attention_bias": True}
+RANK = {"rank": 4}
+
+QUANTIZED = [
+    Case("tensor-lora", {**TENSOR, **DOUBLE}, WIDE, "lora", RANK),
+    Case("tensor-lora-mixed", {**TENSOR, **MIXED}, WIDE, "lora", {**RANK, "dropout": 0.2}),
+    Case("tensor-q-alone", {**TENSOR, **NF4}, WIDE, "lora", {**RANK, "target_modules": ["q_proj"]}),
+    Case("tensor-dora", {**TENSOR, **NF4}, WIDE, "use_dora", RANK),
+    Case("tensor-pissa", {**TENSOR, **NF4}, WIDE, "pissa", RANK),
+    Case("tensor-sequence", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "lora", RANK),
+    Case("stages-lora", {**STAGES, **DOUBLE}, {}, "lora", RANK),
+    Case("stages-loftq", {**STAGES, **NF4}, {}, "loftq", RANK),
+    Case("stages-random", {**STAGES, **MIXED, "continue_training": False}, {}, "lora", RANK),
+]
+REPLICATED = [
+    Case("data-lora", NF4, {}, "lora", RANK),
+    Case("sharded-lora", {**SHARDED, **DOUBLE}, {}, "lora", RANK),
+    Case("sharded-mini", {**SHARDED, "sharding": "stage2", "optim": "adamw_mini"}),
+    Case("sharded-8bit", {**SHARDED, "sharding": "stage1", "optim": "adamw_8bit"}),
+]
+HALF = [
+    Case("half-tensor", {**TENSOR, "bf16": True}, {}, "lora", RANK),
+    Case("half-stages", {**STAGES, "bf16": True}, {}, "lora", RANK),
+    Case("half-sharded", {**SHARDED, "bf16": True}, {}, "lora", RANK),
+]
+IN_HALF = HALF if half.obstacle() is None else []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quantized_layouts")
+    return folder, launch(2, [*QUANTIZED, *REPLICATED, *IN_HALF], folder, timeout=600)
+
+
+@pytest.mark.parametrize("case", [*QUANTIZED, *REPLICATED], ids=lambda case: case.name)
+def test_two_processes_are_one(runs, case):
+    folder, outcomes = runs
+    alone = case.alone(data_ranks=2 if case in REPLICATED else 1)
+    run_case(alone, folder)
+    assert_same_run(outcomes[case.name], outcome(alone, folder))
+
+
+@pytest.mark.skipif(half.obstacle() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512")
+@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
+    folder, outcomes = runs
+    alone = case.alone(data_ranks=2 if case.name == "half-sharded" else 1)
+    run_case(alone, folder)
+    apart = differences(outcomes[case.name], outcome(alone, folder))
+    assert apart["losses"] < 2e-3 and apart["evaluation"] < 2e-3, apart
+
+
+def test_cuts_through_blocks_are_refused_before_weights_are_read(tmp_path):
+    AutoModelForCausalLM.from_config(MODEL).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model = AutoModelForCausalLM.without_values(tmp_path)
+    with pytest.raises(ValueError, match=r"degree 2: model.layers.0.mlp.down_proj: nf4 in blocks of 64 does not go"):
+        check_tensor_plan(model, 2, QuantOptions(algo="nf4"))
+    check_tensor_plan(model, 2, QuantOptions(algo="nf4", block_size=8))
+    check_tensor_plan(model, 2, None)

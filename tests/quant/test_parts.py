@@ -1,0 +1,73 @@
+"""Parts of quantized weights: their numbers are the whole's, their blocks fit, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quant.options import ALGOS, QuantOptions
+from paddlenlp_ext.quant.parts import part_of
+from paddlenlp_ext.quant.quantize import quantize
+
+
+def weight_of(out: int, width: int) -> np.ndarray:
+    return np.random.default_rng(out).standard_normal((out, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("out", "width"), [(6, 96), (10, 64), (4, 160)])
+def test_parts_are_the_wholes_numbers(algo, double, axis, out, width):
+    options = QuantOptions(algo=algo, double_quant=double and algo in ("nf4", "fp4"), double_quant_block_size=4)
+    whole = quantize(weight_of(out, width), options)
+    values, half = dequantize(whole).numpy(), whole.shape[axis] // 2
+    for start in (0, half):
+        cut = Cut(axis, start, start + half, whole.shape[axis])
+        part = part_of(whole, cut)
+        assert part.shape == cut_shape(values, cut)
+        assert part.codes.size * 2 == whole.codes.size
+        np.testing.assert_array_equal(dequantize(part).numpy(), values[cut.index])
+
+
+def cut_shape(values: np.ndarray, cut: Cut) -> tuple[int, ...]:
+    return values[cut.index].shape
+
+
+def test_blocks_become_as_small_as_a_cut_asks_for():
+    whole = quantize(weight_of(6, 96), QuantOptions(algo="nf4"))
+    assert part_of(whole, Cut(0, 0, 2, 6)).block_size == 64
+    assert part_of(whole, Cut(0, 0, 3, 6)).block_size == 32
+    assert part_of(whole, Cut(1, 48, 96, 96)).block_size == 16
+    grouped = quantize(weight_of(6, 96), QuantOptions(algo="weight_only_int4", group_size=8))
+    assert part_of(grouped, Cut(1, 48, 96, 96)).block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("algo", "shape", "cut"),
+    [
+        ("nf4", (6, 48), Cut(1, 0, 24, 48)),
+        ("weight_only_int4", (6, 6), Cut(1, 0, 3, 6)),
+        ("weight_only_int4", (2, 7), Cut(0, 1, 2, 2)),
+        ("weight_only_int8", (6, 16), Cut(1, 0, 8, 16)),
+    ],
+)
+def test_what_does_not_fit_is_refused(algo, shape, cut):
+    whole = quantize(weight_of(*shape), QuantOptions(algo=algo))
+    with pytest.raises(ValueError, match=rf"{algo} in blocks of \d+ does not go with parts of {cut.stop - cut.start}"):
+        part_of(whole, cut)
+
+
+def test_a_layer_goes_on_as_a_part():
+    options = QuantOptions(algo="nf4", double_quant=True)
+    layer = QuantizedLinear(quantize(weight_of(8, 128), options))
+    x = paddle.to_tensor(weight_of(3, 128))
+    whole = layer(x).numpy()
+    layer.keep_part(Cut(0, 4, 8, 8))
+    assert (layer.out_features, layer.in_features) == (4, 128)
+    assert sorted(name for name, _ in layer.named_buffers()) == ["codes", "scales"]
+    np.testing.assert_allclose(layer(x).numpy(), whole[:, 4:], rtol=1e-6, atol=1e-5)
