@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.half import as_now
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quant.config import with_quantization
 from paddlenlp_ext.quant.model import named_tensors
@@ -82,7 +83,7 @@ class Decoder(nn.Layer):
             # embedding nothing above it would train.
             x_BSD.stop_gradient = False
         for layer in self.layers:
-            x_BSD = recompute(layer, x_BSD, inputs) if recomputes else layer(x_BSD, inputs)
+            x_BSD = recompute(as_now(layer), x_BSD, inputs) if recomputes else layer(x_BSD, inputs)
         return self.norm(x_BSD)
 
     def attention_inputs(
