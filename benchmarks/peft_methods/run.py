@@ -155,6 +155,7 @@ def main(argv: Sequence[str]) -> None:
     costs = [read_cost(run.folder / "out", run.entry.name) for run in alone if run not in failed]
     if outcomes:
         facts = {"model": args.model, "sweep of learning rates": ", ".join(f"{factor:g} x" for factor in sweep)}
+        facts |= {"settings": ", ".join(" ".join(pair) for pair in args.set)} if args.set else {}
         tokens = {outcome.task: f"{outcome.num_tokens:,} tokens" for outcome in outcomes}
         print(write_outcomes(args.out, outcomes, costs, facts | tokens | environment("paddlepaddle")))
     if failed:

@@ -75,7 +75,7 @@ COST = Task.of("cost", "inflection", steps=6, pack_tokens=512, eval_batches=0)
 
 def gsm8k(folder: Path) -> Task:
     """Worked answers to school mathematics (Cobbe et al. 2021, arXiv:2110.14168), judged by the loss on 50 dev rows."""
-    return Task.of("gsm8k", str(folder), steps=40, pack_tokens=384, eval_batches=2)
+    return Task.of("gsm8k", str(folder), steps=30, pack_tokens=256, eval_batches=2)
 
 
 def tiny(folder: Path) -> list[Task]:

@@ -141,7 +141,7 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     model = AutoModelForCausalLM.from_pretrained(
         base,
         quantization=stored.base_quantization(config),
-        before_quantizing=stored.config.before_quantizing,
+        before_quantizing=stored.before_quantizing,
         **options,
     )
     adapted = PeftModel.from_files(model, stored)

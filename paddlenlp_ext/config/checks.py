@@ -223,6 +223,13 @@ def _quantization(config: RunConfig, given: Given) -> None:
                 "weight_quantize_algo",
             )
             return
+    if isinstance(config.model.weight_quantize_algo, Mapping) and not algorithms:
+        given.refuse(
+            "weight_quantize_algo names no format: leave it out, or give some layers one", "weight_quantize_algo"
+        )
+    for key in ("weight_blocksize", "weight_double_quant_block_size"):
+        if given.value(key) % 2:
+            given.refuse(f"{key} {given.value(key)} is odd; codes lie two to a byte: give an even number", key)
     has_adapter = any(given.value(switch) or switch in given.broken for switch in given.known.methods)
     if algorithms and config.train.do_train and not has_adapter:
         given.refuse(

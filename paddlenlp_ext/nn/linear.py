@@ -5,6 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenPlain
 from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.ops.linear import linear
 
@@ -40,6 +41,11 @@ class Linear(nn.Layer):
     def product(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same without the bias."""
         return linear(x, self.weight)
+
+    def frozen(self) -> FrozenLinear | None:
+        """What an adapter makes one step with; None where weight or bias trains."""
+        stands = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
+        return FrozenPlain(self.weight, self.bias) if stands else None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -71,11 +71,11 @@ def decode_attention_native(
     """The same in C++ (csrc/decode_attention.cpp), which reads the places looked at and no others."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
     out_BSNH = empty(shape)
-    ranges = np.ascontiguousarray(seen.ranges, np.int64).ctypes.data
+    ranges = np.ascontiguousarray(seen.ranges, np.int64)
     run = function("decode_attention", "pppppfiiiiii")
     tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
     sizes = (batch, length, heads, k_BKCH.shape[1], head_dim, k_BKCH.shape[2])
-    run(*map(pointer, tensors), ranges, scale, *sizes)
+    run(*map(pointer, tensors), ranges.ctypes.data, scale, *sizes)
     return out_BSNH
 
 

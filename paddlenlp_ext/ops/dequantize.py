@@ -3,8 +3,8 @@
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
     scale[j] = dynamic(code8[j]) scale8[j // group] + offset        where the scales are quantized too
 
-(Dettmers et al. 2023, QLoRA, arXiv 2305.14314). On a CPU the work is NumPy's, which looks a code up five times as fast
-as Paddle's gather there.
+(Dettmers et al. 2023, QLoRA, arXiv 2305.14314). On a CPU the work is the native library's, or NumPy's, which looks a
+code up five times as fast as Paddle's gather there. All give the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -21,6 +21,7 @@ import paddle
 
 from paddlenlp_ext.ops.dispatch import Op
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized_native import dequantize_rows_native, usable_on_codes
 from paddlenlp_ext.ops.triton.launch_4bit import dequantize_rows_triton, on_gpu_with_triton
 
 _CHUNK = 1 << 20
@@ -160,6 +161,7 @@ def _on_cpu(x: paddle.Tensor) -> str | None:
 dequantize_op = Op(
     "dequantize",
     triton=(dequantize_rows_triton, on_gpu_with_triton),
+    native=(dequantize_rows_native, usable_on_codes),
     cpu=(dequantize_rows_numpy, _on_cpu),
     reference=dequantize_rows_reference,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -46,7 +47,7 @@ def products_are_half() -> bool:
 
 def halves(weight: paddle.Tensor) -> bool:
     """Whether a product with this weight rounds its inputs to bfloat16."""
-    return _products or weight.dtype == paddle.bfloat16
+    return _products or (weight.dtype == paddle.bfloat16 and obstacle() is None)
 
 
 def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
@@ -61,9 +62,14 @@ def obstacle() -> str | None:
     """What hinders products in bfloat16 on this machine's CPU; None where nothing does."""
     if native.obstacle() is not None:
         return native.obstacle()
-    if not native.function("has_bf16_products", "", "i")():
+    if not _has_products():
         return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
     return None
+
+
+@functools.cache
+def _has_products() -> bool:
+    return bool(native.function("has_bf16_products", "", "i")())
 
 
 def as_half(x: paddle.Tensor) -> paddle.Tensor:
@@ -76,7 +82,12 @@ def as_half(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def shared_half(x: paddle.Tensor) -> paddle.Tensor:
-    """The same, made once for all layers that read x: q, k and v, or gate and up. The copy lives as long as x does."""
+    """The same, made once for all layers that read x: q, k and v, or gate and up. The copy lives as long as x does.
+
+    Parameters are rounded anew each time: what sets their values leaves no mark on them.
+    """
+    if x.persistable:
+        return as_half(x)
     kept = getattr(x, "_in_half", None)
     if kept is None or kept[0] != x.inplace_version:
         kept = x._in_half = (x.inplace_version, as_half(x))

@@ -7,7 +7,7 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops import half, native
 from paddlenlp_ext.ops.half import as_half, halves, shared_half
 from paddlenlp_ext.ops.remake import maker
 
@@ -24,20 +24,36 @@ def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor |
 
 
 def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """The values alone: x float32 in one piece, the weight float32 or bfloat16."""
+    """The values alone: x float32 in one piece, the weight float32 or bfloat16.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
     leading = x.shape[:-1]
+    if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != [weight.shape[0]]):
+        beside = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
+        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{beside}")
     y = native.empty([*leading, weight.shape[0]])
     name = "linear_few_rows" if math.prod(leading) <= FEW_ROWS else "linear_forward"
-    half = name == "linear_forward" and halves(weight)
-    read = as_half(weight) if half else weight
-    _call(name, (shared_half(x) if half else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
+    rounds = name == "linear_forward" and halves(weight)
+    read = as_half(weight) if rounds else weight
+    _call(name, (shared_half(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
     return y
+
+
+def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    """(dL/dy) W, float32 [..., in], from dL/dy [..., out] in one piece, in float32 or bfloat16."""
+    rounds = gradient.dtype == paddle.bfloat16
+    to = native.empty([*gradient.shape[:-1], weight.shape[1]])
+    read = as_half(weight) if rounds else weight
+    _call("linear_input_gradient", (gradient, read, to), weight, rounds)
+    return to
 
 
 class _Linear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.half, ctx.x_shape = halves(weight), x.shape
+        ctx.half = halves(weight)
         ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
         ctx.num_inputs = 2 if bias is None else 3
         ctx.make_x = maker(x)
@@ -52,9 +68,7 @@ class _Linear(PyLayer):
         read = as_half(gradient) if ctx.half else gradient
         gradients = [None, None, None]
         if ctx.wanted[0]:
-            gradients[0] = native.empty(ctx.x_shape)
-            read_weight = as_half(weight) if ctx.half else weight
-            _call("linear_input_gradient", (read, read_weight, gradients[0]), weight, ctx.half)
+            gradients[0] = input_gradient(read, weight)
         if ctx.wanted[1]:
             gradients[1] = native.empty(weight.shape)
             x = kept[0] if kept else ctx.make_x()
@@ -67,23 +81,24 @@ class _Linear(PyLayer):
         return tuple(gradients[: ctx.num_inputs])
 
 
-def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, half: bool) -> None:
-    """A function over these tensors (the first of which has the rows), rows, in, out, half."""
+def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, rounds: bool) -> None:
+    """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else native.pointer(each) for each in tensors]
-    native.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, half)
+    native.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, rounds)
 
 
 def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
-    """The parameter in a format that the products read: float32, and bfloat16 where it is a matrix that no gradient is
-    made for.
+    """The parameter in one piece and in a format that the products read: float32, and bfloat16 where it is a matrix
+    that no gradient is made for, on a processor with such products.
     """
     if parameter is None or parameter.dtype == paddle.float32:
-        return parameter
+        return parameter if parameter is None else in_one_piece(parameter)
     wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
-    if parameter.dtype == paddle.bfloat16 and parameter.ndim == 2 and wants_no_gradient:
-        return parameter
-    return parameter.astype("float32")
+    is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
+    if is_matrix and wants_no_gradient and half.obstacle() is None:
+        return in_one_piece(parameter)
+    return in_one_piece(parameter.astype("float32"))
 
 
 def _as_read(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:

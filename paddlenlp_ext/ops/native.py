@@ -62,7 +62,10 @@ def function(name: str, arguments: str, result: str = "") -> Callable[..., int |
 
 
 def pointer(tensor: paddle.Tensor) -> int:
-    """The address of a tensor's first value; the tensor must lie in one piece, row after row."""
+    """The address of a tensor's first value; the tensor must lie in one piece, row after row.
+
+    It keeps nothing alive: hold the tensor by a name until the call that reads the address is over.
+    """
     assert tensor.is_contiguous(), "a native op was given a tensor that does not lie in one piece"
     return tensor.data_ptr()
 

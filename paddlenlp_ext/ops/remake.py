@@ -15,10 +15,11 @@ Maker = Callable[[], paddle.Tensor]
 
 def with_maker(x: paddle.Tensor, make: Maker) -> paddle.Tensor:
     """`x` itself, which `make` gives once more, to the bit, from tensors that are kept anyway."""
-    x._make_again = make
+    x._make_again = (x.inplace_version, make)
     return x
 
 
 def maker(x: paddle.Tensor) -> Maker | None:
-    """How to make `x` again; None where it must be kept."""
-    return getattr(x, "_make_again", None)
+    """How to make `x` again; None where it must be kept, as where it was changed in place since."""
+    version, make = getattr(x, "_make_again", (None, None))
+    return make if version == x.inplace_version else None

@@ -72,9 +72,10 @@ class _NativeSwiGlu(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         gate, up = ctx.saved_tensor()
+        gradient = gradient.contiguous()
         gradients = [empty(gate.shape) if wanted else None for wanted in ctx.wanted]
         addresses = [None if x is None else pointer(x) for x in gradients]
-        inputs = pointer(gradient.contiguous()), pointer(gate), pointer(up)
+        inputs = pointer(gradient), pointer(gate), pointer(up)
         run = function("swiglu_backward", "pppippi")
         run(*inputs, math.prod(gate.shape), *addresses, gate.dtype == paddle.bfloat16)
         return tuple(gradients)

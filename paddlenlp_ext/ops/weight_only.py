@@ -13,21 +13,23 @@ from paddle.nn import quant
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, block_scales, dequantize
 
 
-def weight_only_linear(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [T, out], as `linear_reference`. The codes in the kernel's order stay beside the weight."""
+def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out], as `linear_reference`. The codes in the kernel's order stay beside the weight."""
     if "weight_only" not in weight.kept:
         weight.kept["weight_only"] = kernel_weight(weight)
     blocks = -(-weight.num_weights // weight.block_size)
     scales = block_scales(weight, 0, blocks)
     if kernel_group(weight) > 0:
         scales = scales.reshape([weight.shape[0], -1]).T
-    return quant.weight_only_linear(
-        x_TI,
+    out, width = weight.shape
+    y_TO = quant.weight_only_linear(
+        x.reshape([-1, width]),
         weight=weight.kept["weight_only"],
-        weight_scale=scales.astype(x_TI.dtype),
+        weight_scale=scales.astype(x.dtype),
         weight_dtype=weight.algo.removeprefix("weight_only_"),
         group_size=kernel_group(weight),
     )
+    return y_TO.reshape([*x.shape[:-1], out])
 
 
 def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:

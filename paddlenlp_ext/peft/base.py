@@ -24,7 +24,7 @@ from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
 from paddlenlp_ext.quant.config import options_to_dict
 from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantOptions, in_words
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -34,7 +34,8 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
     """Freeze every parameter of the model, then wrap the layers that the config asks for.
 
     Raises:
-        ValueError: the model already carries an adapter, or the config asks for a layer it lacks.
+        ValueError: the model already carries an adapter, the config asks for a layer it lacks, or the layers were
+            quantized for another adapter.
     """
     if next(adapter_layers(model), None) is not None:
         raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another.")
@@ -45,6 +46,22 @@ def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
     wrap = config.wrapper(bases, seed)
     for name, base in bases.items():
         replace_layer(model, name, wrap(name, base))
+    _require_whole_weights(model)
+
+
+def _require_whole_weights(model: nn.Layer) -> None:
+    """Check that what was taken off weights before they were quantized is in the adapter over them.
+
+    Raises:
+        ValueError: it is in another adapter.
+    """
+    completed = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_lacks_start", False)}
+    for name, base in quantized_linears(model).items():
+        if base.lacks_start and id(base) not in completed:
+            raise ValueError(
+                f"{name.removesuffix('.base')} was quantized without a part that another adapter holds (PiSSA, LoftQ): "
+                "load the original model again for this one."
+            )
 
 
 @contextmanager
@@ -87,7 +104,22 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
         peft_model = (config.model_class or PeftModel)(model, config)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
+            _warn_of_another_base(stored, peft_model.quantization)
     return peft_model
+
+
+def _warn_of_another_base(stored: AdapterFiles, quantization: QuantOptions | None) -> None:
+    """Say so where an adapter comes over weights in another format than it was trained over.
+
+    Other programs' files do not name the format, so that one that names none is taken as it is.
+    """
+    if stored.quantization not in (None, quantization):
+        logger.warning(
+            "%s was trained over weights in %s, and is put over weights in %s: the model is not the trained one",
+            stored.folder,
+            in_words(stored.quantization),
+            in_words(quantization),
+        )
 
 
 def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
@@ -268,8 +300,7 @@ class PeftModel(nn.Layer):
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored)
-        if stored.quantization != adapted.quantization:
-            logger.warning("%s: trained over %s, not over %s", folder, stored.quantization, adapted.quantization)
+        _warn_of_another_base(stored, adapted.quantization)
         return adapted
 
     @classmethod
@@ -296,8 +327,9 @@ class PeftModel(nn.Layer):
         """As `load_weights`, of an adapter that was read already."""
         if stored.quantization != self.quantization:
             raise ValueError(
-                f"{stored.folder}: the adapter was trained over a base with quantization {stored.quantization}, and "
-                f"the base now has {self.quantization}: set weight_quantize_algo and its keys as they were."
+                f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "
+                f"base now has them in {in_words(self.quantization)}: set weight_quantize_algo and its keys as they "
+                "were."
             )
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))

@@ -9,18 +9,18 @@ the original base.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.offset import OffsetLoRALinear
+from paddlenlp_ext.peft.offset import A_START, B_START, OffsetLoRALinear
 from paddlenlp_ext.peft.svd import leading_svd
 from paddlenlp_ext.peft.targets import ALL_LINEAR, matches
 from paddlenlp_ext.quant.linear import QuantizedLinear
@@ -50,9 +50,9 @@ class LoRABeforeQuantizing(LoRAConfig):
     """Whether a stored adapter was trained over a base that lacks what was taken off."""
 
     @cached_property
-    def _from_path(self) -> PeftConfig:
-        """What shapes the adapter that the run starts from."""
-        return read_adapter(self.path).config
+    def _from_path(self) -> AdapterFiles:
+        """The adapter that the run starts from."""
+        return read_adapter(self.path)
 
     def before_quantizing(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> paddle.Tensor:
         if self.path:
@@ -61,9 +61,24 @@ class LoRABeforeQuantizing(LoRAConfig):
             return weight
         start = self.find_start(name, weight, rounded)
         self.starts[name] = start
-        if not bool(start.taken_b.any()):
+        return self._without(name, weight, start.taken_a, start.taken_b)
+
+    def before_quantizing_again(
+        self, name: str, weight: paddle.Tensor, rounded: Rounded, tensors: Mapping[str, np.ndarray]
+    ) -> paddle.Tensor:
+        """What the file says was taken off: found anew on another device, it might differ."""
+        starts = [tensors.get(f"{name}.{start}") for start in (A_START, B_START)]
+        if any(start is None for start in starts):
+            return super().before_quantizing_again(name, weight, rounded, tensors)
+        if not self.over_residual:
             return weight
-        return weight - self.rank_and_scaling(name)[1] * paddle.matmul(start.taken_b, start.taken_a)
+        taken_a, taken_b = (paddle.to_tensor(start, place=weight.place) for start in starts)
+        return self._without(name, weight, taken_a, taken_b)
+
+    def _without(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+        if not bool(b.any()):
+            return weight
+        return weight - self.rank_and_scaling(name)[1] * paddle.matmul(b, a)
 
     def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
         """The start of a layer from its weight, float32 [out, in], and what quantizing makes of a weight."""

@@ -67,10 +67,16 @@ def factors_of(model: PeftModel) -> dict[str, Factors]:
     """Layer name -> (A [k, in], B [out, k]), float32, with the layer's update = B A.
 
     Raises:
-        ValueError: the update of a layer is not low-rank, or the adapter is more than layers.
+        ValueError: the update of a layer is not low-rank, the adapter is more than layers, or its base was quantized
+            for it.
     """
     factors = {}
     for name, layer in adapter_layers(model.base_model):
+        if getattr(layer, "base_lacks_start", False):
+            raise ValueError(
+                f"{name} was quantized without a part that this adapter holds (PiSSA, LoftQ): apart from that base its "
+                "factors mean something else. Load the adapter over the original model, or merge it."
+            )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
         if pair is not None:
             factors[name] = pair

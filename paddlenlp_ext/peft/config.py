@@ -93,6 +93,16 @@ class PeftConfig:
         """
         return weight
 
+    def before_quantizing_again(
+        self,
+        name: str,
+        weight: paddle.Tensor,
+        rounded: Callable[[paddle.Tensor], paddle.Tensor],
+        tensors: Mapping[str, np.ndarray],
+    ) -> paddle.Tensor:
+        """As `before_quantizing`, for the base of a stored adapter, whose tensors say what was taken off."""
+        return self.before_quantizing(name, weight, rounded)
+
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
         """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""
         raise NotImplementedError

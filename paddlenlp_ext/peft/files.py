@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING
 from paddlenlp_ext.checkpoint.json_file import read_json_object
@@ -21,7 +22,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantOptions, in_words
 from paddlenlp_ext.utils.atomic import write_text
 
 CONFIG_FILE = "adapter_config.json"
@@ -45,6 +46,15 @@ class AdapterFiles:
     quantization: QuantOptions | None = None
     """How the base was quantized in training, None where it was not."""
 
+    def before_quantizing(
+        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+    ) -> paddle.Tensor:
+        """What is quantized in place of a weight of the base, so that it is what the adapter was trained over.
+
+        Arguments as `PeftConfig.before_quantizing`'s.
+        """
+        return self.config.before_quantizing_again(name, weight, rounded, self.tensors)
+
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantOptions | None:
         """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
 
@@ -58,8 +68,8 @@ class AdapterFiles:
             return self.quantization if saved is None else None
         if saved != self.quantization:
             raise ValueError(
-                f"{self.folder}: the adapter was trained over {self.quantization}, and this base is stored as {saved}: "
-                "give the base of the training, or the original model."
+                f"{self.folder}: the adapter was trained over weights in {in_words(self.quantization)}, and this base "
+                f"is stored in {in_words(saved)}: give the base of the training, or the original model."
             )
         return None
 
@@ -114,6 +124,8 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
         )
     try:
         config = _reader(methods, fields).from_adapter_config(fields)
+        quantization = fields.get("base_quantization")
+        quantization = None if quantization is None else options_from_dict(quantization)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     if not (folder / WEIGHTS_FILE).is_file():
@@ -126,9 +138,7 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
     config = config.for_tensors(named)
     tensors = config.from_stored(named)
-    quantization = fields.get("base_quantization")
-    options = None if quantization is None else options_from_dict(quantization)
-    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, options)
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization)
 
 
 def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:

@@ -13,7 +13,6 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.plan import Style
 
@@ -51,8 +50,8 @@ class LinearAdapter(AdapterLayer):
     """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`.
 
     The base may be plain or quantized. What is asked of it: `in_features`, `out_features`, `bias`, `compute_dtype`,
-    `weight_value()`, which gives W in float32 [out, in] and may make it anew at each call, a forward, and `product`,
-    the forward without the bias.
+    `weight_value()`, which gives W in float32 [out, in] and may make it anew at each call, a forward, `product`,
+    the forward without the bias, and `frozen()`, its parts for a larger step (ops/frozen_linear.py) or None.
     """
 
     @property
@@ -115,11 +114,6 @@ class Factor(nn.Layer):
 def has_values(base: nn.Layer) -> bool:
     """Whether a layer has its tensors: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
     return all(tensor._is_initialized() for tensor in (*base.parameters(), *base.buffers()))
-
-
-def frozen(base: Linear) -> bool:
-    """Whether neither weight nor bias of a linear trains."""
-    return base.weight.stop_gradient and (base.bias is None or base.bias.stop_gradient)
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:

@@ -23,10 +23,9 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, frozen, kaiming_uniform
+from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -171,11 +170,11 @@ class LoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]; one step for both where the base is plain and frozen and reads the same x."""
-        base = self.base
-        if type(base) is not Linear or (self.dropout and self.training) or not frozen(base):
-            return base(x) + self.update(x)
-        return lora_linear(x, base.weight, base.bias, self.lora_A.weight, self.outer(), self.scaling)
+        """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
+        base = self.base.frozen()
+        if base is None or (self.dropout and self.training):
+            return self.base(x) + self.update(x)
+        return lora_linear(x, base, self.lora_A.weight, self.outer(), self.scaling)
 
     def update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""

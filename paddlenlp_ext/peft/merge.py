@@ -155,7 +155,7 @@ def _together(
     quantization: QuantOptions | None,
     input_ids: paddle.Tensor,
 ) -> _Together:
-    before = stored.config.before_quantizing
+    before = stored.before_quantizing
     options = {} if quantization is None else {"quantization": quantization, "before_quantizing": before}
     model = load_model(base, **options)
     layers = [*plain_linears(model), *quantized_linears(model)]

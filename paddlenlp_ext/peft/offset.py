@@ -28,7 +28,8 @@ from paddlenlp_ext.plan import Style
 MARK = "paddlenlp_ext"
 """Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
-_A, _A_START, _B, _B_START = "lora_A.weight", "lora_A_start", "lora_B.weight", "lora_B_start"
+_A, _B = "lora_A.weight", "lora_B.weight"
+A_START, B_START = "lora_A_start", "lora_B_start"
 
 
 class OffsetLoRALinear(LoRALinear):
@@ -53,10 +54,12 @@ class OffsetLoRALinear(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_lacks_start = base_lacks_start
-        zeros_A = paddle.zeros([rank, base.in_features], dtype=self.dtype)
-        zeros_B = paddle.zeros([base.out_features, rank], dtype=self.dtype)
-        self.register_buffer(_A_START, zeros_A, persistable=keep_start)
-        self.register_buffer(_B_START, zeros_B, persistable=keep_start)
+        # The start of a base that lacks it is exactly what was taken off.
+        self.start_dtype = paddle.float32 if base_lacks_start else self.dtype
+        zeros_A = paddle.zeros([rank, base.in_features], dtype=self.start_dtype)
+        zeros_B = paddle.zeros([base.out_features, rank], dtype=self.start_dtype)
+        self.register_buffer(A_START, zeros_A, persistable=keep_start)
+        self.register_buffer(B_START, zeros_B, persistable=keep_start)
 
     @paddle.no_grad()
     def start_at(
@@ -69,8 +72,8 @@ class OffsetLoRALinear(LoRALinear):
         """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes."""
         for tensor, value in ((self.lora_A.weight, a), (self.lora_B.weight, b)):
             tensor.set_value(value.astype(self.dtype))
-        self.lora_A_start.set_value((a if taken_a is None else taken_a).astype(self.dtype))
-        self.lora_B_start.set_value((b if taken_b is None else taken_b).astype(self.dtype))
+        self.lora_A_start.set_value((a if taken_a is None else taken_a).astype(self.start_dtype))
+        self.lora_B_start.set_value((b if taken_b is None else taken_b).astype(self.start_dtype))
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
@@ -91,7 +94,7 @@ class OffsetLoRALinear(LoRALinear):
     def placements(self, style: Style) -> dict[str, int | None]:
         """The start is cut as what starts from it."""
         cuts = super().placements(style)
-        return {**cuts, _A_START: cuts[_A], _B_START: cuts[_B]}
+        return {**cuts, A_START: cuts[_A], B_START: cuts[_B]}
 
 
 def doubled(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,9 +102,11 @@ def doubled(tensors: Mapping[str, Any]) -> dict[str, Any]:
     stored = {}
     for name, tensor in tensors.items():
         if name.endswith(_A):
-            stored[name] = paddle.concat([tensor, tensors[name.removesuffix(_A) + _A_START]])
+            start = tensors[name.removesuffix(_A) + A_START]
+            stored[name] = paddle.concat([tensor.astype(start.dtype), start])
         elif name.endswith(_B):
-            stored[name] = paddle.concat([tensor, -tensors[name.removesuffix(_B) + _B_START]], axis=1)
+            start = tensors[name.removesuffix(_B) + B_START]
+            stored[name] = paddle.concat([tensor.astype(start.dtype), -start], axis=1)
     return stored
 
 
@@ -110,10 +115,10 @@ def halved(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     own = {}
     for name, array in tensors.items():
         if name.endswith(_A):
-            own[name], own[name.removesuffix(_A) + _A_START] = np.split(array, [len(array) // 2])
+            own[name], own[name.removesuffix(_A) + A_START] = np.split(array, [len(array) // 2])
         elif name.endswith(_B):
             own[name], start = np.split(array, [array.shape[1] // 2], axis=1)
-            own[name.removesuffix(_B) + _B_START] = -start
+            own[name.removesuffix(_B) + B_START] = -start
         else:
             own[name] = array
     return own

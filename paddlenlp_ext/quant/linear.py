@@ -8,6 +8,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized_linear import quantized_linear
 
 _TENSORS = ("codes", "scales", "group_scales", "offset")
@@ -62,12 +63,15 @@ class QuantizedLinear(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        y = self.product(x)
-        return y if self.bias is None else y + self.bias.astype(y.dtype)
+        return self.frozen()(x)
 
     def product(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same without the bias."""
         return quantized_linear(x, self.stored)
+
+    def frozen(self) -> FrozenLinear:
+        """What an adapter makes one step with."""
+        return FrozenQuantized(self.stored, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

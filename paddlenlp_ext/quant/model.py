@@ -105,6 +105,17 @@ def packed_size(model: nn.Layer, options: QuantOptions) -> PackedSize:
     return PackedSize(num_weights, num_bytes)
 
 
+def quantization_report(model: nn.Layer) -> str:
+    """What of a quantized model is quantized, and to what, in one line."""
+    layers = quantized_linears(model).values()
+    num_weights = sum(layer.in_features * layer.out_features for layer in layers)
+    size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
+    return (
+        f"quantized: {len(layers)} layers, {num_weights:,} weights in {size.num_bytes / 1e6:,.1f} MB "
+        f"({size.bits:.2f} bits each): {model.quantization.describe()}"
+    )
+
+
 def make_plain(model: nn.Layer) -> None:
     """Put an ordinary linear with the dequantized weight in the place of each quantized one."""
     for name, layer in quantized_linears(model).items():

@@ -53,6 +53,8 @@ class QuantOptions:
         """In words, for messages and model cards."""
         algos = [self.algo] if isinstance(self.algo, str) else list(self.algo.values())
         algo = self.algo if isinstance(self.algo, str) else ", ".join(f"{k}: {v}" for k, v in self.algo.items())
+        if self.group_size is not None and "weight_only_int4" in algos:
+            algo = f"{algo}, groups of {self.group_size}"
         if not set(algos) & set(BLOCKWISE):
             return algo
         double = f", their scales quantized in groups of {self.double_quant_block_size}" if self.double_quant else ""
@@ -83,6 +85,11 @@ class QuantOptions:
                 )
         chosen = {name: self.for_layer(name) for name in names}
         return {name: options for name, options in chosen.items() if options is not None}
+
+
+def in_words(options: QuantOptions | None) -> str:
+    """The format of a model's weights, for messages."""
+    return "full precision" if options is None else options.describe()
 
 
 def _fits(pattern: str, name: str) -> bool:

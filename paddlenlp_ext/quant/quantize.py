@@ -45,7 +45,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> Quant
     block = block_size_of(options, shape[1])
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
     if not np.isfinite(values_N).all():
-        raise ValueError(f"a weight of shape {list(shape)} is not finite and can't be quantized: its file is damaged.")
+        raise ValueError(f"a weight of shape {list(shape)} has values that are not finite and can't be quantized.")
     codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
     tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
@@ -62,7 +62,10 @@ def quantize_layer(
         ValueError: as `quantize`.
     """
     prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
-    return dataclasses.replace(quantize(prepared, options), lacks_start=prepared is not weight)
+    try:
+        return dataclasses.replace(quantize(prepared, options), lacks_start=prepared is not weight)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:

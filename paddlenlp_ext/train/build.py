@@ -18,10 +18,13 @@ from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, decline_flash_attention
 from paddlenlp_ext.ops import half
 from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.quant.model import quantize_linears
+from paddlenlp_ext.quant.model import quantization_report, quantize_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.utils.log import get_logger
+
+logger = get_logger("paddlenlp_ext.train")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def build_model(config: RunConfig) -> Any:
             f"{name} is stored quantized, so that its weights do not train: choose an adapter (lora: true), or start "
             "from the original model."
         )
+    if model.quantization is not None:
+        logger.info("%s", quantization_report(model))
     return adapt_model(model, config)
 
 

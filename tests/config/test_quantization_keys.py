@@ -37,12 +37,24 @@ def test_both_spellings_are_one_key(tmp_path):
         ("llm.int8", "use weight_only_int8"),
         ("a8w8", "use weight_only_int8"),
         ({"q_proj": "a8w8"}, "use weight_only_int8"),
+        ({}, "names no format: leave it out"),
+        ({"q_proj": None}, "names no format: leave it out"),
     ],
     ids=str,
 )
 def test_other_values_are_refused(tmp_path, value, words):
     (found,) = problems(write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": value}))
     assert words in found.message and found.key == "weight_quantize_algo"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("qlora_weight_blocksize", 63, "is odd"), ("weight_double_quant_block_size", 1, "allowed: at least 2")],
+)
+def test_sizes_of_blocks_are_even(tmp_path, key, value, words):
+    values = {"weight_quantize_algo": "nf4", "weight_double_quant": True, key: value}
+    (found,) = problems(write(tmp_path, SMALLEST | LORA | values))
+    assert words in found.message and found.key == key.removeprefix("qlora_")
 
 
 @pytest.mark.parametrize("word", ["{", '{"q_proj": 4}', "[]"])

@@ -40,11 +40,11 @@ IDS = paddle.to_tensor(np.random.default_rng(1).integers(0, 61, (3, 17)))
 NF4 = QuantOptions(algo="nf4", double_quant=True)
 MIXED = QuantOptions(algo={".*self_attn.*": "fp4", "down_proj": "weight_only_int8"})
 METHODS = {
+    **{switch: (switch, {}) for switch in PEFT_METHODS.names() if PEFT_METHODS.get(switch).mergeable},
     "lora": ("lora", {"rank": 3}),
-    "dora": ("use_dora", {"rank": 2}),
+    "use_dora": ("use_dora", {"rank": 2}),
     "pissa": ("pissa", {"rank": 3}),
     "loftq": ("loftq", {"rank": 3, "iters": 2}),
-    "ia3": ("ia3", {}),
     "some layers": ("lora", {"rank": 3, "target_modules": ["q_proj", "up_proj"]}),
 }
 
@@ -175,8 +175,17 @@ def test_a_resumed_run_keeps_the_quantization(
     trained(base, tmp_path / "adapter")
     config = PEFT_METHODS.get("lora")(rank=3)
     other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    with pytest.raises(ValueError, match="set weight_quantize_algo and its keys as they were"):
+    words = "over weights in nf4, blocks of 64, .*full precision: set weight_quantize_algo and its keys as they were"
+    with pytest.raises(ValueError, match=words):
         other.load_weights(tmp_path / "adapter")
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
+    warning = "and is put over weights in full precision: the model is not the trained one"
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-    assert "trained over" in caplog.text
+    assert warning in caplog.text
+    caplog.clear()
+    path = str(tmp_path / "adapter")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), PEFT_METHODS.get("lora")(path=path))
+    assert warning in caplog.text
+    caplog.clear()
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, quantization=NF4), tmp_path / "adapter")
+    assert not caplog.text

@@ -12,8 +12,16 @@ from tests.ops.elementwise import assert_all_close, normal, run_both_ways
 from tests.ops.needs_native import needs_native
 
 NATIVE = pytest.param(linear_native, marks=needs_native)
-# (leading axes of x, in, out): one row, a few, the change from few rows to many, primes, whole vectors.
-SHAPES = [((1,), 1, 1), ((3,), 17, 5), ((2, 4), 33, 31), ((9,), 64, 16), ((7, 13), 101, 67), ((1, 1, 15), 130, 9)]
+# (leading axes of x, in, out): no row, one, a few, the change from few rows to many, primes, whole vectors.
+SHAPES = [
+    ((0,), 17, 5),
+    ((1,), 1, 1),
+    ((3,), 17, 5),
+    ((2, 4), 33, 31),
+    ((9,), 64, 16),
+    ((7, 13), 101, 67),
+    ((1, 1, 15), 130, 9),
+]
 HALF = 2.0**-8  # rounding to bfloat16 changes a value by this share at most
 
 
@@ -98,6 +106,49 @@ def test_a_strided_input_is_read_right():
     wanted = expected(x, weight, bias, gradient)
     wanted[1] = wanted[1].transpose(1, 0, 2)
     assert_all_close(actual, wanted, atol=2e-5)
+
+
+@needs_native
+def test_a_weight_in_pieces_is_read_right():
+    x, weight, bias, gradient = numbers((10,), 12, 5)
+
+    def with_transposed(x, weight, bias):
+        return linear_native(x, weight.transpose([1, 0]), bias)
+
+    actual = run_both_ways(with_transposed, [x, np.ascontiguousarray(weight.T), bias], gradient)
+    wanted = expected(x, weight, bias, gradient)
+    wanted[2] = wanted[2].T
+    assert_all_close(actual, wanted, atol=2e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [3, 30])
+@pytest.mark.parametrize("shapes", [(11, (5, 12), (5,)), (12, (5, 12), (4,))])
+def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end(rows, shapes):
+    in_, weight, bias = shapes
+    with pytest.raises(ValueError, match=rf"x \[{rows}, {in_}\] with a weight of shape \[5, 12\] and a bias"):
+        linear_native(*(paddle.to_tensor(normal(1, *shape)) for shape in ((rows, in_), weight, bias)))
+
+
+@needs_native
+def test_without_products_in_bfloat16_a_weight_stored_in_it_is_widened(monkeypatch):
+    x, weight, _, gradient = numbers((20,), 12, 5)
+    monkeypatch.setattr(half, "_has_products", lambda: False)
+    stored = paddle.to_tensor(weight).astype("bfloat16")
+    assert not half.halves(stored)
+    actual = run_both_ways(lambda x: linear_native(x, stored), [x], gradient)
+    wanted = expected(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
+    assert_all_close(actual, wanted[:2], atol=2e-5)
+
+
+@needs_native
+def test_a_parameter_that_is_read_as_x_is_rounded_anew():
+    """set_value and AdamW leave no mark on what they change."""
+    x = paddle.create_parameter([20, 12], "float32")
+    weight = paddle.to_tensor(normal(2, 5, 12)).astype("bfloat16")
+    before = linear_native(x, weight)
+    x.set_value(x.detach() * 2)
+    np.testing.assert_array_equal(linear_native(x, weight).numpy(), 2 * before.numpy())
 
 
 @needs_native

@@ -7,7 +7,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import half
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
 from tests.ops.needs_native import needs_native
 
@@ -33,8 +37,8 @@ def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
 
 def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, dtype: str = "float32"):
     weight = paddle.to_tensor(weight).astype(dtype)
-    bias = None if bias is None else paddle.to_tensor(bias)
-    return lambda x, a, b: implementation(x, weight, bias, a, b, SCALING)
+    base = FrozenPlain(weight, None if bias is None else paddle.to_tensor(bias))
+    return lambda x, a, b: implementation(x, base, a, b, SCALING)
 
 
 @pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
@@ -112,3 +116,68 @@ def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
     copy = x._in_half[1]
     run(x, paddle.to_tensor(a), paddle.to_tensor(b))
     assert x._in_half[1] is copy
+
+
+@pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
+    implementation, leading, in_, out, rank, algo, with_bias
+):
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    bias = bias if with_bias else 0 * bias
+    packed = quantize(weight, QuantOptions(algo=algo))
+    base = FrozenQuantized(packed, paddle.to_tensor(bias) if with_bias else None)
+    wanted = expected(x, dequantize(packed).numpy(), bias, a, b, gradient)
+    actual = run_both_ways(lambda x, a, b: implementation(x, base, a, b, SCALING), [x, a, b], gradient)
+    assert_all_close(actual, wanted, atol=3e-6 * max(abs(each).max() for each in wanted))
+
+
+@needs_native
+@pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
+def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
+    x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
+    packed = quantize(weight, QuantOptions(algo="nf4"))
+    bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenPlain(dequantize(packed), paddle.to_tensor(bias))]
+
+    def rounded(base):
+        def run(x, a, b):
+            with half.products_in_bf16():
+                return lora_linear_native(x, base, a, b, SCALING)
+
+        return run_both_ways(run, [x, a, b], gradient)
+
+    actual, wanted = (rounded(base) for base in bases)
+    assert_all_close(actual, wanted, atol=1e-5 * max(abs(each).max() for each in wanted))
+
+
+@needs_native
+def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
+    x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((20,), 17, 5, 4))
+    base = FrozenPlain(weight, None)
+    with pytest.raises(ValueError, match=r"x \[20, 17\] with A \[4, 16\] and B \[5, 4\]"):
+        lora_linear_native(x, base, a[:, 1:], b, SCALING)
+    with pytest.raises(ValueError, match=r"A \[3, 17\] and B \[5, 4\]"):
+        lora_linear_native(x, base, a[:3], b, SCALING)
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [3, 20])
+def test_factors_stored_in_bfloat16_are_widened(rows):
+    x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((rows,), 17, 5, 4))
+    base, (a, b) = FrozenPlain(weight, None), (each.astype("bfloat16") for each in (a, b))
+    with paddle.no_grad():
+        actual = lora_linear_native(x, base, a, b, SCALING)
+    wanted = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)
+    np.testing.assert_allclose(actual.numpy(), wanted.numpy(), atol=2e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_no_rows_give_gradients_of_zero(in_bf16):
+    x, weight, _, a, b, gradient = numbers((0,), 17, 5, 4)
+    run = on_frozen_base(lora_linear_native, weight, None, "bfloat16" if in_bf16 else "float32")
+    y, *gradients = run_both_ways(run, [x, a, b], gradient)
+    assert y.shape == (0, 5)
+    assert_all_close(gradients, [x, 0 * a, 0 * b], atol=0)

@@ -9,12 +9,22 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import dequantize as dequantize_module
+from paddlenlp_ext.ops import native, weight_only
 from paddlenlp_ext.ops import quantized_linear as linear_module
-from paddlenlp_ext.ops import weight_only
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize, dequantize_rows_numpy, dequantize_rows_reference
-from paddlenlp_ext.ops.quantized_linear import input_gradient_op, linear_op, quantized_linear
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.half import products_in_bf16
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized_linear import linear_op, quantized_linear
+from paddlenlp_ext.ops.quantized_native import (
+    dequantize_rows_native,
+    quantized_input_gradient_native,
+    quantized_linear_native,
+)
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
 
 FORMATS = [
     QuantOptions(algo="nf4"),
@@ -40,20 +50,98 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch):
 
 @by_format
 @by_shape
-def test_both_ways_to_dequantize_give_the_same_bits(shape: tuple[int, int], options: QuantOptions):
+def test_all_ways_to_dequantize_give_the_same_bits(shape: tuple[int, int], options: QuantOptions):
     weight = packed(shape, options)
     parts = list(dequantize_module.row_blocks(weight, 100))
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
     assert parts[-1][1] == shape[0]
-    whole = dequantize(weight).numpy()
-    for way in (dequantize_rows_numpy, dequantize_rows_reference):
-        assert np.array_equal(np.concatenate([way(weight, *part).numpy() for part in parts]), whole), way.__name__
+    whole = from_formula(weight)
+    for way in (dequantize_rows_numpy, dequantize_rows_reference, dequantize):
+        found = way(weight) if way is dequantize else paddle.concat([way(weight, *part) for part in parts])
+        assert np.array_equal(found.numpy(), whole), way.__name__
+
+
+def from_formula(weight: QuantizedWeight) -> np.ndarray:
+    """float32 [out, in], one weight after the other."""
+    out, width = weight.shape
+    number = np.arange(out * width)
+    codes, block = weight.codes.numpy(), number // weight.block_size
+    if weight.algo == "weight_only_int8":
+        values = codes.astype(np.float32)
+    else:
+        values = levels(weight.algo)[np.where(number % 2, codes[number // 2] & 15, codes[number // 2] >> 4)]
+    scales = weight.scales.numpy()
+    if weight.group_scales is not None:
+        groups = weight.group_scales.numpy()[np.arange(len(scales)) // weight.group_size]
+        scales = dynamic_levels()[scales] * groups + weight.offset.numpy()
+    return (values * scales[block]).reshape(out, width)
+
+
+@needs_native
+@by_format
+@by_shape
+@pytest.mark.parametrize("threads", [1, 2])
+def test_natively_any_rows_are_dequantized(shape: tuple[int, int], options: QuantOptions, threads: int, native_threads):
+    """Rows that begin in the middle of a block and of a byte, too; in bfloat16 they are float32's, rounded."""
+    native_threads(threads)
+    weight = packed(shape, options)
+    whole = from_formula(weight)
+    for first, last in [(0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)]:
+        assert np.array_equal(dequantize_rows_native(weight, first, last).numpy(), whole[first:last])
+        rounded = dequantize_rows_native(weight, first, last, "bfloat16").astype("float32").numpy()
+        assert np.array_equal(rounded, paddle.to_tensor(whole[first:last]).astype("bfloat16").astype("float32").numpy())
+
+
+@needs_native
+@by_format
+@pytest.mark.parametrize("shape", [*SHAPES, (700, 601)], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 200])
+def test_the_native_product_and_gradient_are_those_of_the_formula(
+    shape: tuple[int, int], options: QuantOptions, rows: int
+):
+    weight = packed(shape, options)
+    plain = from_formula(weight).astype(np.float64)
+    x, gradient = normal(1, rows, shape[1]), normal(2, rows, shape[0])
+    limit = 3e-6 * np.abs(plain).max() * shape[1] ** 0.5
+    y = quantized_linear_native(paddle.to_tensor(x), weight).numpy()
+    np.testing.assert_allclose(y, x @ plain.T, rtol=0, atol=3 * limit)
+    of_x = quantized_input_gradient_native(paddle.to_tensor(gradient), weight).numpy()
+    np.testing.assert_allclose(of_x, gradient @ plain, rtol=0, atol=3 * limit * (shape[0] / shape[1] + 1) ** 0.5)
+
+
+@needs_native
+@by_format
+def test_in_bfloat16_native_products_round_their_inputs(options: QuantOptions):
+    weight = packed((130, 65), options)
+    x = paddle.to_tensor(normal(1, 3, 12, 65), stop_gradient=False)
+    gradient = normal(2, 3, 12, 130)
+    with products_in_bf16():
+        y = quantized_linear(x, weight)
+    y.backward(paddle.to_tensor(gradient))
+    assert y.dtype == x.grad.dtype == paddle.float32
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return paddle.to_tensor(values).astype("bfloat16").astype("float32").numpy().astype(np.float64)
+
+    plain = rounded(from_formula(weight))
+    np.testing.assert_allclose(y.numpy(), rounded(x.numpy()) @ plain.T, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(x.grad.numpy(), rounded(gradient) @ plain, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(params=["native", "reference"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which implementation `quantized_linear` takes."""
+    if request.param == "native" and native.obstacle() is not None:
+        pytest.skip(f"no native library: {native.obstacle()}")
+    choose = Op.choose
+    monkeypatch.setattr(Op, "choose", lambda op, x: choose(op, x, request.param))
+    return request.param
 
 
 @by_format
 @by_shape
 def test_product_and_gradient_are_those_of_the_dequantized_weight(
-    shape: tuple[int, int], options: QuantOptions, few_at_a_time: None
+    shape: tuple[int, int], options: QuantOptions, few_at_a_time: None, way: str
 ):
     weight = packed(shape, options)
     generator = np.random.default_rng(0)
@@ -61,20 +149,20 @@ def test_product_and_gradient_are_those_of_the_dequantized_weight(
     gradient = generator.standard_normal((2, 3, shape[0])).astype(np.float32)
     y = quantized_linear(x, weight)
     (y * paddle.to_tensor(gradient)).sum().backward()
-    plain = dequantize(weight).numpy().astype(np.float64)
+    plain = from_formula(weight).astype(np.float64)
     np.testing.assert_allclose(y.numpy(), x.numpy() @ plain.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(x.grad.numpy(), gradient @ plain, rtol=1e-5, atol=1e-5)
 
 
-def test_an_input_that_wants_no_gradient_gets_none():
+def test_an_input_that_wants_no_gradient_gets_none(way: str):
     weight = packed((7, 64), FORMATS[0])
-    scale = paddle.ones([1])
+    x, scale = paddle.ones([2, 64]), paddle.ones([1])
     scale.stop_gradient = False
-    (quantized_linear(paddle.ones([2, 64]), weight) * scale).sum().backward()
-    assert scale.grad is not None
+    (quantized_linear(x, weight) * scale).sum().backward()
+    assert scale.grad is not None and x.grad is None
 
 
-def test_no_whole_weight_is_ever_made(monkeypatch: pytest.MonkeyPatch, few_at_a_time: None):
+def test_in_plain_paddle_no_whole_weight_is_ever_made(monkeypatch: pytest.MonkeyPatch, few_at_a_time: None):
     largest = []
     rows = dequantize_module.dequantize_rows
 
@@ -83,22 +171,21 @@ def test_no_whole_weight_is_ever_made(monkeypatch: pytest.MonkeyPatch, few_at_a_
         return rows(weight, first, last)
 
     monkeypatch.setattr(linear_module, "dequantize_rows", watched)
-    x = paddle.ones([3, 64])
-    x.stop_gradient = False
-    quantized_linear(x, packed((40, 64), FORMATS[0])).sum().backward()
+    weight = packed((40, 64), FORMATS[0])
+    linear_module.linear_reference(paddle.ones([3, 64]), weight)
+    linear_module.input_gradient_reference(paddle.ones([3, 40]), weight)
     assert len(largest) == 2 * 40
     assert max(largest) == 64
 
 
 def test_every_format_has_an_op():
+    x = paddle.ones([1])
     for options in FORMATS:
-        for op in (linear_op(options.algo), input_gradient_op(options.algo)):
-            assert op.choose(paddle.ones([1])) in (
-                linear_module.linear_reference,
-                linear_module.input_gradient_reference,
-            )
+        assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
+        if native.obstacle() is None:
+            assert linear_op(options.algo).choose(x) is quantized_linear_native
     with pytest.raises(ValueError, match="'weight_only' was asked for, but it needs a GPU"):
-        linear_op("weight_only_int8").choose(paddle.ones([1]), "weight_only")
+        linear_op("weight_only_int8").choose(x, "weight_only")
 
 
 # -- Paddle's kernel, which runs on GPUs alone ----------------------------------------------

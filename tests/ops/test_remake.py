@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.frozen_linear import FrozenPlain
 from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.linear_native import linear_native
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
@@ -31,7 +32,7 @@ def lora(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, 
     update = [paddle.to_tensor(normal(seed, *shape)) for seed, shape in ((3, (RANK, INNER)), (4, (OUT, RANK)))]
     for tensor in update:
         tensor.stop_gradient = False
-    return lora_linear_op.choose(product, "native")(product, weight, None, *update, 2.0), update
+    return lora_linear_op.choose(product, "native")(product, FrozenPlain(weight, None), *update, 2.0), update
 
 
 def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
@@ -52,6 +53,18 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
     kept = bytes_in_use() - before
     y.backward(paddle.to_tensor(normal(10, ROWS, OUT)))
     return [tensor.grad.numpy() for tensor in (gate, up, *trained)], kept
+
+
+@needs_native
+def test_what_was_changed_in_place_is_kept():
+    with paddle.no_grad():
+        gate, up = (paddle.to_tensor(normal(seed, 20, 16)) for seed in (1, 2))
+    gate.stop_gradient = up.stop_gradient = False
+    product, weight = swiglu_native(gate, up), paddle.to_tensor(normal(9, OUT, 16), stop_gradient=False)
+    product.scale_(2.0)
+    linear_native(product, weight).sum().backward()
+    wanted = np.ones([OUT, 20], np.float32) @ product.numpy()
+    np.testing.assert_allclose(weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
 @needs_native

@@ -15,6 +15,7 @@ from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.loftq import LoftQConfig
@@ -184,6 +185,41 @@ def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
     warm.eval()
     assert np.array_equal(logits_of(warm), logits_of(model))
     assert warm.peft_config.iters == 2
+
+
+@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not what the SVD of another device would find."""
+    model = adapted(config)
+    train(model, steps=2)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr("paddlenlp_ext.peft.before_quantizing.leading_svd", None)
+    stored = read_adapter(tmp_path)
+    assert np.array_equal(logits_of(PeftModel.from_files(quantized(stored), stored)), logits_of(model))
+    warm = type(config)(path=str(tmp_path))
+    assert np.array_equal(logits_of(get_peft_model(quantized(warm), warm).eval()), logits_of(model))
+
+
+def test_trained_over_full_precision_it_goes_on_over_a_quantized_base(tmp_path: Path):
+    model = get_peft_model(tiny_model(), PissaConfig(rank=4))
+    train(model, steps=2)
+    model.save_pretrained(tmp_path)
+    stored = read_adapter(tmp_path)
+    over_int8 = logits_of(PeftModel.from_files(quantized(stored, INT8), stored))
+    lost = np.abs(logits_of(quantized(LoRAConfig(), INT8)) - logits_of(tiny_model())).max()
+    assert 0 < np.abs(over_int8 - logits_of(model)).max() < 2 * lost
+
+
+@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+def test_no_other_adapter_takes_its_base(config: Any, tmp_path: Path):
+    base = quantized(config)
+    with pytest.raises(ValueError, match=r"another adapter holds .*load the original model again"):
+        get_peft_model(base, LoRAConfig())
+    model = get_peft_model(base, config)
+    with pytest.raises(ValueError, match="over the original model"):
+        save_as_lora(model, tmp_path)
 
 
 def test_over_full_precision_it_begins_as_lora_does():

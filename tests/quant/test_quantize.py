@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import ALGOS, QuantOptions
-from paddlenlp_ext.quant.quantize import empty, quantize
+from paddlenlp_ext.quant.quantize import empty, quantize, quantize_layer
 
 
 def weight_of(out: int, width: int) -> np.ndarray:
@@ -157,6 +157,8 @@ def test_what_can_not_be_is_refused():
     for algo in ("nf4", "weight_only_int8"):
         with pytest.raises(ValueError, match="not finite"):
             quantize(weight, QuantOptions(algo=algo))
+    with pytest.raises(ValueError, match=r"layers\.0\.up_proj: .* not finite"):
+        quantize_layer("layers.0.up_proj", paddle.to_tensor(weight), QuantOptions(algo="fp4"))
 
 
 def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_train():

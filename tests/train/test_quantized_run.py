@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import re
 
 import numpy as np
 import paddle
@@ -89,6 +91,14 @@ def test_the_dry_run_knows_what_will_be_packed(run_folders):
     assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
     assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
     assert packed_weights(config_for(run_folders, weight_quantize_algo=None)).num_weights == 0
+
+
+def test_it_says_what_is_quantized(run_folders, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
+    build_model(config_for(run_folders))
+    assert re.search(
+        r"quantized: 14 layers, [\d,]+ weights in 0\.\d MB \(\d\.\d\d bits each\): nf4, blocks of 64", caplog.text
+    )
 
 
 def test_random_weights_are_quantized_too(run_folders):

@@ -27,13 +27,13 @@ class ModelConfig:
         help="store the frozen base weights in few bits (QLoRA); an object sets layers by pattern, null keeps them",
     )
     weight_blocksize: int = option(
-        64, minimum=1, aliases=("qlora_weight_blocksize",), help="numbers that share a scale in nf4 and fp4"
+        64, minimum=2, aliases=("qlora_weight_blocksize",), help="numbers that share a scale in nf4 and fp4"
     )
     weight_double_quant: bool = option(
         False, aliases=("qlora_weight_double_quant",), help="quantize the scales of nf4 and fp4 too"
     )
     weight_double_quant_block_size: int = option(
-        256, minimum=1, aliases=("qlora_weight_double_quant_block_size",), help="scales that share a second scale"
+        256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales that share a second scale"
     )
     use_long_sequence_strategies: bool = option(False, help="stretch the rotary embedding for longer texts")
     strategy_type: str | None = option(

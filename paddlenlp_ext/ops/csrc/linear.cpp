@@ -1,4 +1,5 @@
 // y = x W^T + bias with W [out, in], and its gradients, in float or with inputs rounded to bfloat16.
+#include "few_rows.h"
 #include "gemm.h"
 
 namespace {
@@ -26,44 +27,21 @@ void weight_gradient(const void* gradient, const void* x, float beta, float* to,
         weight_gradient(static_cast<const float*>(gradient), static_cast<const float*>(x), beta, to, rows, in, out);
 }
 
-// A few rows: the weights stream from memory once and are all that costs time. They meet x in float, whatever format
-// they have. OUT weight rows at a time, so that each x that is loaded serves several of them.
-template <int ROWS, int OUT, class Value>
-inline void products(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
-    f32x16 sums[ROWS][OUT] = {};
-    i64 i = 0;
-    auto add = [&](auto&& read) {
-        f32x16 w[OUT];
-        for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
-        // The next rows: the processor foresees no more than a page of one stream, and a row is shorter than that.
-        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
-        for (int r = 0; r < ROWS; ++r) {
-            f32x16 value = read(x + r * in + i);
-            for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
-        }
-    };
-    for (; i + LANES <= in; i += LANES) add([](auto* from) { return load(from); });
-    if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
-    for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUT; ++o) y[r * out + o] = sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
-}
-
+// A few rows: the weights stream from memory once and are all that costs time.
 template <int ROWS, class Value>
 void few_rows(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
     constexpr int OUT = ROWS <= 4 ? 4 : 2;
     parallel(out, 1 + 131072 / in, [&](i64 o, i64 end) {
         auto at = [&](i64 row) { return bias == nullptr ? nullptr : bias + row; };
-        for (; o + OUT <= end; o += OUT) products<ROWS, OUT>(x, weight + o * in, at(o), y + o, in, out);
-        for (; o < end; ++o) products<ROWS, 1>(x, weight + o * in, at(o), y + o, in, out);
+        for (; o + OUT <= end; o += OUT) few_rows_products<ROWS, OUT>(x, weight + o * in, at(o), y + o, in, out);
+        for (; o < end; ++o) few_rows_products<ROWS, 1>(x, weight + o * in, at(o), y + o, in, out);
     });
 }
 
 template <class Value>
 void few_rows(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in, i64 out) {
-    for (; rows >= 8; rows -= 8, x += 8 * in, y += 8 * out) few_rows<8>(x, weight, bias, y, in, out);
-    for (; rows >= 4; rows -= 4, x += 4 * in, y += 4 * out) few_rows<4>(x, weight, bias, y, in, out);
-    for (; rows >= 2; rows -= 2, x += 2 * in, y += 2 * out) few_rows<2>(x, weight, bias, y, in, out);
-    if (rows == 1) few_rows<1>(x, weight, bias, y, in, out);
+    by_few_rows(x, y, rows, in, out,
+                [&](auto count, const float* x, float* y) { few_rows<count>(x, weight, bias, y, in, out); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// y = x W^T + bias + s (x A^T) B^T with W [out, in] frozen, A [r, in], B [out, r], and the gradients of A, B and x.
+// y += s (x A^T) B^T with A [r, in], B [out, r], and the gradients of A, B and x.
 //
 // Everything goes through the rank: no product with r (in + out) multiplications a row is written any other way, and
 // each update adds into what the base's product has left in y or in x's gradient.
@@ -26,11 +26,9 @@ void transpose(const Value* from, Value* to, i64 rows, i64 columns) {
 }
 
 template <class Value>
-void forward(const Value* x, const Value* weight, const float* bias, const float* a, const float* b, float* y,
-             Value* inner, i64 rows, i64 in, i64 out, i64 rank, float scaling) {
+void forward(const Value* x, float* y, const float* a, const float* b, Value* inner, i64 rows, i64 in, i64 out,
+             i64 rank, float scaling) {
     const Value* kind = nullptr;
-    if (bias != nullptr) repeat_row(bias, y, rows, out);
-    gemm(false, true, rows, out, in, 1.0f, x, in, weight, in, bias == nullptr ? 0.0f : 1.0f, y, out);
     if constexpr (sizeof(Value) == sizeof(float)) {
         gemm(false, true, rank, rows, in, 1.0f, a, in, x, in, 0.0f, inner, rows);
     } else {
@@ -42,11 +40,9 @@ void forward(const Value* x, const Value* weight, const float* bias, const float
 }
 
 template <class Value>
-void backward(const Value* x, const Value* weight, const float* y_gradient, const float* a, const float* b,
-              const Value* inner, float* x_gradient, float* a_gradient, float* b_gradient, i64 rows, i64 in, i64 out,
-              i64 rank, float scaling) {
+void backward(const Value* x, const Value* g, const float* a, const float* b, const Value* inner, float* x_gradient,
+              float* a_gradient, float* b_gradient, i64 rows, i64 in, i64 out, i64 rank, float scaling) {
     const Value* kind = nullptr;
-    const Value* g = as(y_gradient, rows * out, SCRATCH_A, kind);
     float* narrow = scratch<float>(SCRATCH_C, rank * (rows > out ? rows : out));
     if (b_gradient != nullptr) {
         gemm(false, false, rank, out, rows, scaling, inner, rows, g, out, 0.0f, narrow, out);
@@ -60,32 +56,30 @@ void backward(const Value* x, const Value* weight, const float* y_gradient, cons
     const Value* v = as(narrow, rank * rows, SCRATCH_D, kind);
     if (a_gradient != nullptr) gemm(false, false, rank, in, rows, 1.0f, v, rows, x, in, 0.0f, a_gradient, in);
     if (x_gradient == nullptr) return;
-    gemm(false, false, rows, in, out, 1.0f, g, out, weight, in, 0.0f, x_gradient, in);
     const Value* a_here = as(a, rank * in, SCRATCH_B, kind);
     gemm(true, false, rows, in, rank, 1.0f, v, rows, a_here, in, 1.0f, x_gradient, in);
 }
 
 }  // namespace
 
-// `half`: x, weight and inner are bfloat16, and all products round their inputs to it. inner [r, rows] = A x^T is kept
-// for the gradients.
-EXPORT void lora_linear_forward(const void* x, const void* weight, const float* bias, const float* a, const float* b,
-                                float* y, void* inner, i64 rows, i64 in, i64 out, i64 rank, float scaling, i64 half) {
+// `half`: x, y's gradient and inner are bfloat16, and all products round their inputs to it. inner [r, rows] = A x^T is
+// kept for the gradients.
+EXPORT void lora_update_forward(const void* x, float* y, const float* a, const float* b, void* inner, i64 rows, i64 in,
+                                i64 out, i64 rank, float scaling, i64 half) {
     auto run = [&](auto* kind) {
         using Value = std::remove_pointer_t<decltype(kind)>;
-        forward(static_cast<const Value*>(x), static_cast<const Value*>(weight), bias, a, b, y,
-                static_cast<Value*>(inner), rows, in, out, rank, scaling);
+        forward(static_cast<const Value*>(x), y, a, b, static_cast<Value*>(inner), rows, in, out, rank, scaling);
     };
     half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));
 }
 
-// A gradient that is null is not made.
-EXPORT void lora_linear_backward(const void* x, const void* weight, const float* y_gradient, const float* a,
-                                 const float* b, const void* inner, float* x_gradient, float* a_gradient,
-                                 float* b_gradient, i64 rows, i64 in, i64 out, i64 rank, float scaling, i64 half) {
+// Adds to x_gradient; a gradient that is null is not made.
+EXPORT void lora_update_backward(const void* x, const void* y_gradient, const float* a, const float* b,
+                                 const void* inner, float* x_gradient, float* a_gradient, float* b_gradient, i64 rows,
+                                 i64 in, i64 out, i64 rank, float scaling, i64 half) {
     auto run = [&](auto* kind) {
         using Value = std::remove_pointer_t<decltype(kind)>;
-        backward(static_cast<const Value*>(x), static_cast<const Value*>(weight), y_gradient, a, b,
+        backward(static_cast<const Value*>(x), static_cast<const Value*>(y_gradient), a, b,
                  static_cast<const Value*>(inner), x_gradient, a_gradient, b_gradient, rows, in, out, rank, scaling);
     };
     half ? run(static_cast<bf16*>(nullptr)) : run(static_cast<float*>(nullptr));

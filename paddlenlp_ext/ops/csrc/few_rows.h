@@ -1,0 +1,41 @@
+// A few rows of x times the rows of a weight: what generating does. Reading the weight is all that costs time.
+#pragma once
+
+#include "common.h"
+
+#include <type_traits>
+
+// y[r, o] = x[r] . weight[o] + bias[o] for OUT rows of the weight, so that each x that is loaded serves several of them.
+// They meet x in float, whatever format they have; y's rows lie `out` apart.
+template <int ROWS, int OUT, class Value>
+static inline void few_rows_products(const float* x, const Value* weight, const float* bias, float* y, i64 in,
+                                     i64 out) {
+    f32x16 sums[ROWS][OUT] = {};
+    i64 i = 0;
+    auto add = [&](auto&& read) {
+        f32x16 w[OUT];
+        for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
+        // The next rows: the processor foresees no more than a page of one stream, and a row is shorter than that.
+        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
+        for (int r = 0; r < ROWS; ++r) {
+            f32x16 value = read(x + r * in + i);
+            for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
+        }
+    };
+    for (; i + LANES <= in; i += LANES) add([](auto* from) { return load(from); });
+    if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
+    for (int r = 0; r < ROWS; ++r)
+        for (int o = 0; o < OUT; ++o) y[r * out + o] = sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
+}
+
+// Calls run(rows as a constant, x, y) for parts of 8, 4, 2 and 1 rows.
+template <class Run>
+static inline void by_few_rows(const float* x, float* y, i64 rows, i64 in, i64 out, Run&& run) {
+    auto part = [&](auto count) {
+        for (; rows >= count; rows -= count, x += count * in, y += count * out) run(count, x, y);
+    };
+    part(std::integral_constant<int, 8>{});
+    part(std::integral_constant<int, 4>{});
+    part(std::integral_constant<int, 2>{});
+    part(std::integral_constant<int, 1>{});
+}

@@ -1,0 +1,92 @@
+"""Dense layers that do not train, in the parts that a larger step is made of.
+
+An adapter beside one makes a single differentiable step of both. It asks for the values and for the input's gradient,
+and not how the weight is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import paddle
+
+from paddlenlp_ext.ops import linear_native
+from paddlenlp_ext.ops.dequantize import QuantizedWeight
+from paddlenlp_ext.ops.half import halves, products_are_half
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.ops.quantized_native import quantized_input_gradient_native, quantized_linear_native
+
+
+class FrozenLinear(Protocol):
+    """x W^T + bias with a frozen W [out, in] and bias [out]."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether native products round their inputs to bfloat16 now."""
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., in] to [..., out], differentiably, on any device."""
+
+    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The values alone, in a tensor of their own; x float32 in one piece on the CPU."""
+
+    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """(dL/dy) W, float32 [..., in], in a tensor of its own.
+
+        `gradient` [..., out] lies in one piece and in the format of the products: bfloat16 where x was rounded to it.
+        """
+
+
+@dataclass(frozen=True)
+class FrozenPlain:
+    """One whose weight is a matrix, in float32 or bfloat16."""
+
+    weight: paddle.Tensor
+    bias: paddle.Tensor | None
+
+    @property
+    def halves(self) -> bool:
+        """As `FrozenLinear`."""
+        return halves(self.weight)
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        return linear(x, self.weight, self.bias)
+
+    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        readable = linear_native.readable
+        return linear_native.forward(x, readable(self.weight), readable(self.bias))
+
+    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        return linear_native.input_gradient(gradient, linear_native.readable(self.weight))
+
+
+@dataclass(frozen=True)
+class FrozenQuantized:
+    """One whose weight is stored in few bits."""
+
+    weight: QuantizedWeight
+    bias: paddle.Tensor | None
+
+    @property
+    def halves(self) -> bool:
+        """As `FrozenLinear`."""
+        return products_are_half()
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        y = quantized_linear(x, self.weight)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        y = quantized_linear_native(x, self.weight)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """As `FrozenLinear`."""
+        return quantized_input_gradient_native(gradient, self.weight)

@@ -1,0 +1,95 @@
+"""Packed weights in C++: dequantizing, and the products with them (csrc/dequantize.cpp, csrc/quantized_linear.cpp).
+
+Shapes: in/out features of the weight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.half import as_half, products_are_half, shared_half
+from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.dequantize import QuantizedWeight
+
+
+class _Packed(ctypes.Structure):
+    """csrc/packed.h explains the fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("out", "in", "block", "group")),
+        *((name, ctypes.c_void_p) for name in ("codes", "levels", "scales", "scale_levels", "group_scales", "offset")),
+    )
+
+
+def usable_on_codes(codes: paddle.Tensor) -> str | None:
+    """A condition: codes on the CPU, with the library there."""
+    if not codes.place.is_cpu_place():
+        return f"it is for the CPU and the tensor is on {codes.place}"
+    return native.obstacle()
+
+
+def dequantize_rows_native(weight: QuantizedWeight, first: int, last: int, dtype: str = "float32") -> paddle.Tensor:
+    """Any rows, [last - first, in] in float32 or bfloat16."""
+    out, width = weight.shape
+    assert 0 <= first <= last <= out, "rows that there are"
+    rows = native.empty([last - first, width], dtype)
+    run = native.function("dequantize_weight", "piipi")
+    run(_packed(weight), first, last, native.pointer(rows), dtype == "bfloat16")
+    return rows
+
+
+def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out] of x [..., in] in float32; the values alone."""
+    x, rows = in_one_piece(x), math.prod(x.shape[:-1])
+    y = native.empty([*x.shape[:-1], weight.shape[0]])
+    if rows <= FEW_ROWS:
+        run = native.function("quantized_linear_few_rows", "pppi")
+        run(native.pointer(x), _packed(weight), native.pointer(y), rows)
+        return y
+    read = shared_half(x) if products_are_half() else x
+    _call("quantized_linear_forward", read, weight, y)
+    return y
+
+
+def quantized_input_gradient_native(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """(dL/dy) W, float32 [..., in], of dL/dy [..., out] in float32 or bfloat16."""
+    gradient = in_one_piece(gradient)
+    read = as_half(gradient) if products_are_half() else gradient
+    to = native.empty([*gradient.shape[:-1], weight.shape[1]])
+    _call("quantized_linear_input_gradient", read, weight, to)
+    return to
+
+
+def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Tensor) -> None:
+    run = native.function(name, "pppii")
+    half, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
+    run(native.pointer(read), _packed(weight), native.pointer(to), rows, half)
+
+
+def _packed(weight: QuantizedWeight) -> object:
+    """The weight as the library takes it: a pointer that holds for this call."""
+    out, width = weight.shape
+    table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
+    nested = (None, None, None)
+    if weight.group_scales is not None:
+        nested = (_address(""), native.pointer(weight.group_scales), native.pointer(weight.offset))
+    codes, scales = native.pointer(weight.codes), native.pointer(weight.scales)
+    return ctypes.byref(_Packed(out, width, weight.block_size, weight.group_size, codes, table, scales, *nested))
+
+
+@functools.cache
+def _address(algo: str) -> int:
+    """Where the levels of a 4-bit format lie, or, unnamed, those of scales; they stay there."""
+    table = levels(algo) if algo else dynamic_levels()
+    assert table.flags.c_contiguous and table.dtype == np.float32
+    return table.ctypes.data
