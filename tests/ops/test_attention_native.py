@@ -132,7 +132,7 @@ def test_tensors_that_do_not_fit_are_refused_and_not_read_past_their_end(wrong):
     for place, shape in enumerate(wrong, start=3 - len(wrong)):
         shapes[place] = shape
     tensors = [paddle.to_tensor(normal(1, 1, *shape)) for shape in shapes]
-    with pytest.raises(AssertionError, match="queries|keys"):
+    with pytest.raises(AssertionError, match=r"queries|keys"):
         attention(*tensors, layout, 0.3, "native")
     with pytest.raises(AssertionError, match="11 positions"):
         attention(*tensors[:1] * 3, AttentionLayout.from_documents([[11]]), 0.3, "native")
