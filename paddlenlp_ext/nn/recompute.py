@@ -21,6 +21,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+from paddlenlp_ext.ops.half import as_now
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
@@ -84,7 +85,7 @@ class RecomputePlan:
             with _passing_through(state):
                 return layer(x, inputs)
 
-        return recompute(run, x, inputs) if self.granularity == "full" else run(x, inputs)
+        return _run_again(run, x, inputs) if self.granularity == "full" else run(x, inputs)
 
 
 def passing(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -100,10 +101,15 @@ def passing(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     granularity = state.plan.granularity
     if granularity == _GRANULARITY_AT.get(place):
-        return recompute(function, *arguments)
+        return _run_again(function, *arguments)
     if granularity == "full" and state.plan.keeps(place, state.layer):
         return state.keep(function, arguments)
     return function(*arguments)
+
+
+def _run_again(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Recompute, in the products of the first time: bfloat16 may be off by the time of the second."""
+    return recompute(as_now(function), *arguments)
 
 
 @dataclass(frozen=True)

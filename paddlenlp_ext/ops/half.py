@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import paddle
 
@@ -13,11 +14,26 @@ from paddlenlp_ext.ops import native
 _products = False
 
 
-@contextmanager
-def products_in_bf16() -> Iterator[None]:
+def products_in_bf16() -> AbstractContextManager[None]:
     """A forward pass whose native products round their inputs to bfloat16, those of float32 weights too."""
+    return _products_set(True)
+
+
+def as_now(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which whenever it is called computes in the products of this moment: for a forward pass made again."""
+    now = _products
+
+    def run_again(*args: Any) -> Any:
+        with _products_set(now):
+            return run(*args)
+
+    return run_again
+
+
+@contextmanager
+def _products_set(value: bool) -> Iterator[None]:
     global _products
-    before, _products = _products, True
+    before, _products = _products, value
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.half import products_are_half
 from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
 from paddlenlp_ext.ops.remake import with_maker
 
@@ -47,35 +48,54 @@ class _SwiGlu(PyLayer):
 
 
 def swiglu_native(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either."""
+    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either.
+
+    Where products are in bfloat16 (half.py), so are the inputs that it keeps, and the values are of those.
+    """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
     if not wants_gradient(gate, up):
-        return _product(gate, up)
-    return with_maker(_NativeSwiGlu.apply(gate, up), lambda: _product(gate, up))
+        return _forward(gate, up)[0]
+    kept: list[paddle.Tensor] = []
+    return with_maker(_NativeSwiGlu.apply(gate, up, kept), lambda: _product(*kept))
 
 
 class _NativeSwiGlu(PyLayer):
     @staticmethod
-    def forward(ctx, gate, up):
-        ctx.save_for_backward(gate, up)
-        return _product(gate, up)
+    def forward(ctx, gate, up, kept):
+        ctx.wanted = [not x.stop_gradient for x in (gate, up)]
+        out, *inputs = _forward(gate, up)
+        kept += inputs
+        ctx.save_for_backward(*inputs)
+        return out
 
     @staticmethod
     def backward(ctx, gradient):
         gate, up = ctx.saved_tensor()
         gradient = gradient.contiguous()
-        gradients = [None if x.stop_gradient else empty(x.shape) for x in (gate, up)]
+        gradients = [empty(gate.shape) if wanted else None for wanted in ctx.wanted]
         addresses = [None if x is None else pointer(x) for x in gradients]
         inputs = pointer(gradient), pointer(gate), pointer(up)
-        function("swiglu_backward", "pppipp")(*inputs, math.prod(gate.shape), *addresses)
+        run = function("swiglu_backward", "pppippi")
+        run(*inputs, math.prod(gate.shape), *addresses, gate.dtype == paddle.bfloat16)
         return tuple(gradients)
 
 
 def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     out = empty(gate.shape)
-    function("swiglu_forward", "ppip")(pointer(gate), pointer(up), math.prod(gate.shape), pointer(out))
+    inputs = pointer(gate), pointer(up), math.prod(gate.shape)
+    function("swiglu_forward", "ppipi")(*inputs, pointer(out), gate.dtype == paddle.bfloat16)
     return out
+
+
+def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """The product, and the gate and up that it is of."""
+    if not products_are_half():
+        return _product(gate, up), gate.detach(), up.detach()
+    gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
+    results = pointer(gate_half), pointer(up_half), pointer(out)
+    function("swiglu_forward_rounded", "ppippp")(pointer(gate), pointer(up), math.prod(gate.shape), *results)
+    return out, gate_half, up_half
 
 
 swiglu_op = Op("swiglu", native=(swiglu_native, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
+from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
 from tests.ops.needs_native import needs_native
@@ -16,11 +18,24 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     gate.flat[0] = -80.0  # far out, silu is 0 and not NaN
     actual = run_both_ways(implementation, [gate, up], gradient)
+    assert_all_close(actual, expected(gate, up, gradient), atol=1e-5)
 
+
+def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
+    """silu(gate) * up and both gradients, in float64."""
     sigmoid = 1 / (1 + np.exp(-gate.astype(np.float64)))
     slope = sigmoid * (1 + gate * (1 - sigmoid))
-    expected = [gate * sigmoid * up, gradient * up * slope, gradient * gate * sigmoid]
-    assert_all_close(actual, expected, atol=1e-5)
+    return [gate * sigmoid * up, gradient * up * slope, gradient * gate * sigmoid]
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
+def test_beside_products_in_bfloat16_it_is_the_formula_of_rounded_inputs(shape):
+    gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
+    with products_in_bf16():
+        actual = run_both_ways(swiglu_native, [gate, up], gradient)
+    rounded = [paddle.to_tensor(x).astype("bfloat16").astype("float32").numpy() for x in (gate, up)]
+    assert_all_close(actual, expected(*rounded, gradient), atol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", [NATIVE, swiglu_cpu])

@@ -65,6 +65,16 @@ def test_it_learns_as_in_float32_and_what_trains_stays_in_it(run_folders, lora):
     assert trainer.evaluate()["eval_loss"] > 0
 
 
+@needs_native
+@pytest.mark.parametrize("lora", [True, False])
+def test_layers_run_again_give_the_same_bits(run_folders, lora):
+    """A layer that the backward pass runs again must round as it did the first time."""
+    config = config_for(run_folders, lora, bf16=True)
+    kept = losses_of(build_trainer(config, load_data(config)))
+    config = config_for(run_folders, lora, bf16=True, recompute=True)
+    np.testing.assert_array_equal(losses_of(build_trainer(config, load_data(config))), kept)
+
+
 def test_without_the_library_it_says_why_and_what_helps(run_folders, monkeypatch):
     monkeypatch.setattr(native, "obstacle", lambda: "there is no C++ compiler")
     assert half.obstacle() == "there is no C++ compiler"
