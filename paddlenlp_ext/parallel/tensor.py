@@ -27,7 +27,7 @@ from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHea
 from paddlenlp_ext.peft.layer import AdapterLayer, layer_at, replace_layer
 from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of, is_on_stage
 
-_AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
+AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _cut_linear(
     """Cut a place; False where this rank goes without something: the bias of a sum is the first rank's alone."""
     adapters, base = _chain(outermost)
     has_bias = base.bias is not None
-    cut_parameter(base, "weight", _AXES[style], axis)
+    cut_parameter(base, "weight", AXES[style], axis)
     if style == "colwise":
         base.out_features //= axis.size
         if base.bias is not None:
@@ -283,7 +283,7 @@ def _mark_partial(layer: nn.Layer) -> None:
 
 def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Axis) -> None:
     adapters, base = _chain(outermost)
-    cut = cut_parameter(base, "weight", _AXES["vocab"], axis, even=False)
+    cut = cut_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Linear):
         if adapters:
             raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
