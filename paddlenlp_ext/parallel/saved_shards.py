@@ -1,8 +1,8 @@
 """Models that PaddleNLP saved as one file a rank, made one model again.
 
-Such a folder holds `model_state.tp00_pp00.pdparams` and so on, `tp` counting tensor ranks, `pp` stages. Names begin with
-the family (`llama.layers.0...`), a linear's weight lies as [in, out], and every tensor rank has its part of what the
-family's plan cuts; a vocabulary that does not divide is whole on all. What this project saves needs no such merge.
+Such a folder holds `model_state.tp00_pp00.pdparams` and so on, `tp` counting tensor ranks, `pp` stages. Names begin
+with the family (`llama.layers.0...`), a linear's weight lies as [in, out], and every tensor rank has its part of what
+the family's plan cuts; a vocabulary that does not divide is whole on all. What this project saves needs no such merge.
 """
 
 from __future__ import annotations
@@ -21,15 +21,9 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.parallel.tensor import styles_by_name
+from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
-from paddlenlp_ext.plan import Style
 
-_AXES: dict[Style, int] = {
-    "colwise": 0,
-    "rowwise": 1,
-    "vocab": 0,
-}  # of a weight [out, in], as parallel/tensor.py has it
 _FORMATS = ("float32", "float16", "bfloat16")
 
 
@@ -126,8 +120,8 @@ def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: P
         if missing or surplus:
             raise ValueError(
                 f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "
-                f"{len(missing)} missing ({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])}); "
-                "models saved with fused projections are not read"
+                f"{len(missing)} missing ({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
+                "; models saved with fused projections are not read"
             )
 
 
@@ -135,8 +129,8 @@ def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
     """Along which axis each cut parameter is joined."""
     axes = {}
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():
-        if style in _AXES:
-            axes[f"{layer}.weight"] = _AXES[style]
+        if style in AXES:
+            axes[f"{layer}.weight"] = AXES[style]
         if style == "colwise":
             axes[f"{layer}.bias"] = 0
     return axes
@@ -157,6 +151,6 @@ def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int 
         if whole.shape == shape:
             return whole, True
     raise ValueError(
-        f"{name}: {len(parts)} parts of shape {list(parts[0].shape)} do not make the {list(shape)} that config.json asks "
-        "for; was another --tp meant?"
+        f"{name}: {len(parts)} parts of shape {list(parts[0].shape)} do not make the {list(shape)} that config.json "
+        "asks for; was another --tp meant?"
     )
