@@ -66,13 +66,14 @@ class KVCache:
     Attributes:
         key_starts: int64 [B], the first real key of each left-padded row.
         prompt_end: the column where all prompts end, None where nobody said.
+        takes_gaps: whether some layers run in other processes, so that one may write without the one below.
     """
 
-    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
-        self.prompt_end = prompt_end
+    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None, takes_gaps: bool = False) -> None:
+        self.prompt_end, self._takes_gaps = prompt_end, takes_gaps
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
-        self._layers: dict[int, _LayerStore] = {}  # of a pipeline, this stage's alone
+        self._layers: dict[int, _LayerStore] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._bias: dict[tuple[int, int, int, int | None], paddle.Tensor] = {}
 
@@ -146,6 +147,8 @@ class KVCache:
 
     def _layer(self, index: int) -> _LayerStore:
         if index not in self._layers:
+            in_order = self._takes_gaps or index == len(self._layers)
+            assert in_order, f"layer {index} writes before layer {len(self._layers)} has"
             self._layers[index] = _LayerStore()
         return self._layers[index]
 
