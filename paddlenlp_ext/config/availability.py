@@ -61,7 +61,7 @@ DEGREES = (-1, 0, 1)
 PREFERENCE = "preference training (DPO, KTO, reward models) is not built"
 PRETRAINING = "pretraining from prepared files is not built"
 QUANTIZING = "quantizing a trained model is not built"
-PARALLEL = "parallel training is not built"
+SEQUENCES = "sequences are split between tensor-parallel processes alone: set sequence_parallel"
 STRETCHING = "long-sequence strategies are not built"
 
 ADAPTERS = (
@@ -79,16 +79,13 @@ SECTION_KEYS = (
     Row("rope_scaling_factor", (1.0,), STRETCHING, of="use_long_sequence_strategies"),
     Row("optim", ("adamw", "adamw_mini", "adamw_8bit"), "it is not built"),
     Row("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
-    Row("sep_parallel_degree", DEGREES, PARALLEL),
-    Row("context_parallel_degree", DEGREES, PARALLEL),
-    Row("expert_parallel_degree", DEGREES, PARALLEL),
-    Row("tensor_parallel_config", ("",), "tensor parallelism has one way to compute here", outcome="no effect"),
+    Row("sep_parallel_degree", DEGREES, SEQUENCES),
+    Row("context_parallel_degree", DEGREES, SEQUENCES),
+    Row("expert_parallel_degree", DEGREES, "no model here has experts"),
     Row("tensor_parallel_output", OFF, "the loss never makes whole logits", outcome="no effect"),
     Row("fuse_sequence_parallel_allreduce", OFF, "gradients are summed in buckets anyway", outcome="no effect"),
     Row("split_inputs_sequence_dim", (True,), "there is no sep or context parallelism", outcome="no effect"),
-    Row("pipeline_parallel_config", ("",), "there is no pipeline", outcome="no effect"),
     Row("pp_recompute_interval", (1,), "recompute: true takes every layer by itself", outcome="no effect"),
-    Row("sharding_parallel_config", ("",), "there is no sharding", outcome="no effect"),
 )
 
 TRAINING = (
@@ -112,9 +109,9 @@ TRAINING = (
     Row("autotuner_benchmark", OFF, "the autotuner is not built", bool),
     Row("use_async_save", OFF, "checkpoints are written while training waits", bool),
     Row("ckpt_quant_stage", ("O0",), "checkpoints are not compressed", str),
-    Row("force_reshard_pp", OFF, PARALLEL, bool),
-    Row("save_sharded_model", OFF, PARALLEL, bool),
-    Row("load_sharded_model", OFF, PARALLEL, bool),
+    Row("force_reshard_pp", OFF, "a checkpoint of any layout resumes in any other", bool, "no effect"),
+    Row("save_sharded_model", OFF, "every layout writes the same whole files", bool, "not here"),
+    Row("load_sharded_model", OFF, "every layout reads whole files, each process its part", bool, "not here"),
     Row("max_seq_length", (2048,), "set max_length", int, "not here"),
     Row("from_aistudio", OFF, "AI Studio's hub is not built; give a folder", bool),
     Row("save_to_aistudio", OFF, "AI Studio's hub is not built", bool),

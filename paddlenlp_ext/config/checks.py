@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.config.availability import Row
 from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS
@@ -362,6 +363,22 @@ def _pipeline(config: RunConfig, given: Given) -> None:
             "eval_with_do_generation",
             "pipeline_parallel_degree",
         )
+
+
+@check(*FLAGS, *_DEGREES, "sharding")
+def _flags(config: RunConfig, given: Given) -> None:
+    parallel = config.parallel
+    for key, (owner, what, flags) in FLAGS.items():
+        words = getattr(parallel, key).split()
+        for word in [word for word in words if flags[word].outcome == "not here"]:
+            given.refuse(flags[word].message(key, word), key)
+        is_off = getattr(parallel, owner) in ("", -1, 0, 1)
+        if words and is_off and key not in given.broken:
+            given.note(f"{key} has no effect: there is no {what}", key)
+        elif not is_off:
+            for word in dict.fromkeys(words):
+                if flags[word].outcome != "not here":
+                    given.note(flags[word].message(key, word), key)
 
 
 _BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")

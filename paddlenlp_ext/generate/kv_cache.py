@@ -65,13 +65,14 @@ class KVCache:
     Attributes:
         key_starts: int64 [B], the first real key of each left-padded row.
         prompt_end: the column where all prompts end, None where nobody said.
+        takes_gaps: whether some layers run in other processes, so that one may write without the one below.
     """
 
-    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
-        self.prompt_end = prompt_end
+    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None, takes_gaps: bool = False) -> None:
+        self.prompt_end, self._takes_gaps = prompt_end, takes_gaps
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
-        self._layers: list[_LayerStore] = []
+        self._layers: dict[int, _LayerStore] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._seen: dict[tuple[int, int, int | None], SeenPlaces] = {}
 
@@ -84,13 +85,13 @@ class KVCache:
     def begin_with(self, prefixes: Sequence[KeyValuePrefix]) -> None:
         """Give every row these keys and values, one pair a layer, before anything is appended."""
         assert self.is_new, "a prefix comes first"
-        self._layers = [_LayerStore((k_PKH.detach(), v_PKH.detach())) for k_PKH, v_PKH in prefixes]
+        self._layers = {i: _LayerStore((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in enumerate(prefixes)}
 
     @paddle.no_grad()
     def as_prefix(self) -> list[KeyValuePrefix]:
         """All that a cache of one row without padding holds, for another cache to begin with."""
         assert self._starts_B.tolist() == [0], "a prefix is one row"
-        stored = [(layer, layer.k_BKCH[0], layer.v_BKCH[0]) for layer in self._layers]
+        stored = [(layer, layer.k_BKCH[0], layer.v_BKCH[0]) for layer in self._layers.values()]
         return [
             tuple(x_KCH[:, : layer.end].transpose([1, 0, 2]).contiguous() for x_KCH in pair) for layer, *pair in stored
         ]
@@ -98,7 +99,7 @@ class KVCache:
     @property
     def length(self) -> int:
         """Positions held by every layer (padding included): where the next forward pass begins."""
-        return self._layers[-1].length if self._layers else 0
+        return next(reversed(self._layers.values())).length if self._layers else 0
 
     @paddle.no_grad()
     def attend(
@@ -131,7 +132,7 @@ class KVCache:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order."""
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
-        for layer in self._layers:
+        for layer in self._layers.values():
             layer.k_BKCH = paddle.index_select(layer.k_BKCH, index, axis=0)
             layer.v_BKCH = paddle.index_select(layer.v_BKCH, index, axis=0)
         self._starts_B = self._starts_B[list(rows)]
@@ -139,9 +140,10 @@ class KVCache:
         self._seen.clear()
 
     def _layer(self, index: int) -> _LayerStore:
-        assert index <= len(self._layers), f"layer {index} writes before layer {len(self._layers)} has"
-        if index == len(self._layers):
-            self._layers.append(_LayerStore())
+        if index not in self._layers:
+            in_order = self._takes_gaps or index == len(self._layers)
+            assert in_order, f"layer {index} writes before layer {len(self._layers)} has"
+            self._layers[index] = _LayerStore()
         return self._layers[index]
 
     def _first_layout(self, length: int, window: int | None) -> AttentionLayout:

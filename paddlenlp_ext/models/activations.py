@@ -50,7 +50,7 @@ class Kept:
 
     @property
     def layer(self) -> float:
-        """The inputs of a layer's norms, projections, attention and gate: what stays where nothing is computed again."""
+        """The inputs of a layer's norms, projections, attention and gate: all that the way back needs."""
         projected = 2 * self.config.hidden_size  # the projections' inputs are whole, however the stream is divided
         return 2 * self.stream + projected + self.attention + 3 * self.inner + self.adapter
 

@@ -7,7 +7,9 @@
     sequence     between the cut layers each tensor rank has a part of the positions
     loading      each rank reads its own slices
     collectives  the sums that gradients pass
-    whole        cut tensors made whole one at a time, while the main process writes them
+    sharding     optimizer state, gradients and values by owners;  loans: values lent layer by layer;  buckets
+    whole        tensors of all processes made whole one at a time, while the main process writes them
+    saved_shards   models that PaddleNLP saved as one file a rank
 
 `train/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer. What a process holds of a parameter stands
 at the parameter itself: `parameter.cut` (plan.py) for a part, which Paddle's own mark `is_distributed` goes with;

@@ -117,7 +117,7 @@ def bytes_sent(config: Any, layout: Layout, step: Step, process: int = 0) -> dic
 
 
 def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: Numbers) -> float:
-    """A layer makes two sums forwards and two backwards of [tokens, hidden], and those forwards again as it is rerun."""
+    """A layer makes two sums of [tokens, hidden] each way, and those forwards again where it is run again."""
     tensor, micro = layout.degrees.tensor, step.micro_batches
     if tensor == 1:
         return 0.0

@@ -19,6 +19,7 @@ from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
 from paddlenlp_ext.parallel.stages import StagePlan
+from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import AdapterLayer
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
@@ -49,6 +50,14 @@ class Pipeline:
                 embedding = embedding.base
             embedding.forward = self._no_vectors
         self._decoder.run_layers = self._run_layers
+        if isinstance(model, PeftModel):
+            model.join_stages = self.join
+
+    def join(self, known: dict[str, Any]) -> dict[str, Any]:
+        """What each stage knows by name, to what all know."""
+        everyone: list[dict[str, Any]] = []
+        dist.all_gather_object(everyone, known, group=self.axis.group)
+        return {name: value for one in everyone for name, value in one.items()}
 
     def run(self, shapes: Sequence[Sequence[int]], forward: Forward, learns: bool) -> None:
         """Take micro-batches through all processes, in training back again; gradients are added to what is there.

@@ -18,6 +18,7 @@ from paddle import nn
 
 from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.plan import is_on_stage
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
@@ -108,6 +109,8 @@ def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
         tensor.is_elsewhere = own not in tensor.stages
         if tensor.is_elsewhere and tensor._is_initialized():
             tensor._clear_data()
+    for name, layer in adapter_layers(model):
+        layer.is_here = own in plan.holders(f"{name}.")
 
 
 def make_own(model: nn.Layer) -> None:

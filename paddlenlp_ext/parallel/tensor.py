@@ -33,7 +33,7 @@ from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.parts import part_block
 from paddlenlp_ext.quant.quantize import block_size_of
 
-_AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
+AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantOptions |
         return
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(plain_linears(model)).items():
-        linear, cut_axis = layer_at(model, name), _AXES[styles[name]]
+        linear, cut_axis = layer_at(model, name), AXES[styles[name]]
         shape = (linear.out_features, linear.in_features)
         size = shape[cut_axis]
         try:
@@ -233,7 +233,7 @@ def _cut_linear(
 
 
 def _cut_weight(base: Linear | QuantizedLinear, style: Style, axis: Axis) -> None:
-    cut_axis = _AXES[style]
+    cut_axis = AXES[style]
     if isinstance(base, QuantizedLinear):
         base.keep_part(own_cut((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
     else:
@@ -329,7 +329,7 @@ def _mark_partial(layer: nn.Layer) -> None:
 
 def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Axis) -> None:
     adapters, base = _chain(outermost)
-    cut = cut_parameter(base, "weight", _AXES["vocab"], axis, even=False)
+    cut = cut_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Linear):
         if adapters:
             raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")

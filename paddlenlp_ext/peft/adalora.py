@@ -55,12 +55,17 @@ class AdaLoRAModel(PeftModel):
         named = adapter_layers(self.base_model)
         return {name: layer for name, layer in named if isinstance(layer, AdaLoRALinear) and layer.rank}
 
+    def own_layers(self) -> dict[str, AdaLoRALinear]:
+        """Those of them that this process has."""
+        return {name: layer for name, layer in self.layers().items() if layer.is_here}
+
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """How far P and Q are from orthonormal."""
-        distances = [distance for layer in self.layers().values() for distance in layer.distances_from_orthonormal()]
+        """How far P and Q are from orthonormal; a stage's share of the mean over all layers."""
+        own = self.own_layers().values()
+        distances = [distance for layer in own for distance in layer.distances_from_orthonormal()]
         if not distances or self.peft_config.orth_reg_weight == 0:
             return None
-        return paddle.stack(distances).mean() * self.peft_config.orth_reg_weight
+        return paddle.stack(distances).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
         """Decide the steps that were left open: in this model's config, which files record, not in the run's."""
@@ -73,14 +78,15 @@ class AdaLoRAModel(PeftModel):
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """Take the step's gradients in, and cut singular values where the schedule says so."""
-        layers, schedule = self.layers(), self._schedule(total_steps)
+        layers, schedule = self.own_layers(), self._schedule(total_steps)
         if step < schedule.last_choice:
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.chooses(step):
-            self.kept = choose(self.importance.scores(layers), schedule.budget(step))
+            self.kept = choose(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
         if schedule.chooses(step) or step > schedule.last_choice:
             for name, kept in self.kept.items():
-                layers[name].cut(kept)
+                if name in layers:
+                    layers[name].cut(kept)
         if step >= schedule.last_choice:
             self.importance.averages.clear()
 
@@ -93,9 +99,11 @@ class AdaLoRAModel(PeftModel):
         """The reverse of `training_state`."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
-        self.importance.averages, layers = {}, self.layers()
+        self.importance.averages, layers = {}, self.own_layers()
         for name in sorted(tensors.keys() - masks.keys()):
             layer_name, leaf, _ = name.rsplit(".", 2)
+            if layer_name not in layers:
+                continue
             cut = cut_of(layers[layer_name].triplets()[leaf])
             average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
             average.cut = cut
@@ -103,13 +111,13 @@ class AdaLoRAModel(PeftModel):
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write the triplets whose singular value is not zero, and which these are (`rank_pattern`)."""
-        kept = {name: layer.lora_E.numpy().flatten() != 0 for name, layer in self.layers().items()}
+        tensors = self.whole_state(tensors)
+        kept = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
             kept = {name: np.ones_like(flags) for name, flags in kept.items()}
         left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
         logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
         config = self.peft_config.with_ranks(kept)
-        tensors = self.whole_state(tensors)
         for name, flags in kept.items():
             indices = np.flatnonzero(flags)
             for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):

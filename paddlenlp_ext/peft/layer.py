@@ -41,6 +41,7 @@ class AdapterLayer(nn.Layer):
 
     Attributes:
         by_heads: whether its own parameters work on the heads of one rank, where tensor parallelism cuts the base.
+        is_here: whether this process has its values; not so of the layers of a pipeline's other stages.
         style, parts: how the base is cut and who has the other parts; None while it is whole.
     """
 
@@ -50,6 +51,7 @@ class AdapterLayer(nn.Layer):
         super().__init__()
         self.base = base
         self.enabled = True
+        self.is_here = True
         self.style: Style | None = None
         self.parts: Parts | None = None
 

@@ -57,7 +57,7 @@ class LoRAGAModel(PeftModel):
         """
         if self.peft_config.path:
             return  # the adapter that is gone on with has its start
-        layers = dict(adapter_layers(self.base_model))
+        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
         for _ in range(self.peft_config.ga_batches):

@@ -120,7 +120,7 @@ class PrefixModel(PeftModel):
         super().__init__(model, peft_config)
         first = next(layer for _, layer in adapter_layers(model))
         if first.hidden_size is None:
-            if peft_config.init == "vocab" and has_values(model.model.embed_tokens):
+            if peft_config.init == "vocab" and self._own_layers():
                 self._start_from_tokens(first.seed)
         else:
             self.prefix_encoder = PrefixEncoder(
@@ -129,13 +129,17 @@ class PrefixModel(PeftModel):
             for _, layer in adapter_layers(model):
                 layer.encoder = (self.prefix_encoder,)
 
+    def _own_layers(self) -> list[PrefixAttention]:
+        """Those whose base has its weights here: not so in a plan, or of a pipeline's other stages."""
+        return [layer for _, layer in adapter_layers(self.base_model) if has_values(layer.base.k_proj)]
+
     @paddle.no_grad()
     def _start_from_tokens(self, seed: int) -> None:
         """Let the prefix be what tokens drawn at random leave in every layer."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
         made = keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
-        for (_, layer), pair in zip(adapter_layers(self.base_model), made, strict=True):
+        for layer, pair in zip(self._own_layers(), made, strict=True):
             layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
 
     def hidden_states(

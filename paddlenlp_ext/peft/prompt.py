@@ -56,7 +56,7 @@ class PromptModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         decoder = self.base_model.model
-        prompt_PD = decoder.embed_tokens.prompt_embeddings
+        prompt_PD = decoder.embed_tokens.vectors()
         num_before = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
@@ -193,6 +193,11 @@ class PromptEmbedding(AdapterLayer):
     def weight(self) -> paddle.Tensor:
         """The tokens' table, which a tied head shares."""
         return self.base.weight
+
+    def vectors(self) -> paddle.Tensor:
+        """[P, D]; zeros on the later stages of a pipeline, where nobody reads them."""
+        prompt_PD = self.prompt_embeddings
+        return prompt_PD if self.is_here else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
     def start_from(self, token_ids: np.ndarray) -> None:
         """Let each vector be the embedding of a token."""

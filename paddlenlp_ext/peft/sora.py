@@ -51,23 +51,27 @@ class SoRAModel(PeftModel):
         return {name: layer for name, layer in adapter_layers(self.base_model) if isinstance(layer, SoRALinear)}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """The gates' mean absolute value."""
+        """The gates' mean absolute value; a stage's share of it."""
         if self.peft_config.penalty == 0:
             return None
-        gates = paddle.concat([layer.gate for layer in self.layers().values()])
-        return gates.abs().mean() * self.peft_config.penalty
+        layers = self.layers().values()
+        gates = [layer.gate for layer in layers if layer.is_here]
+        if not gates:
+            return None
+        return paddle.concat(gates).abs().sum() * (self.peft_config.penalty / sum(layer.rank for layer in layers))
 
     @paddle.no_grad()
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """The proximal step of the gates."""
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
         for layer in self.layers().values():
-            layer.gate.set_value(F.softshrink(layer.gate, threshold))
+            if layer.is_here:
+                layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write a plain LoRA over the open ranks; layers without one are left out."""
-        layers = self.layers()
-        opened = {name: layer.open_ranks() for name, layer in layers.items()}
+        layers, whole, plain = self.layers(), self.whole_state(tensors), {}
+        opened = {name: np.flatnonzero(whole[f"{name}.gate"].numpy()) for name in layers}
         ranks = {name: indices.size for name, indices in opened.items() if indices.size}
         if not ranks:
             first = next(iter(layers))
@@ -80,7 +84,6 @@ class SoRAModel(PeftModel):
         lora = self.peft_config.finished(ranks)
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
-        whole, plain = self.whole_state(tensors), {}
         for name in ranks:
             own = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
             a, b = as_lora(*own, opened[name])
@@ -216,10 +219,6 @@ class SoRALinear(LinearAdapter):
         """Cut where the base is cut: B along the outputs, A along the inputs; the gate is whole."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
-
-    def open_ranks(self) -> np.ndarray:
-        """The ranks whose gate is not zero."""
-        return np.flatnonzero(self.gate.numpy())
 
 
 def as_lora(

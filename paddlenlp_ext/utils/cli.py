@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from paddlenlp_ext.utils.rank import is_main_rank, rank
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_LOST_ANOTHER = re.compile(
+    r"gloo/transport/.*(Connection|TIMEOUT|Timed out|Broken pipe)|TCPStore|TcpStore|tcp_(store|utils)"
+)
+_LAUNCHER_LOOKS_EVERY = 4.0  # seconds, and a little: Paddle's looks every 3
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
@@ -30,9 +37,25 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         print(f"error: {error}", file=sys.stderr)
         tell_launcher(f"error: {error}\n")
         sys.exit(2)
-    except Exception:
+    except Exception as error:
+        if _is_about_another(error):
+            _leave_it_to_the_other(error)
         tell_launcher(traceback.format_exc())
         raise
+
+
+def _is_about_another(error: Exception) -> bool:
+    """Whether this process only noticed that it has lost another one of the run."""
+    return isinstance(error, RuntimeError) and bool(_LOST_ANOTHER.search(str(error)))
+
+
+def _leave_it_to_the_other(error: Exception) -> NoReturn:
+    """End without an error of its own, late enough for the launcher to find, and name, the process that ended first."""
+    print(
+        f"error: another process of the run has ended, so this one can't go on ({error})", file=sys.stderr, flush=True
+    )
+    time.sleep(_LAUNCHER_LOOKS_EVERY)
+    sys.exit(1)
 
 
 def tell_launcher(text: str) -> None:

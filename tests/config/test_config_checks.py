@@ -6,6 +6,7 @@ import pytest
 from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config import checks, device, resolve
+from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 
 # settings -> words that the one problem must have; its place is the line of the key named first
@@ -250,3 +251,30 @@ def test_recompute_keys_without_recompute_are_noted(tmp_path):
     keys = {"recompute_granularity": "core_attn", "refined_recompute": "flash_attn:-1", "no_recompute_layers": [0]}
     notes = load(write(tmp_path, SMALLEST | keys)).notes
     assert len(notes) == 3 and all("recompute is false" in note for note in notes)
+
+
+def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "world_size", lambda: 4)
+    on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
+    for key, (_, _, flags) in FLAGS.items():
+        for word, flag in flags.items():
+            path = write(tmp_path, SMALLEST | on | {key: word})
+            if flag.outcome == "not here":
+                (found,) = problems(path)
+                assert found.key == key and f"{word} is not available: " in found.message
+            else:
+                (note,) = [note for note in load(path).notes if note.startswith(key)]
+                words = "is so in any case" if flag.outcome == "always" else "has no effect"
+                assert f"{key}: {word} {words}: {flag.reason}" in note
+
+
+def test_flags_of_what_is_off_are_noted_once(tmp_path):
+    keys = {
+        "pipeline_parallel_config": "disable_p2p_cache_shape enable_timer",
+        "sharding_parallel_config": "split_param",
+    }
+    notes = load(write(tmp_path, SMALLEST | keys)).notes
+    assert [note.split(" (")[0] for note in notes] == [
+        "pipeline_parallel_config has no effect: there is no pipeline",
+        "sharding_parallel_config has no effect: there is no sharding",
+    ]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.known import KnownKeys, known_keys
 from paddlenlp_ext.config.tree import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
@@ -52,7 +53,8 @@ def test_every_key_has_a_line_of_help():
 def test_no_key_is_taken_in_silence():
     """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
     degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
-    read_in_config = {"sharding", "bf16", "fp16", *degrees}  # by the loader, compute_dtype and complete_degrees
+    # by the loader, compute_dtype, complete_degrees and the check of flags
+    read_in_config = {"sharding", "bf16", "fp16", *degrees, *FLAGS}
     for_the_launcher = {"dry_run", "show_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(

@@ -19,15 +19,34 @@ TWO = [
     Case("lora-recomputed", {**PIPELINE, "recompute": True}, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
     Case("lora-few-layers", PIPELINE, DEEP, "lora", {"rank": 4, "target_modules": (".*layers.3.*q_proj",)}),
 ]
+ADAPTERS = [
+    Case("adalora", PIPELINE, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
+    Case("dora", PIPELINE, DEEP, "use_dora", {"rank": 4, "dropout": 0.2}),
+    Case("pissa", PIPELINE, DEEP, "pissa", {"rank": 4}),
+    Case("lora-ga", VIRTUAL, DEEP, "lora_ga", {"rank": 4, "ga_batches": 2}),
+    Case("moslora", PIPELINE, DEEP, "lora_use_mixer", {"rank": 4}),
+    Case("mora", PIPELINE, DEEP, "use_mora", {"rank": 4}),
+    Case("sora", PIPELINE, DEEP, "sora", {"rank": 4}),
+    Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
+    Case("lokr", PIPELINE, DEEP, "lokr", {"rank": 2, "factor": 4}),
+    Case("loha", PIPELINE, DEEP, "loha", {"rank": 2}),
+    Case("ia3", PIPELINE, DEEP, "ia3"),
+    Case("oft", PIPELINE, DEEP, "oft", {"block_size": 4}),
+    Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),
+    Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
+    Case("prefix-projected", PIPELINE, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
+    Case("prompt", VIRTUAL, DEEP, "prompt_tuning", {"num_tokens": 3}),
+    Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
+]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    return folder, launch(2, TWO, folder)
+    return folder, launch(2, [*TWO, *ADAPTERS], folder)
 
 
-@pytest.mark.parametrize("case", TWO, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*TWO, *ADAPTERS], ids=lambda case: case.name)
 def test_two_stages_are_one_process(runs, case):
     folder, outcomes = runs
     alone = case.alone()

@@ -71,8 +71,7 @@ def test_two_processes_are_one(runs, alone, case):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_is_shared_is_held_once(runs, alone, stage):
-    alone(sharded(RUNS[0], "stage1"))
-    whole = json.loads((runs[0] / "sft-alone" / "held-0.json").read_text())
+    whole = json.loads((alone(sharded(RUNS[0], stage)).folder / "held-0.json").read_text())
     ranks = [json.loads((runs[0] / f"sft-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
     shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
     for what in ("state", "gradients", "values"):

@@ -1,0 +1,284 @@
+"""Bytes sent and memory a process of every layout: the formulas of parallel/cost.py, counted runs, and large models.
+
+    python benchmarks/parallel_cost.py                  # writes docs/parallel_cost.md; about three minutes
+    python benchmarks/parallel_cost.py --on_paper_only  # the part that needs no run
+
+A run is started as a user starts it, over gloo; this file is what every process runs, too (`--counted_run`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measure import environment
+from paddlenlp_ext.config.degrees import Degrees
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory
+
+PAGE = Path(__file__).parents[1] / "docs" / "parallel_cost.md"
+NUM_STEPS, LENGTH, MICRO_BATCHES = 2, 128, 4
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+# name, processes, layout, keys
+RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
+    ("one process", 1, Layout(degrees=Degrees()), {}),
+    ("one process, recompute", 1, Layout(degrees=Degrees()), {"recompute": True}),
+    ("tensor 2", 2, Layout(degrees=Degrees(tensor=2)), {"tensor_parallel_degree": 2}),
+    (
+        "tensor 2, recompute",
+        2,
+        Layout(degrees=Degrees(tensor=2)),
+        {"tensor_parallel_degree": 2, "recompute": True},
+    ),
+    (
+        "tensor 2, sequence parallel",
+        2,
+        Layout(degrees=Degrees(tensor=2), sequence_parallel=True),
+        {"tensor_parallel_degree": 2, "sequence_parallel": True},
+    ),
+    ("pipeline 2", 2, Layout(degrees=Degrees(pipeline=2)), {"pipeline_parallel_degree": 2}),
+    (
+        "pipeline 2, 2 chunks each",
+        2,
+        Layout(degrees=Degrees(pipeline=2), virtual=2),
+        {"pipeline_parallel_degree": 2, "virtual_pp_degree": 2},
+    ),
+    ("data 2", 2, Layout(degrees=Degrees(data=2)), {}),
+    *[
+        (f"sharding 2, stage {n}", 2, Layout(degrees=Degrees(sharding=2), stage=n), {"sharding": f"stage{n}"})
+        for n in (1, 2, 3)
+    ],
+    ("data 4", 4, Layout(degrees=Degrees(data=4)), {}),
+    ("tensor 4", 4, Layout(degrees=Degrees(tensor=4)), {"tensor_parallel_degree": 4}),
+    (
+        "tensor 2 x pipeline 2",
+        4,
+        Layout(degrees=Degrees(tensor=2, pipeline=2)),
+        {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2},
+    ),
+    (
+        "tensor 2 x sharding 2, stage 2",
+        4,
+        Layout(degrees=Degrees(tensor=2, sharding=2), stage=2),
+        {"tensor_parallel_degree": 2, "sharding": "stage2"},
+    ),
+    ("sharding 4, stage 3", 4, Layout(degrees=Degrees(sharding=4), stage=3), {"sharding": "stage3"}),
+]
+
+
+def micro_batches(layout: Layout) -> int:
+    """Of a replica: the step's micro-batches are dealt over data and sharding ranks."""
+    return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
+
+
+def step_of(layout: Layout, keys: dict[str, Any]) -> Step:
+    """The step that the runs make: every token but a document's first is learned."""
+    plan = RecomputePlan() if keys.get("recompute") else None
+    return Step(tokens=LENGTH, learned=LENGTH - 1, micro_batches=micro_batches(layout), plan=plan)
+
+
+# -- what runs in every process ----------------------------------------------------------------------------------------
+def work(folder: Path, keys: dict[str, Any]) -> None:
+    """Train two steps; leave the bytes of the second and what memory grew by in the folder."""
+    from counted_run import train_and_count
+
+    result = train_and_count(MODEL, folder, {**keys, "max_steps": NUM_STEPS}, LENGTH)
+    (folder / f"{result.pop('rank')}.json").write_text(json.dumps(result))
+
+
+def launch(processes: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
+    """What every process of a run counted."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable]
+        if processes > 1:
+            command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--backend", "gloo"]
+            command += ["--log_dir", str(folder / "log")]
+        command += [__file__, "--counted_run", str(folder), json.dumps(keys)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode:
+            logs = "\n".join(path.read_text()[-2000:] for path in folder.glob("log/workerlog.*"))
+            raise RuntimeError(f"{keys} failed:\n{result.stderr[-2000:]}\n{logs}")
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+def table(heads: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def pair(predicted: float, counted: float, unit: float) -> str:
+    return f"{predicted / unit:.2f} / {counted / unit:.2f}" if predicted or counted else "-"
+
+
+def measured_tables() -> str:
+    """Formula beside count, for the process of each run that sends most, and for the fullest one."""
+    config, sent, kept = DecoderConfig.from_dict(MODEL), [], []
+    for name, processes, layout, keys in RUNS:
+        print(name, flush=True)
+        counted = launch(processes, {**keys, "gradient_accumulation_steps": micro_batches(layout)})
+        step = step_of(layout, keys)
+        expected = [bytes_sent(config, layout, step, one["stage"]) for one in counted]
+        worst = max(range(processes), key=lambda index: sum(counted[index]["sent"].values()))
+        axes = ("tensor", "pipeline", "replicas")
+        cells = [pair(expected[worst][axis], counted[worst]["sent"].get(axis, 0.0), 1e6) for axis in axes]
+        sent.append([name, processes, *cells])
+        full = max(range(processes), key=lambda index: counted[index]["grown"])
+        parts = memory(config, layout, step, counted[full]["stage"])
+        cells = [f"{value / 1e6:.0f}" for value in parts.values()]
+        kept.append([name, *cells, f"{sum(parts.values()) / 1e6:.0f}", f"{counted[full]['grown'] / 1e6:.0f}"])
+    bytes_table = table(["layout", "processes", "tensor", "pipeline", "data and sharding"], sent)
+    heads = ["layout", "weights", "gradients", "optimizer", "activations", "loss", "sum", "grown by"]
+    return MEASURED.format(bytes=bytes_table, memory=table(heads, kept), where=json.dumps(environment("paddlepaddle")))
+
+
+LLAMA3 = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+# model, GPUs, tensor, pipeline, virtual, sharding, stage
+ON_PAPER = [
+    ("8B", 8, 1, 1, 1, 8, 3),
+    ("8B", 8, 2, 1, 1, 4, 2),
+    ("8B", 8, 8, 1, 1, 1, 0),
+    ("8B", 64, 2, 1, 1, 32, 2),
+    ("8B", 64, 2, 2, 2, 16, 1),
+    ("8B", 512, 2, 1, 1, 32, 2),
+    ("8B", 512, 4, 2, 2, 16, 1),
+    ("70B", 8, 8, 1, 1, 1, 0),
+    ("70B", 8, 1, 1, 1, 8, 3),
+    ("70B", 64, 8, 1, 1, 8, 2),
+    ("70B", 64, 8, 4, 5, 2, 1),
+    ("70B", 64, 1, 1, 1, 64, 3),
+    ("70B", 512, 8, 4, 5, 16, 1),
+    ("70B", 512, 8, 1, 1, 64, 2),
+    ("70B", 512, 1, 1, 1, 64, 3),
+]
+_GLOBAL_BATCH, _PAPER_LENGTH = 512, 8192
+
+
+def paper_config(size: str) -> DecoderConfig:
+    """Llama 3's shape; the vocabulary rounded up to what every degree divides."""
+    shape = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+    return DecoderConfig.from_dict({**shape, "tie_word_embeddings": False, **LLAMA3[size]})
+
+
+def paper_table() -> str:
+    """Large models on many GPUs."""
+    rows = []
+    for size, gpus, tensor, pipeline, virtual, sharding, stage in ON_PAPER:
+        data = gpus // (tensor * pipeline * sharding)
+        layout = Layout(
+            degrees=Degrees(data, sharding, pipeline, tensor),
+            stage=stage,
+            sequence_parallel=tensor > 1 and pipeline == 1,
+            virtual=virtual,
+        )
+        step = Step(
+            tokens=_PAPER_LENGTH,
+            learned=_PAPER_LENGTH,
+            micro_batches=_GLOBAL_BATCH // (data * sharding),
+            value_bytes=2,
+            plan=RecomputePlan(),
+        )
+        config = paper_config(size)
+        sent = [bytes_sent(config, layout, step, process) for process in range(pipeline)]
+        kept = [memory(config, layout, step, process) for process in range(pipeline)]
+        fullest = max(kept, key=lambda parts: sum(parts.values()))
+        name = f"tensor {tensor} x pipeline {pipeline}{f' ({virtual} chunks)' if virtual > 1 else ''}"
+        name += f" x sharding {sharding}{f' stage {stage}' if stage else ''} x data {data}"
+        most = [max(one[axis] for one in sent) / 1e9 for axis in ("tensor", "pipeline", "replicas")]
+        static = sum(fullest[part] for part in ("weights", "gradients", "optimizer")) / 1e9
+        total = sum(fullest.values()) / 1e9
+        cells = [f"{number:,.1f}" for number in (*most, static, fullest["activations"] / 1e9)]
+        rows.append([size, gpus, name, *cells, f"{total:,.0f}{' (over 80)' if total > 80 else ''}"])
+    heads = ["model", "GPUs", "layout", "sent: tensor", "pipeline", "data and sharding"]
+    heads += ["state", "activations", "memory"]
+    return table(heads, rows)
+
+
+HEAD = """# What a layout costs
+
+Written by `python benchmarks/parallel_cost.py`; the formulas are `paddlenlp_ext/parallel/cost.py`, with numbers worked by
+hand in `tests/parallel/test_cost.py`.
+
+| What is sent in a step, by each process | Formula |
+| --- | --- |
+| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times a layer and micro-batch, and for the embedding and the learned tokens of the head; with full recompute 6 times a layer, 5 or 4 with `refined_recompute` of the `row` places |
+| with sequence parallelism | the same, a sum being a reduce_scatter and an all_gather; one more at the ends, and the norms' gradients |
+| pipeline | b · T · D a micro-batch for every end of a chunk that is not the model's; the tied table's gradient once a step |
+| data, r replicas | 2(r-1)/r · b · trained |
+| sharding stage 1, s ranks | that, and (s-1)/s · b · trained to send what was updated |
+| stage 2 | (s-1)/s · b · trained for every micro-batch, and the same once to send what was updated |
+| stage 3 | (s-1)/s · b · (trained + 2 · layers + the rest) for every micro-batch |
+
+b bytes a number, T tokens of a micro-batch, D hidden size. Collectives are counted as rings. Of LoRA the adapter's
+numbers are what trains, and stages 2 and 3 leave its gradients where they are.
+"""
+MEASURED = """
+## Counted, against the formula
+
+Two steps of a Llama of 8 layers, D 256, 4,096 tokens of vocabulary, tied; 4 micro-batches of 128 tokens in every step,
+dealt over the replicas; fp32, AdamW, gloo on one machine. The process that sends most, formula / counted, MB a step. What
+passes the collectives in the second step was counted; gloo's own algorithm was not looked into.
+
+{bytes}
+
+Memory of the fullest process, MB: the formula's parts and their sum, and by how much the process grew beyond what it
+held before the model was made (`VmHWM`). The growth holds more than the parts: buffers between them that the allocator
+keeps, copies in which gradients travel, gloo's own.
+
+{memory}
+
+{where}
+"""
+PAPER = """
+## On paper: Llama 3 8B and 70B
+
+Nothing of this part was run. Assumptions: all weights train in bf16 with gradients in bf16 and AdamW's moments and a
+copy of the weights in fp32 (16 bytes a number in all); 512 sequences of 8,192 tokens in a step, one to a micro-batch;
+full recompute; all tokens learned; sequence parallelism wherever there is tensor parallelism without a pipeline. GB (10^9
+bytes) a step and GPU, of the one that sends most; memory of the fullest one, without the libraries' own and without what
+lies fallow between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
+(tensor parallelism wants one machine's) is not in the table.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on_paper_only", action="store_true", help="print the part that needs no run")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--counted_run", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.counted_run:
+        work(Path(arguments.counted_run[0]), json.loads(arguments.counted_run[1]))
+    elif arguments.on_paper_only:
+        print(PAPER + paper_table())
+    else:
+        arguments.output.write_text(HEAD + measured_tables() + PAPER + paper_table() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Models that PaddleNLP saved as one file a rank, made one model again.
+
+Such a folder holds `model_state.tp00_pp00.pdparams` and so on, `tp` counting tensor ranks, `pp` stages. Names begin
+with the family (`llama.layers.0...`), a linear's weight lies as [in, out], and every tensor rank has its part of what
+the family's plan cuts; a vocabulary that does not divide is whole on all. What this project saves needs no such merge.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
+from paddlenlp_ext.peft.pickled import read_pickled_arrays
+
+_FORMATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a merge came to: the folder, the number of tensors, and how many of them were cut."""
+
+    output: Path
+    num_tensors: int
+    num_joined: int
+
+
+def merge_saved_shards(
+    folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None
+) -> MergeReport:
+    """Write the whole model in Hugging Face's layout.
+
+    Args:
+        folder: PaddleNLP's, with its config.json.
+        tensor_degree, pipeline_degree: of the run that wrote it; 0 and 1: that axis was not split.
+        output: folder for the model; None: `folder` itself, beside the shards.
+
+    Raises:
+        ValueError: files are missing or hold other tensors than the config says, or nothing is split.
+    """
+    files = shard_files(folder, tensor_degree, pipeline_degree)
+    content = _whole_config(folder)
+    dtype = str(content.get("torch_dtype") or "float32")
+    with paddle.LazyGuard():
+        model = AutoModelForCausalLM.from_config(content)
+    ranks = [_without_family(_read_stages(stages), content["model_type"]) for stages in files]
+    wanted = dict(model.named_parameters())
+    _check_names(set(wanted), ranks, folder)
+    axes = _axes_of_parameters(model)
+    tensors, num_joined = {}, 0
+    for name, parameter in wanted.items():
+        parts = [_upright(rank[name], name) for rank in ranks]
+        value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
+        num_joined += joined
+        tensors[name] = LazyTensor(value.shape, dtype, functools.partial(cast, value, "float32", dtype))
+    model.save_pretrained(str(output or folder), tensors=tensors)
+    return MergeReport(output or folder, len(tensors), num_joined)
+
+
+def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[list[Path]]:
+    """The files by tensor rank, then by stage.
+
+    Raises:
+        ValueError: nothing is split, or files are missing; names those that are there.
+    """
+    if tensor_degree <= 1 and pipeline_degree <= 1:
+        raise ValueError("nothing to merge: --tp and --pp are both at most 1; say how the run that wrote it was split")
+    tensor = [f"tp{rank:02d}" for rank in range(tensor_degree)] if tensor_degree > 1 else [""]
+    stages = [f"pp{stage:02d}" for stage in range(pipeline_degree)] if pipeline_degree > 1 else [""]
+    files = [[folder / f"model_state.{'_'.join(filter(None, (t, p)))}.pdparams" for p in stages] for t in tensor]
+    missing = [file.name for rank in files for file in rank if not file.is_file()]
+    if missing:
+        there = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
+        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards there: {', '.join(there[:8])}")
+    return files
+
+
+def _whole_config(folder: Path) -> dict[str, Any]:
+    """config.json as Hugging Face has it: no pipeline's class, the number format under its name there."""
+    content = read_json_object(folder / "config.json")
+    content["architectures"] = [name.removesuffix("Pipe") for name in content.get("architectures") or []]
+    stored = content.pop("dtype", None) or content.get("torch_dtype") or "float32"
+    if stored not in _FORMATS:
+        raise ValueError(f"{folder / 'config.json'}: dtype {json.dumps(stored)} is none of {', '.join(_FORMATS)}")
+    content["torch_dtype"] = stored
+    for key in ("tensor_parallel_degree", "tensor_parallel_rank", "pipeline_parallel_degree", "paddlenlp_version"):
+        content.pop(key, None)
+    return content
+
+
+def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
+    """All stages of one tensor rank together."""
+    tensors: dict[str, np.ndarray] = {}
+    for file in files:
+        tensors |= read_pickled_arrays(file)  # a tied embedding stands in the first stage and in the last
+    return tensors
+
+
+def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
+    """`llama.layers.0...` to `model.layers.0...`."""
+    prefix = f"{model_type}."
+    return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
+
+
+def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
+    for number, rank in enumerate(ranks):
+        missing = sorted(wanted - set(rank))
+        surplus = sorted(set(rank) - wanted - {"lm_head.weight"})
+        if missing or surplus:
+            raise ValueError(
+                f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "
+                f"{len(missing)} missing ({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
+                "; models saved with fused projections are not read"
+            )
+
+
+def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
+    """Along which axis each cut parameter is joined."""
+    axes = {}
+    for layer, style in styles_by_name(model, model.config.tensor_plan).items():
+        if style in AXES:
+            axes[f"{layer}.weight"] = AXES[style]
+        if style == "colwise":
+            axes[f"{layer}.bias"] = 0
+    return axes
+
+
+def _upright(value: np.ndarray, name: str) -> np.ndarray:
+    """A linear's [in, out] to [out, in]; the embedding lies the same way in both."""
+    is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
+    return value.T if is_linear else value
+
+
+def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int | None) -> tuple[np.ndarray, bool]:
+    """The whole of a tensor's parts, and whether it was cut at all."""
+    if parts[0].shape == shape:
+        return parts[0], False
+    if axis is not None and len(parts) > 1:
+        whole = np.concatenate(parts, axis)
+        if whole.shape == shape:
+            return whole, True
+    raise ValueError(
+        f"{name}: {len(parts)} parts of shape {list(parts[0].shape)} do not make the {list(shape)} that config.json "
+        "asks for; was another --tp meant?"
+    )

@@ -1,0 +1,46 @@
+"""A training run in which one process ends in the middle of an optimizer step, as FOLDER/death.json says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
+
+from parallel_cases import Case, run_case
+
+from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.rank import rank
+
+
+def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
+    """Let that process end where it is about to sum the gradients of step number `step`, counted from 1."""
+    sum_gradients: Callable[..., None] = MeshRanks.sum_gradients
+    steps = 0
+
+    def sum_or_die(ranks, parameters) -> None:
+        nonlocal steps
+        steps += 1
+        if rank() == dying_rank and steps == step:
+            (folder / "died_at").write_text(str(time.time()))
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("this process has had enough")
+        sum_gradients(ranks, parameters)
+
+    MeshRanks.sum_gradients = sum_or_die
+
+
+def main(argv: list[str]) -> None:
+    folder = Path(argv[0])
+    die_in_step(folder, **json.loads((folder / "death.json").read_text()))
+    run_case(Case(**json.loads((folder / "case.json").read_text())), folder)
+
+
+run_command(main)

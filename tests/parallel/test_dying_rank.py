@@ -1,0 +1,67 @@
+"""A process that ends takes the run with it, at once and with its own error; resuming gives the uninterrupted run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from parallel_cases import Case, assert_same_run, logs, outcome, run_case, start, write_model
+
+WORKER = Path(__file__).with_name("dying_worker.py")
+MOST_SECONDS = 10.0
+STEP = 13  # the last checkpoint before it is of step 10
+CASE = Case("run", {"sharding": "stage2", "save_strategy": "steps", "save_steps": 5})
+DEATHS = {
+    "second-killed": ({"dying_rank": 1, "how": "killed"}, "the trainer process with rank=[1] was aborted"),
+    "first-killed": ({"dying_rank": 0, "how": "killed"}, "the trainer process with rank=[0] was aborted"),
+    "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process has had enough"),
+}
+_ABORTED = re.compile(r"^ERROR ([0-9-]+ [0-9:]+),\d+ .*ABORT!!!", re.MULTILINE)
+
+
+def run(folder: Path, case: Case, death: dict):
+    write_model(case, folder)
+    (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)))
+    (folder / "death.json").write_text(json.dumps(death))
+    return start(2, [str(WORKER), str(folder)], folder, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory):
+    """Runs that ended in the middle of a step, each started once."""
+    made = {}
+
+    def get(name: str):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = folder, run(folder, CASE, {"step": STEP, **DEATHS[name][0]})
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_it_ends_the_run_with_its_own_error(died, name):
+    folder, result = died(name)
+    assert result.returncode != 0
+    assert DEATHS[name][1] in result.stderr, result.stderr[-3000:] + logs(folder)
+    # The launcher says so when no process is left; it then waits for another 8 seconds, for whatever reason.
+    aborted = _ABORTED.search(result.stderr)
+    assert aborted, result.stderr[-3000:]
+    died_at = float((folder / "died_at").read_text())
+    assert time.mktime(time.strptime(aborted[1], "%Y-%m-%d %H:%M:%S")) - died_at < MOST_SECONDS
+
+
+def test_resuming_goes_on_as_if_nothing_had_happened(died):
+    folder, _ = died("second-killed")
+    assert {path.name for path in (folder / "run").glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-10"}
+    resumed = dataclasses.replace(CASE, keys={**CASE.keys, "resume_from_checkpoint": True})
+    result = run(folder, resumed, {"step": -1, "dying_rank": 1, "how": "raises"})
+    assert result.returncode == 0, logs(folder)
+    alone = CASE.alone(data_ranks=2)
+    run_case(alone, folder)
+    assert_same_run(outcome(resumed, folder), outcome(alone, folder))

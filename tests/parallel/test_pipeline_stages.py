@@ -1,0 +1,83 @@
+"""Who holds what in a pipeline, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from tiny_training import MODEL
+
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.parallel.stages import StagePlan, plan_stages
+
+
+def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_hidden_layers=layers,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+    )
+
+
+LAYER = 32 * (2 * 32 + 2 * 16 + 3 * 48)
+
+
+@pytest.mark.parametrize("layers, chunks, vocabulary", [(7, 3, 61), (8, 2, 1000), (9, 4, 4000), (6, 6, 61), (10, 3, 7)])
+def test_no_other_cut_has_a_cheaper_costliest_chunk(layers, chunks, vocabulary):
+    def costliest(bounds: tuple[int, ...]) -> int:
+        loads = [(end - start) * LAYER for start, end in itertools.pairwise(bounds)]
+        return max(*loads[:-1], loads[-1] + vocabulary * 32)
+
+    plan = plan_stages(config(layers, vocabulary), chunks)
+    cuts = [(0, *inner, layers) for inner in itertools.combinations(range(1, layers), chunks - 1)]
+    assert costliest(plan.bounds) == min(costliest(cut) for cut in cuts)
+    assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + vocabulary * 32
+
+
+def test_a_heavy_head_stands_beside_fewer_layers():
+    plan = plan_stages(config(8, vocabulary=4 * LAYER // 32), 2)
+    assert plan.bounds == (0, 6, 8)
+    assert "layers 6-7, norm and head (1.00 of even)" in plan.table()
+
+
+@pytest.mark.parametrize(
+    "name, holders",
+    [
+        ("model.embed_tokens.weight", (0, 2)),
+        ("base_model.model.embed_tokens.base.weight", (0, 2)),
+        ("base_model.model.embed_tokens.prompt_embeddings", (0,)),
+        ("model.layers.1.mlp.up_proj.weight", (1,)),
+        ("base_model.model.layers.3.self_attn.q_proj.lora_A.weight", (0,)),
+        ("model.norm.weight", (2,)),
+        ("lm_head.weight", (2,)),
+        ("prefix_encoder.weight", (0, 1, 2)),
+    ],
+)
+def test_who_holds_a_parameter(name, holders):
+    plan = StagePlan(3, tuple(range(7)), (1,) * 6, is_tied=True)
+    assert plan.holders(name) == holders
+
+
+@pytest.mark.parametrize("degree, each, remedy", [(2, 3, "virtual_pp_degree of at most 2"), (8, 1, "at most 4 stages")])
+def test_more_chunks_than_layers_are_refused(degree, each, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        plan_stages(config(4), degree, each)
+
+
+def test_generated_answers_and_divided_sequences_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
+    assert MODEL["num_hidden_layers"] == 2
+    keys = {"model_name_or_path": "m", "dataset_name_or_path": "d", "output_dir": tmp_path, "do_train": "true"}
+    keys |= {"do_eval": "true", "eval_with_do_generation": "true", "sequence_parallel": "true", "device": "cpu"}
+    keys |= {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2}
+    arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+    with pytest.raises(ValueError) as error:
+        load_run_config(arguments, {})
+    assert "eval_with_do_generation is not available in a pipeline" in str(error.value)
+    assert "sequence_parallel is not available in a pipeline" in str(error.value)

@@ -1,0 +1,39 @@
+"""What is computed again, on two processes, against one process that keeps everything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+TENSOR = {"tensor_parallel_degree": 2, "recompute": True}
+SOME = {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:1"}
+ALL = {"refined_recompute": ",".join(f"{part}_ln:-1" for part in ("attention_row", "mlp_row", "attention_column"))}
+LORA = {"switch": "lora", "peft": {"rank": 4, "dropout": 0.3}}
+
+CASES = [
+    Case("refined", {**TENSOR, **SOME}),
+    Case("refined-lora", {**TENSOR, **ALL}, **LORA),
+    Case("refined-sequence", {**TENSOR, **ALL, "sequence_parallel": True}),
+    Case("attention", {**TENSOR, "recompute_granularity": "full_attn"}, **LORA),
+    Case("core", {**TENSOR, "recompute_granularity": "core_attn", "no_recompute_layers": [0]}),
+    Case("stage3", {"sharding": "stage3", "recompute": True, **SOME}),
+    Case("stages", {"pipeline_parallel_degree": 2, "recompute": True, **ALL, "gradient_accumulation_steps": 3}, **LORA),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recompute_layouts")
+    return folder, launch(2, CASES, folder, timeout=600)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_two_processes_are_one_that_keeps_everything(runs, case):
+    folder, outcomes = runs
+    alone = case.alone(data_ranks=2 if "sharding" in case.keys else 1)
+    keys = {key: value for key, value in alone.keys.items() if "recompute" not in key}
+    alone = dataclasses.replace(alone, keys=keys)
+    run_case(alone, folder)
+    assert_same_run(outcomes[case.name], outcome(alone, folder))

@@ -1,0 +1,90 @@
+"""Folders as PaddleNLP's ranks leave them, made by cutting a model here, come back as that model to the bit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.parallel.saved_shards import merge_saved_shards, shard_files
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLMPipe"],
+    "model_type": "qwen2",
+    "dtype": "float32",
+    "vocab_size": 30,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "tensor_parallel_degree": 2,
+}
+ROWWISE = ("o_proj.weight", "down_proj.weight")
+WHOLE = ("norm.weight", "layernorm.weight")
+
+
+def write_shards(folder, tensor_degree, pipeline_degree, **changes):
+    """What PaddleNLP saves: [in, out], cut by its own rules, one pickle a rank; returns the model."""
+    folder.mkdir()
+    config = {**CONFIG, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_config({**config, "architectures": ["Qwen2ForCausalLM"]}, seed=3)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.set_value(np.random.default_rng(len(name)).normal(size=parameter.shape).astype(np.float32))
+    for rank in range(tensor_degree):
+        stages = [{} for _ in range(pipeline_degree)]
+        for name, parameter in model.named_parameters():
+            value = parameter.numpy()
+            embeds = name == "model.embed_tokens.weight"
+            value = value.T if value.ndim == 2 and not embeds else value
+            if not name.endswith(WHOLE):
+                axis = 0 if name.endswith(ROWWISE) or embeds else value.ndim - 1
+                if value.shape[axis] % tensor_degree == 0:
+                    value = np.split(value, tensor_degree, axis)[rank]
+            layer = int(name.split(".")[2]) if ".layers." in name else (0 if embeds else 2)
+            stages[min(layer, pipeline_degree - 1)][name.replace("model.", "qwen2.", 1)] = paddle.to_tensor(value)
+        for number, stage in enumerate(stages):
+            words = [f"tp{rank:02d}"] * (tensor_degree > 1) + [f"pp{number:02d}"] * (pipeline_degree > 1)
+            paddle.save(stage, str(folder / f"model_state.{'_'.join(words)}.pdparams"))
+    return model
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
+def test_the_whole_model_comes_back(tmp_path, tensor, pipeline):
+    model = write_shards(tmp_path / "saved", tensor, pipeline)
+    report = merge_saved_shards(tmp_path / "saved", tensor, pipeline, tmp_path / "whole")
+    assert (report.num_joined > 0) == (tensor > 1)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    for (name, want), (_, got) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        assert np.array_equal(want.numpy(), got.numpy()), name
+
+
+def test_a_vocabulary_that_does_not_divide_is_whole_on_all_ranks(tmp_path):
+    model = write_shards(tmp_path / "saved", 2, 1, vocab_size=31)
+    merge_saved_shards(tmp_path / "saved", 2, 1)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert np.array_equal(whole.head_weight().numpy(), model.head_weight().numpy())
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    write_shards(tmp_path / "saved", 2, 1)
+    with pytest.raises(ValueError, match=r"model_state.tp02.pdparams.* missing; shards there: model_state.tp00"):
+        shard_files(tmp_path / "saved", 4, 1)
+    with pytest.raises(ValueError, match="nothing to merge"):
+        shard_files(tmp_path / "saved", 1, 1)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(ValueError, match=r"2 parts of shape .* do not make"):
+        merge_saved_shards(tmp_path / "saved", 2, 1)
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(ValueError, match=r"0 missing \(\), 12 surplus"):
+        merge_saved_shards(tmp_path / "saved", 2, 1)
