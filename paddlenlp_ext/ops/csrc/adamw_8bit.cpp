@@ -29,21 +29,24 @@ void dequantize(const Levels& levels, const uint8_t* codes, float scale, float* 
     for (i64 i = 0; i < BLOCK; ++i) to[i] = levels.values[codes[i]] * scale;
 }
 
-// Returns the scale.
-float quantize(const Levels& levels, const float* numbers, uint8_t* codes) {
+// Returns the scale; the numbers are divided by it.
+float quantize(const Levels& levels, float* numbers, uint8_t* codes) {
     f32x16 most{};
     for (i64 i = 0; i < BLOCK; i += LANES) {
         f32x16 value = load(numbers + i), size = value < 0.0f ? -value : value;
         most = size > most ? size : most;
     }
     float scale = largest(most), divisor = scale > SMALLEST ? scale : SMALLEST;
+    for (i64 i = 0; i < BLOCK; i += LANES) store(numbers + i, load(numbers + i) / divisor);
+    int32_t below[BLOCK];
+    float border[BLOCK];
     for (i64 i = 0; i < BLOCK; ++i) {
-        float value = numbers[i] / divisor;
         uint32_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        uint8_t code = levels.first[bits >> DROPPED_BITS];
-        codes[i] = uint8_t(code + (value > levels.borders[code]));
+        std::memcpy(&bits, numbers + i, sizeof bits);
+        below[i] = levels.first[bits >> DROPPED_BITS];
+        border[i] = levels.borders[below[i]];
     }
+    for (i64 i = 0; i < BLOCK; ++i) codes[i] = uint8_t(below[i] + (numbers[i] > border[i]));
     return scale;
 }
 
