@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
+from paddlenlp_ext.plan import cut_of, is_here, whole_shape
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10
@@ -46,7 +46,7 @@ def load_parameters(
 def fill_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
     """As `load_parameters`, of tensors that were checked already."""
     for name, parameter in parameters.items():
-        if not is_on_stage(parameter):
+        if not is_here(parameter):
             continue
         dtype = str(parameter.dtype).removeprefix("paddle.")
         parameter.set_value(source.read(name, dtype, cut_of(parameter)))

@@ -8,6 +8,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.plan import is_here
 
 
 def read_own_part(model: nn.Layer, source: WeightSource) -> None:
@@ -22,7 +23,7 @@ def read_own_part(model: nn.Layer, source: WeightSource) -> None:
     """
     decoder = getattr(model, "base_model", model)
     for parameter in decoder.parameters():
-        if not parameter._is_initialized():
+        if is_here(parameter) and not parameter._is_initialized():
             parameter.initialize()
     load_parameters(base_parameters(decoder), source, decoder.held_by_others)
 

@@ -138,7 +138,7 @@ class _Unit:
     def give_back(self) -> None:
         """Forget what is others'; shapes stay."""
         for parameter in self.parameters:
-            if parameter.is_lent:
+            if parameter.is_lent and parameter._is_initialized():
                 parameter._clear_data()
         self._is_whole = False
 

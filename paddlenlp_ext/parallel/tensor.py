@@ -94,7 +94,7 @@ def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantOptions |
         ValueError: as `check_sizes`, or blocks of quantized weights that the cuts would break up.
     """
     check_sizes(model.config, degree)
-    if quantization is None:
+    if quantization is None or degree == 1:
         return
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(plain_linears(model)).items():

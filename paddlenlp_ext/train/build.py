@@ -24,7 +24,7 @@ from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline import Pipeline
 from paddlenlp_ext.parallel.ranks import MeshRanks
-from paddlenlp_ext.parallel.sharding import sharding_of
+from paddlenlp_ext.parallel.sharding import Sharding, sharding_of
 from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.peft.base import get_peft_model
@@ -73,12 +73,12 @@ def build_model(config: RunConfig) -> Any:
     return adapt_model(model, config)
 
 
-def build_cut_model(config: RunConfig, mesh: Mesh) -> Any:
-    """This rank's part of the same model.
+def build_cut_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Sharding | None]:
+    """This rank's part of the same model, and how the rest is shared.
 
     Where nothing is quantized and the adapter does not start from the base's values, the model is built for its
-    shapes, cut, and only then read: each rank reads its slices alone. Else every rank builds the whole and keeps its
-    part.
+    shapes, cut and shared out, and only then read: each rank reads what it keeps. Else every rank builds the whole
+    and keeps its part.
 
     Raises:
         ValueError: as `build_model`, or the model can't be cut so; in the latter case no weight has been read.
@@ -91,10 +91,12 @@ def build_cut_model(config: RunConfig, mesh: Mesh) -> Any:
     if not reads_later:
         _fill(model, config)
     model = adapt_model(model, config)
-    apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+    if mesh.tensor.size > 1:
+        apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+    sharding = sharding_of(model, mesh, config.parallel.sharding)
     if reads_later:
         read_own_part(model, open_weights(resolve_model(source.model_name_or_path)))
-    return model
+    return model, sharding
 
 
 def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
@@ -205,11 +207,13 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     pipeline = None
     if mesh.pipeline.size > 1:
         model, pipeline = build_staged_model(config, mesh)
+        sharding = sharding_of(model, mesh, config.parallel.sharding)
+    elif mesh.tensor.size > 1 or "stage3" in config.parallel.sharding.split():
+        model, sharding = build_cut_model(config, mesh)
     else:
-        model = build_model(config) if mesh.tensor.size == 1 else build_cut_model(config, mesh)
+        model = build_model(config)
+        sharding = sharding_of(model, mesh, config.parallel.sharding)
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    ranks = SingleRank()
-    if mesh.world.size > 1:
-        ranks = MeshRanks(mesh, sharding_of(model, mesh, config.parallel.sharding))
+    ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh, sharding)
     rows, passes = (data.train_rows, data.dev_rows), passes_of(model, pipeline)
     return Trainer(model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, passes=passes)
