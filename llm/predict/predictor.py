@@ -129,21 +129,21 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     from paddlenlp_ext.peft.base import PeftModel
     from paddlenlp_ext.peft.files import read_adapter
     from paddlenlp_ext.peft.merge import choose_device
+    from paddlenlp_ext.quant.model import quantization_report
 
     choose_device(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
     config = read_model_config(resolve_model(base))
     check_context(arguments, config)
     options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
-    if adapter is None:
-        return AutoModelForCausalLM.from_pretrained(base, **options)
-    stored = read_adapter(adapter)
-    model = AutoModelForCausalLM.from_pretrained(
-        base,
-        quantization=stored.base_quantization(config),
-        before_quantizing=stored.before_quantizing,
-        **options,
-    )
+    stored = None if adapter is None else read_adapter(adapter)
+    if stored is not None:
+        options |= {"quantization": stored.base_quantization(config), "before_quantizing": stored.before_quantizing}
+    model = AutoModelForCausalLM.from_pretrained(base, **options)
+    if model.quantization is not None:
+        logger.info("%s", quantization_report(model))
+    if stored is None:
+        return model
     adapted = PeftModel.from_files(model, stored)
     # Merged, a quantized base would take its full size again.
     return adapted.merge_and_unload() if adapted.peft_config.mergeable and model.quantization is None else adapted

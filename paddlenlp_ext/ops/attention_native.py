@@ -50,10 +50,21 @@ def native_attention(
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], prefix_length)
     sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
     inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
+    _require_fitting(inputs, layout)
     half = products_are_half()
     if wants_gradient(*inputs):
         return _NativeAttention.apply(sizes, scale, half, *inputs)
     return _forward(sizes, scale, half, inputs)[0]
+
+
+def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
+    """What the loops in C++ go by must be so, or they would read past the end."""
+    (batch, length, heads, head_dim), keys = inputs[0].shape, inputs[1].shape
+    assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
+    assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs[0].shape}, keys {keys}"
+    assert inputs[2].shape == keys, f"keys {keys}, values {inputs[2].shape}"
+    assert all(x.shape == [x.shape[0], *keys[2:]] == inputs[3].shape for x in inputs[3:]), "a prefix of other heads"
+    assert all(x.dtype == paddle.float32 for x in inputs), f"{[x.dtype.name for x in inputs]}"
 
 
 class _NativeAttention(PyLayer):

@@ -70,6 +70,8 @@ def decode_attention_native(
 ) -> paddle.Tensor:
     """The same in C++ (csrc/decode_attention.cpp), which reads the places looked at and no others."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
+    assert k_BKCH.shape == v_BKCH.shape == [batch, k_BKCH.shape[1], k_BKCH.shape[2], head_dim], "stores of other sizes"
+    assert seen.ranges.shape == (batch, length, 4) and heads % k_BKCH.shape[1] == 0, "places of other positions"
     out_BSNH = empty(shape)
     ranges = np.ascontiguousarray(seen.ranges, np.int64)
     run = function("decode_attention", "pppppfiiiiii")
@@ -111,6 +113,10 @@ def store_keys_native(
     k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
 ) -> None:
     """The same in C++."""
+    batch, length, kv_heads, head_dim = k_BSKH.shape
+    assert v_BSKH.shape == k_BSKH.shape and k_BKCH.shape == v_BKCH.shape, "keys and values of unlike sizes"
+    assert k_BKCH.shape == [batch, kv_heads, k_BKCH.shape[2], head_dim], "stores of other sizes"
+    assert 0 <= at <= k_BKCH.shape[2] - length, f"{length} positions from {at} on in a store of {k_BKCH.shape[2]}"
     tensors = (k_BSKH.contiguous(), v_BSKH.contiguous(), k_BKCH, v_BKCH)
     function("store_keys", "ppppiiiiii")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
 

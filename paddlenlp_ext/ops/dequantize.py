@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import Op, on_cpu
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized_native import dequantize_rows_native, usable_on_codes
 from paddlenlp_ext.ops.triton.launch_4bit import dequantize_rows_triton, on_gpu_with_triton
@@ -154,14 +154,10 @@ def _pairs(algo: str) -> np.ndarray:
     return np.ascontiguousarray(pairs).view(np.float64)[:, 0]
 
 
-def _on_cpu(x: paddle.Tensor) -> str | None:
-    return None if x.place.is_cpu_place() else f"it is for the CPU and the tensor is on {x.place}"
-
-
 dequantize_op = Op(
     "dequantize",
     triton=(dequantize_rows_triton, on_gpu_with_triton),
     native=(dequantize_rows_native, usable_on_codes),
-    cpu=(dequantize_rows_numpy, _on_cpu),
+    cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,
 )

@@ -1,10 +1,12 @@
 """Which twin of an op runs: chosen once for a device and a number format, logged with the reason.
 
-An explicit choice that cannot run is an error, never a fallback.
+The log's usual level has only what somebody could mend: a better twin that something hinders, once for each obstacle.
+Every choice is there at level DEBUG. An explicit choice that cannot run is an error, never a fallback.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,13 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]
 """From a tensor that the op is given to what hinders the twin on it, None where nothing does."""
+
+
+class OtherTensors(str):
+    """An obstacle that is in order: the twin is for tensors on another device or in another format."""
+
+
+_logged_obstacles: set[str] = set()
 
 
 class Op:
@@ -36,13 +45,15 @@ class Op:
             ValueError: there is none of the wanted name, or it cannot run on such tensors.
         """
         key = (str(x.place), x.dtype, wanted)
-        if key not in self._chosen:
-            name, reason = self._pick(x, wanted)
-            get_logger(__name__).info("%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
-            self._chosen[key] = self._twins[name][0]
-        return self._chosen[key]
+        chosen = self._chosen.get(key)  # one look: hashing a dtype takes half a microsecond, 400 times a decoded token
+        if chosen is None:
+            name, declined = self._pick(x, wanted)
+            self._log(x, name, declined)
+            chosen = self._chosen[key] = self._twins[name][0]
+        return chosen
 
-    def _pick(self, x: paddle.Tensor, wanted: str | None) -> tuple[str, str]:
+    def _pick(self, x: paddle.Tensor, wanted: str | None) -> tuple[str, dict[str, str]]:
+        """Its name, and what hinders the better ones."""
         if wanted is not None and wanted not in self._twins:
             known = f"{did_you_mean(wanted, self._twins)} Known: {', '.join(self._twins)}."
             raise ValueError(f"{self.name} has no implementation {wanted!r}{known}")
@@ -50,10 +61,16 @@ class Op:
         if wanted is not None:
             if obstacles[wanted] is not None:
                 raise ValueError(f"{self.name}: {wanted!r} was asked for, but {obstacles[wanted]}.")
-            return wanted, "asked for"
+            return wanted, {}
         name = next(name for name, obstacle in obstacles.items() if obstacle is None)
-        better = list(obstacles)[: list(obstacles).index(name)]
-        return name, "; ".join(f"not {other}: {obstacles[other]}" for other in better) or "the best there is"
+        return name, dict(list(obstacles.items())[: list(obstacles).index(name)])
+
+    def _log(self, x: paddle.Tensor, name: str, declined: dict[str, str]) -> None:
+        reason = "; ".join(f"not {other}: {obstacle}" for other, obstacle in declined.items()) or "asked for or best"
+        new = {each for each in declined.values() if not isinstance(each, OtherTensors)} - _logged_obstacles
+        _logged_obstacles.update(new)
+        level = logging.INFO if new else logging.DEBUG
+        get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
 
 
 def anywhere(x: paddle.Tensor) -> None:
@@ -61,15 +78,22 @@ def anywhere(x: paddle.Tensor) -> None:
     return None
 
 
+def on_cpu(x: paddle.Tensor) -> str | None:
+    """A condition: the tensor is on the CPU."""
+    return None if x.place.is_cpu_place() else OtherTensors(f"it is for the CPU and the tensor is on {x.place}")
+
+
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     """A condition: Paddle's CPU kernels know no half precision."""
     if not x.place.is_cpu_place():
-        return f"it is for the CPU and the tensor is on {x.place}"
-    return None if x.dtype == paddle.float32 else f"it computes in float32 and the tensor is {x.dtype.name}"
+        return on_cpu(x)
+    if x.dtype != paddle.float32:
+        return OtherTensors(f"it computes in float32 and the tensor is {x.dtype.name}")
+    return None
 
 
 def on_gpu_in_half(x: paddle.Tensor) -> str | None:
     """A condition: flash kernels run on a GPU, in bfloat16 or float16."""
     if not x.place.is_gpu_place():
-        return f"it needs a GPU and the tensor is on {x.place}"
+        return OtherTensors(f"it needs a GPU and the tensor is on {x.place}")
     return None if x.dtype in (paddle.bfloat16, paddle.float16) else f"it needs half precision, not {x.dtype.name}"

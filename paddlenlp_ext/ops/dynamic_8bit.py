@@ -22,7 +22,7 @@ class Dynamic8Bit:
 
     def __init__(self, signed: bool) -> None:
         levels = dynamic_levels(signed)
-        base, threshold = _search_table(levels)
+        base, threshold = search_table(levels)
         self.zero = int(np.flatnonzero(levels == 0)[0])
         """The code of 0."""
         self._levels, self._base, self._threshold = _Table(levels), _Table(base), _Table(threshold)
@@ -71,7 +71,7 @@ def dynamic_8bit(signed: bool) -> Dynamic8Bit:
     return Dynamic8Bit(signed)
 
 
-def _search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each run of float32 numbers that share their upper bits: the lower level, and where the next one begins.
 
     Two lookups in place of a binary search of eight steps; the result is the same, because no run meets two borders.

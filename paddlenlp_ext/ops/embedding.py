@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops import native
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import Op, OtherTensors
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
@@ -33,7 +33,7 @@ def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
 
 def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
-        return f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}"
+        return OtherTensors(f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}")
     return native.obstacle()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import paddle
 
+from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.ops.native_build import BuildError, build
 from paddlenlp_ext.utils.log import get_logger
 
@@ -38,11 +39,7 @@ def obstacle() -> str | None:
 
 def usable(x: paddle.Tensor) -> str | None:
     """A condition of a twin: float32 on the CPU, with the library there."""
-    if not x.place.is_cpu_place():
-        return f"it is for the CPU and the tensor is on {x.place}"
-    if x.dtype != paddle.float32:
-        return f"it computes in float32 and the tensor is {x.dtype.name}"
-    return obstacle()
+    return on_cpu_in_fp32(x) or obstacle()
 
 
 @functools.cache
@@ -117,6 +114,6 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         found = ctypes.CDLL(str(build(libraries)))
     except (BuildError, OSError) as error:
         get_logger(__name__).warning("the native library is not used, which makes the CPU slower: %s", error)
-        return None, str(error)
+        return None, str(error).splitlines()[0]
     found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
     return found, None

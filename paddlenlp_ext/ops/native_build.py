@@ -10,9 +10,11 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -41,8 +43,11 @@ def build(libraries: Path) -> Path:
         BuildError: another system than Linux, no compiler, libraries missing, or an error of the compiler.
     """
     compiler = _find_compiler(libraries)
-    folder = cache_folder("native")
-    made_with = " ".join([compiler, _version(compiler), *FLAGS, paddle.__version__, str(libraries), _processor()])
+    try:
+        folder = cache_folder("native")
+    except RuntimeError as error:  # a user without an entry in /etc/passwd, as in some containers
+        raise BuildError("there is no home folder to keep it in; let XDG_CACHE_HOME name another") from error
+    made_with = " ".join([*compiler, _version(compiler), *FLAGS, paddle.__version__, str(libraries), _processor()])
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
     objects = {
         source: folder / f"{source.stem}-{_digest(made_with.encode(), headers, source.read_bytes())}.o"
@@ -50,39 +55,52 @@ def build(libraries: Path) -> Path:
     }
     library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
     if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        _require_room(folder)
         with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks one builds, the others find it done
             if not library.exists():
                 _compile_all(compiler, {source: path for source, path in objects.items() if not path.exists()})
                 places = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
-                _run([compiler, "-shared", *map(str, objects.values()), *places], library)
+                _run([*compiler, "-shared", *map(str, objects.values()), *places], library)
     return library
 
 
-def _find_compiler(libraries: Path) -> str:
+def _require_room(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise BuildError(f"{folder} cannot be written to; let XDG_CACHE_HOME name a folder that can")
+
+
+def _find_compiler(libraries: Path) -> list[str]:
+    """The words that begin a command line: CXX may be "ccache g++"."""
     if sys.platform != "linux":
         raise BuildError(f"it is built on Linux only, and this is {sys.platform}")
     missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
     if missing:
         raise BuildError(f"this Paddle has no {' and no '.join(missing)} in {libraries}; paddlepaddle 3.3 for CPUs has")
-    compiler = os.environ.get("CXX") or shutil.which("g++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++")]
+    if compiler == [None]:
         raise BuildError("there is no C++ compiler (g++); install it, on Debian and Ubuntu: apt install g++")
     return compiler
 
 
-def _compile_all(compiler: str, objects: dict[Path, Path]) -> None:
+def _compile_all(compiler: list[str], objects: dict[Path, Path]) -> None:
     logger = get_logger(__name__)
-    logger.info("compiling %d native sources into %s (once)", len(objects), cache_folder("native"))
+    started = time.perf_counter()
+    logger.info("compiling %d native sources into %s, once", len(objects), cache_folder("native"))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         jobs = {
-            pool.submit(_run, [compiler, *FLAGS, "-c", str(source)], target): source
+            pool.submit(_run, [*compiler, *FLAGS, "-c", str(source)], target): source
             for source, target in objects.items()
         }
         for number, job in enumerate(as_completed(jobs), 1):
             job.result()
-            logger.info("compiled %s (%d of %d)", jobs[job].name, number, len(objects))
+            logger.debug("compiled %s (%d of %d)", jobs[job].name, number, len(objects))
+    logger.info("compiled them in %.0f s", time.perf_counter() - started)
 
 
 def _run(command: list[str], target: Path) -> None:
@@ -98,11 +116,11 @@ def _run(command: list[str], target: Path) -> None:
     draft.replace(target)
 
 
-def _version(compiler: str) -> str:
+def _version(compiler: list[str]) -> str:
     try:
-        return subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+        return subprocess.run([*compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     except OSError as error:
-        raise BuildError(f"{compiler} does not run: {error}") from error
+        raise BuildError(f"{compiler[0]} does not run: {error}") from error
 
 
 def _processor() -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.half import as_half, products_are_half, shared_half
 from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
@@ -33,9 +34,7 @@ class _Packed(ctypes.Structure):
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
     """A condition: codes on the CPU, with the library there."""
-    if not codes.place.is_cpu_place():
-        return f"it is for the CPU and the tensor is on {codes.place}"
-    return native.obstacle()
+    return on_cpu(codes) or native.obstacle()
 
 
 def dequantize_rows_native(weight: QuantizedWeight, first: int, last: int, dtype: str = "float32") -> paddle.Tensor:

@@ -43,8 +43,8 @@ MergeBase = Literal["dequantized", "original"]
 _LOST = {
     "dequantized": "the adapter changes logits by %.3g, and rounding the merged weights by %.3g: much of what was "
     "learned is lost; --dtype float32 keeps it",
-    "original": "the adapter changes logits by %.3g, and merging into the original weights by %.3g: without "
-    "--merge_base original the merged model is the trained one",
+    "original": "the adapter changes logits by %.3g, and merging into the original weights changes them by %.3g: "
+    "this is hardly the model that was trained; leave --merge_base out to have that one",
 }
 # Of a logit, relative to the largest logit (at least 1): all is computed in float32 and only the order of sums differs.
 TOLERANCE = 1e-4

@@ -66,8 +66,10 @@ def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuant
     `before` says what to make of each weight first.
 
     Raises:
-        ValueError: a pattern of the options that fits no layer.
+        ValueError: the model is quantized already, or a pattern of the options fits no layer.
     """
+    if model.quantization is not None:
+        raise ValueError(f"the model is quantized already ({model.quantization.describe()}): load the original one.")
     for name, chosen in options.for_layers(plain_linears(model)).items():
         linear = layer_at(model, name)
         packed = quantize_layer(name, linear.weight_value(), chosen, before)

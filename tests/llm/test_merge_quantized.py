@@ -159,13 +159,17 @@ def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa"])
-def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(base: Path, tmp_path: Path, method: str):
+def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(
+    base: Path, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     wanted = trained(base, tmp_path / "adapter", method)
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
     model = script("predict/predictor.py").load_model(arguments, str(base), str(tmp_path / "adapter"))
     assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
     assert np.array_equal(logits(model), wanted)
+    assert "quantized: 14 layers" in caplog.text
     assert [len(answer) for answer in model.generate([[1, 2, 3], [4]], max_new_tokens=4, eos_token_id=[])] == [4, 4]
 
 

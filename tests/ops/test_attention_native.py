@@ -152,3 +152,16 @@ def test_its_powers_of_two_are_right_to_3e_7():
     edges = paddle.to_tensor(np.array([-np.inf, -1e9, -126.5, np.nan] + [0.0] * 12, np.float32))
     function("attention_exp2", "ppi")(pointer(edges), pointer(out), 16)
     np.testing.assert_array_equal(out.numpy()[:5], [0, 0, 0, np.nan, out.numpy()[4]])
+
+
+@pytest.mark.parametrize("wrong", [[(9, 2, 16)], [(9, 2, 16), (9, 2, 15)], [(10, 2, 16), (10, 3, 16)]])
+def test_tensors_that_do_not_fit_are_refused_and_not_read_past_their_end(wrong):
+    layout = AttentionLayout.from_documents([[10]])
+    shapes = [(10, 4, 16), (10, 2, 16), (10, 2, 16)]
+    for place, shape in enumerate(wrong, start=3 - len(wrong)):
+        shapes[place] = shape
+    tensors = [paddle.to_tensor(normal(1, 1, *shape)) for shape in shapes]
+    with pytest.raises(AssertionError, match=r"queries|keys"):
+        attention(*tensors, layout, 0.3, "native")
+    with pytest.raises(AssertionError, match="11 positions"):
+        attention(*tensors[:1] * 3, AttentionLayout.from_documents([[11]]), 0.3, "native")

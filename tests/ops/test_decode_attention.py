@@ -69,3 +69,11 @@ def test_new_keys_are_written_where_they_belong(twin, length):
     for store, tensor, written in zip(stores, tensors, new, strict=True):
         store[:, :, 4 : 4 + length] = written.transpose(0, 2, 1, 3)
         np.testing.assert_array_equal(tensor.numpy(), store)
+
+
+@needs_native
+def test_a_store_without_room_is_not_written_past_its_end():
+    k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
+    ops.store_keys_native(k, k, store, store.clone(), 13)
+    with pytest.raises(AssertionError, match="3 positions from 14 on in a store of 16"):
+        ops.store_keys_native(k, k, store, store.clone(), 14)

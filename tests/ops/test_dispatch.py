@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import paddle
 import pytest
 
@@ -32,11 +34,28 @@ def test_an_explicit_choice_is_kept_or_refused():
         op.choose(x, "cpus")
 
 
-def test_the_choice_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPatch):
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Levels and texts, as they come."""
     lines = []
-    monkeypatch.setattr("logging.Logger.info", lambda self, text, *arguments: lines.append(text % arguments))
-    op, x = make_op(), paddle.zeros([1])
+    monkeypatch.setattr(
+        "logging.Logger.log", lambda self, level, text, *arguments: lines.append((level, text % arguments))
+    )
+    return lines
+
+
+def test_the_choice_is_logged_once_with_its_reason_and_quietly_where_all_is_in_order(monkeypatch: pytest.MonkeyPatch):
+    lines, op, x = logged(monkeypatch), make_op(), paddle.zeros([1])
     op.choose(x)
     op.choose(x)
-    assert len(lines) == 1
-    assert "double" in lines[0] and ": cpu (not gpu: it needs a GPU" in lines[0]
+    op.choose(x.astype("bfloat16"))
+    assert [level for level, _ in lines] == [logging.DEBUG] * 2
+    assert "double" in lines[0][1] and ": cpu (not gpu: it needs a GPU" in lines[0][1]
+
+
+def test_what_can_be_mended_is_said_aloud_once(monkeypatch: pytest.MonkeyPatch):
+    lines, x = logged(monkeypatch), paddle.zeros([1])
+    for name in ("one", "other"):
+        op = Op(name, better=(lambda x: x, lambda x: f"{__file__} is missing"), reference=lambda x: x)
+        op.choose(x)
+    assert [level for level, _ in lines] == [logging.INFO, logging.DEBUG]
+    assert lines[0][1].endswith(f"reference (not better: {__file__} is missing)")

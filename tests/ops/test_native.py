@@ -83,6 +83,28 @@ def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sou
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
+def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "let XDG_CACHE_HOME name" in native.obstacle() or "this Paddle has no" in native.obstacle()
+
+
+def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert "let XDG_CACHE_HOME name" in native.obstacle() or "this Paddle has no" in native.obstacle()
+
+
+@needs_native
+def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch):
+    monkeypatch.setenv("CXX", "env LANG=C g++")
+    assert ctypes.CDLL(str(native_build.build(LIBRARIES))).answer() == 42
+
+
 @needs_native
 def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")

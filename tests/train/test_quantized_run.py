@@ -93,6 +93,21 @@ def test_the_dry_run_knows_what_will_be_packed(run_folders):
     assert packed_weights(config_for(run_folders, weight_quantize_algo=None)).num_weights == 0
 
 
+def test_the_best_adapter_comes_back_and_another_format_is_not_resumed(run_folders):
+    every_second = {f"{what}_{key}": value for what in ("save", "eval") for key, value in (("steps", 2),)}
+    keys = every_second | {"save_strategy": "steps", "evaluation_strategy": "steps", "load_best_model_at_end": True}
+    keys |= {"do_eval": True, "greater_is_better": True}  # the first evaluation, of the higher loss, is the best then
+    model = run(config_for(run_folders, learning_rate=3e-2, **keys))
+    assert json.loads((run_folders / "out" / "trainer_state.json").read_text())["best_step"] == 2
+    best, saved = run_folders / "out" / "checkpoint-2", adapter_of(run_folders / "out")
+    kept = adapter_of(best)
+    assert kept.keys() == saved.keys() and all(np.array_equal(kept[name], saved[name]) for name in kept)
+    assert len(quantized_linears(model)) == 14
+    other = config_for(run_folders, "other", weight_quantize_algo="fp4", resume_from_checkpoint=str(best))
+    with pytest.raises(ValueError, match=r"over weights in nf4, .* has them in fp4"):
+        run(other)
+
+
 def test_it_says_what_is_quantized(run_folders, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     build_model(config_for(run_folders))

@@ -13,10 +13,10 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddlenlp_ext.ops import adamw_8bit, native
 from paddlenlp_ext.ops.quant_levels import dynamic_levels
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
-from paddlenlp_ext.train.optimizers import adamw_8bit
 from paddlenlp_ext.train.optimizers.adamw_mini import num_blocks
 
 BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2
@@ -118,7 +118,16 @@ def test_blocks_of_a_real_query_projection_are_its_heads():
     assert num_blocks("model.layers.3.self_attn.q_proj.lora_B", [576, 8], 64) == 576
 
 
-def test_8bit_steps_are_bitsandbytes():
+@pytest.fixture(params=["native", "reference"])
+def way(request, monkeypatch):
+    """Which implementation of the 8-bit step runs."""
+    if request.param == "native" and native.obstacle() is not None:
+        pytest.skip(f"no native library: {native.obstacle()}")
+    choose = adamw_8bit.adamw_8bit_op.choose
+    monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
+
+
+def test_8bit_steps_are_bitsandbytes(way):
     with np.load(Path(__file__).parents[1] / "golden" / "adamw_8bit.npz") as file:
         golden = dict(file)
     model = Toy({"weight": list(golden["start"].shape)})
@@ -150,7 +159,7 @@ def quantized(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
     return (levels[nearest] * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
-def test_8bit_follows_the_formula_slice_by_slice_and_small_tensors_stay_fp32(monkeypatch):
+def test_8bit_follows_the_formula_slice_by_slice_and_small_tensors_stay_fp32(monkeypatch, way):
     monkeypatch.setattr(adamw_8bit, "_SLICE", 5)
     shapes = {"weight": [64, 65], "lora_B": [65, 64], "small": [15, 17], "bias": [5000]}
     model = Toy(shapes)

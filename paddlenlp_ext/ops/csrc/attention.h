@@ -72,7 +72,6 @@ constexpr i64 words(i64 values) { return (values + VALUES<Word> - 1) / VALUES<Wo
 // written to `room` [BLOCK * BLOCK / 2]. The depth lies along the columns, or down the rows (of 16 columns).
 inline tiles::Strided<float> left_along(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
 inline tiles::Strided<float> left_down(i64, const float* from, float*) { return {from, 1, BLOCK}; }
-#ifdef __AVX512BF16__
 inline tiles::Strided<Pair> left_along(i64 rows, i64 columns, const float* from, Pair* room) {
     pair_along(rows, columns, from, BLOCK, room, BLOCK / 2);
     return {room, BLOCK / 2, 1};
@@ -81,7 +80,6 @@ inline tiles::Strided<Pair> left_down(i64 rows, const float* from, Pair* room) {
     pair_down(rows, LANES, from, BLOCK, room, LANES);
     return {room, 1, LANES};
 }
-#endif
 
 // Rows of queries (or of their outputs' gradients) as columns [head_dim][query] of words: what keys are multiplied by.
 template <class Word>

@@ -40,7 +40,6 @@ class KeyWords<float> {
     const float *k_, *v_, *prefix_k_, *prefix_v_;
 };
 
-#ifdef __AVX512BF16__
 // Rounded copies, a document and head after the other; the prefix is the last "document".
 template <>
 class KeyWords<Pair> {
@@ -93,7 +92,6 @@ class KeyWords<Pair> {
     std::vector<i64> pairs_before_;
     std::vector<Pair> k_along_, v_along_, k_down_, v_down_;
 };
-#endif
 
 // Calls run with a word of the kind that products are to read: pairs of bfloat16 if `half` says so, and the processor
 // multiplies them and a head is a whole number of vectors; else floats.

@@ -5,10 +5,6 @@
 
 #include <cmath>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 constexpr i64 WORTH_A_THREAD = 8192;  // with fewer floats another thread costs more than it brings
 
 // Calls step(start, count) for all whole vectors of `size` floats, then for the shorter rest; load_part and store_part

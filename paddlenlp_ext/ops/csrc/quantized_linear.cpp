@@ -1,13 +1,11 @@
 // y = x W^T with a packed W [out, in], and x's gradient, in float or with inputs rounded to bfloat16. Some rows of W at a
 // time are dequantized, into working memory that a core's cache holds; each of them once a product.
-#include "packed.h"
-
-#include "few_rows.h"
 #include "gemm.h"
+#include "packed.h"
 
 namespace {
 
-constexpr i64 STEP_BYTES = 1 << 20;
+constexpr i64 STEP_BYTES = 2 << 20;
 
 // Calls use(first row, count, those rows) for equal parts of about STEP_BYTES.
 template <class Value, class Use>
@@ -38,23 +36,6 @@ void input_gradient(const Value* gradient, const Packed& weight, float* to, i64 
     });
 }
 
-// A few rows: the codes stream from memory once, and OUT rows of weights stand in the innermost cache.
-template <int ROWS>
-void few_rows(const float* x, const Packed& weight, float* y) {
-    constexpr int OUT = ROWS <= 4 ? 4 : 2;
-    parallel(weight.out, 1 + 65536 / weight.in, [&](i64 o, i64 end) {
-        float* rows = scratch<float>(SCRATCH_A, OUT * weight.in);
-        auto step = [&](auto count) {
-            for (; o + count <= end; o += count) {
-                dequantize(weight, o * weight.in, (o + count) * weight.in, rows);
-                few_rows_products<ROWS, count>(x, rows, nullptr, y + o, weight.in, weight.out);
-            }
-        };
-        step(std::integral_constant<int, OUT>{});
-        step(std::integral_constant<int, 1>{});
-    });
-}
-
 }  // namespace
 
 // `half`: x is bfloat16.
@@ -63,11 +44,6 @@ EXPORT void quantized_linear_forward(const void* x, const Packed* weight, float*
         forward(static_cast<const bf16*>(x), *weight, y, rows);
     else
         forward(static_cast<const float*>(x), *weight, y, rows);
-}
-
-EXPORT void quantized_linear_few_rows(const float* x, const Packed* weight, float* y, i64 rows) {
-    by_few_rows(x, y, rows, weight->in, weight->out,
-                [&](auto count, const float* x, float* y) { few_rows<count>(x, *weight, y); });
 }
 
 // `half`: the gradient is bfloat16.

@@ -14,20 +14,26 @@ struct Pair {
     uint32_t bits;
 };
 
+static inline u16x16 rounded(f32x16 x) {
+#ifdef __AVX512BF16__
+    return (u16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
+    return to_bf16(x);
+#endif
+}
+static inline u32x16 halves_of(f32x16 x) { return __builtin_convertvector(rounded(x), u32x16); }
+
 #ifdef __AVX512BF16__
 static inline f32x16 add_pairs(f32x16 sum, Pair factor, f32x16 columns) {
     return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(factor.bits)), (__m512bh)columns);
 }
-
-static inline u32x16 halves_of(f32x16 x) {
-    return __builtin_convertvector((u16x16)_mm512_cvtneps_pbh((__m512)x), u32x16);
-}
+#endif
 
 // to [rows, columns / 2] = from [rows, columns] in pairs along the columns, whole vectors of them.
 inline void pair_along(i64 rows, i64 columns, const float* from, i64 ld_from, Pair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = 0; column < columns; column += LANES) {
-            const __m256bh half = _mm512_cvtneps_pbh((__m512)load(from + row * ld_from + column));
+            const u16x16 half = rounded(load(from + row * ld_from + column));
             std::memcpy(to + row * ld_to + column / 2, &half, sizeof half);
         }
 }
@@ -43,13 +49,9 @@ inline void pair_down(i64 rows, i64 columns, const float* from, i64 ld_from, Pai
             std::memcpy(to + row / 2 * ld_to + column, &both, sizeof both);
         }
 }
-#endif
 
 // What a product reads of numbers: themselves, or what rounding leaves of them.
 template <class Word>
 inline f32x16 as_read(f32x16 x) {
-#ifdef __AVX512BF16__
-    if constexpr (std::is_same_v<Word, Pair>) return (f32x16)(halves_of(x) << 16);
-#endif
-    return x;
+    return std::is_same_v<Word, float> ? x : (f32x16)(halves_of(x) << 16);
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
+from paddlenlp_ext.ops.dispatch import OtherTensors
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ _POSITIONS, _OUTPUTS, _ROW_BYTES = 16, 16, 64  # for a program that multiplies
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """A condition: Triton is there, the tensor is on a GPU and is no int8 codes."""
     if not x.place.is_gpu_place():
-        return f"it needs a GPU and the tensor is on {x.place}"
+        return OtherTensors(f"it needs a GPU and the tensor is on {x.place}")
     if x.dtype == paddle.int8:
-        return "it is for weights in 4 bits"
+        return OtherTensors("it is for weights in 4 bits")
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 

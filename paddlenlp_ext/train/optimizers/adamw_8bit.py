@@ -11,16 +11,13 @@ import math
 from collections.abc import Sequence
 
 import paddle
-import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op
 from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
 from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
 
-BLOCK = 256
 SMALLEST = 4096
 """Elements from which on a parameter's moments are in 8 bits."""
-_SLICE = 1024
-"""Blocks that are fp32 at one time: a megabyte, which stays in a core's cache."""
 
 _MOMENTS = (("moment1", True), ("moment2", False))
 """Name, and whether it can be negative."""
@@ -47,41 +44,12 @@ class AdamW8Bit(SmallStateOptimizer):
         return moments
 
     def _move(
-        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
-        step, moment1, moment2 = state["step"].item(), state["moment1"], state["moment2"]
+        moment1, moment2 = state["moment1"], state["moment2"]
         if moment1.dtype == paddle.float32:
-            self._accumulate(moment1, moment2, gradient)
-            value.subtract_(self.adam_quotient(moment1, moment2, step).scale_(rate))
+            step.accumulate(moment1, moment2, gradient)
+            value.subtract_(step.quotient(moment1, moment2).scale_(step.rate))
             return
-        flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views: no number is copied
-        for first in range(0, moment1.shape[0], _SLICE):
-            elements = slice(first * BLOCK, (first + _SLICE) * BLOCK)
-            part = flat_value[elements]
-            quotient = self._quotient_of_blocks(_in_blocks(flat_gradient[elements]), state, first, step)
-            part.subtract_(quotient.reshape([-1])[: part.shape[0]].scale_(rate))
-
-    def _quotient_of_blocks(
-        self, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], first: int, step: int
-    ) -> paddle.Tensor:
-        """Adam's direction [blocks, BLOCK] for blocks from `first` on; their moments are updated."""
-        blocks = slice(first, first + _SLICE)
-        stored = [
-            (dynamic_8bit(signed), state[name][blocks], state[f"{name}_scale"][blocks]) for name, signed in _MOMENTS
-        ]
-        moments = [quantizer.dequantize(codes, scales) for quantizer, codes, scales in stored]
-        self._accumulate(*moments, gradient)
-        for moment, (quantizer, codes, scales) in zip(moments, stored, strict=True):
-            for new, live in zip(quantizer.quantize(moment), (codes, scales), strict=True):
-                paddle.assign(new, live)
-        return self.adam_quotient(*moments, step)
-
-    def _accumulate(self, moment1: paddle.Tensor, moment2: paddle.Tensor, gradient: paddle.Tensor) -> None:
-        moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
-        moment2.scale_(self.beta2).add_(gradient.square().scale_(1.0 - self.beta2))
-
-
-def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
-    """Rows of `BLOCK` numbers, the last one filled up with zeros."""
-    missing = -flat.shape[0] % BLOCK
-    return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])
+        moments = Moments8Bit(moment1, state["moment1_scale"], moment2, state["moment2_scale"])
+        adamw_8bit_op.choose(value)(value, gradient, moments, step)

@@ -16,6 +16,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.train.optimizers.base import AdamOptions, SmallStateOptimizer
 
 _BY_HEADS = ("q_proj.weight", "k_proj.weight")
@@ -55,14 +56,14 @@ class AdamWMini(SmallStateOptimizer):
         }
 
     def _move(
-        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
-        moment1, moment2, step = state["moment1"], state["moment2"], state["step"].item()
+        moment1, moment2 = state["moment1"], state["moment2"]
         by_block = gradient.reshape([self._blocks[name], -1])
         size = by_block.shape[1]
         # A product, because a sum along an axis loses digits on the CPU.
         mean_square = paddle.matmul(by_block.square(), paddle.full([size, 1], 1.0 / size))
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(mean_square * (1.0 - self.beta2))
-        quotient = self.adam_quotient(moment1.reshape(by_block.shape), moment2, step)
-        value.subtract_(quotient.reshape(value.shape).scale_(rate))
+        quotient = step.quotient(moment1.reshape(by_block.shape), moment2)
+        value.subtract_(quotient.reshape(value.shape).scale_(step.rate))

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import paddle
 
+from paddlenlp_ext.ops.adamw_8bit import AdamStep
+
 
 class AdamOptions(Protocol):
     """What AdamW's relatives read of `config.optim`."""
@@ -58,7 +60,8 @@ class SmallStateOptimizer(ABC):
             value = state.get("master_weight", parameter)
             if weight_decay > 0.0:
                 value.scale_(1.0 - rate * weight_decay)
-            self._move(parameter.name, value, parameter.grad.astype("float32"), state, rate)
+            now = AdamStep(self.beta1, self.beta2, self.epsilon, state["step"].item(), rate)
+            self._move(parameter.name, value, parameter.grad.astype("float32"), state, now)
             if value is not parameter:
                 parameter.set_value(value.astype(parameter.dtype))
 
@@ -71,20 +74,15 @@ class SmallStateOptimizer(ABC):
             self._states[parameter.name] = state | self._new_moments(parameter)
         return self._states[parameter.name]
 
-    def adam_quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor, step: int) -> paddle.Tensor:
-        """Adam's direction: the first moment over the root of the second, both freed of their start at 0."""
-        root = (moment2 * (1.0 / (1.0 - self.beta2**step))).sqrt_().add_(paddle.full([], self.epsilon))
-        return moment1 * (1.0 / (1.0 - self.beta1**step)) / root
-
     @abstractmethod
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """What is kept of the gradients of a parameter, before the first one."""
 
     @abstractmethod
     def _move(
-        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], rate: float
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
-        """Update the moments and `value`, in place, all fp32; `state["step"]` already counts this step."""
+        """Update the moments and `value`, in place, all fp32."""
 
 
 def _counter(steps: int) -> paddle.Tensor:

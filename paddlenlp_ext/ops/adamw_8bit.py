@@ -1,0 +1,130 @@
+"""A step of AdamW whose moments are kept in 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
+
+The moments lie in blocks of 256 numbers, each with an fp32 scale. A step reads them, updates parameter and moments in
+fp32, and quantizes the moments anew. All implementations store the same codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit, search_table
+from paddlenlp_ext.ops.native import function, pointer, usable
+from paddlenlp_ext.ops.quant_levels import dynamic_levels
+
+BLOCK = 256
+_SLICE = 1024
+"""Blocks that are fp32 at one time in plain Paddle: a megabyte, which stays in a core's cache."""
+
+
+class Moments8Bit(NamedTuple):
+    """What is kept of a parameter's gradients; the second moment is never negative.
+
+    Attributes:
+        codes1, codes2: uint8 [blocks, BLOCK].
+        scales1, scales2: float32 [blocks, 1].
+    """
+
+    codes1: paddle.Tensor
+    scales1: paddle.Tensor
+    codes2: paddle.Tensor
+    scales2: paddle.Tensor
+
+
+class AdamStep(NamedTuple):
+    """The numbers of a step; `number` counts from 1, `rate` is the learning rate."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    number: int
+    rate: float
+
+    @property
+    def correction1(self) -> float:
+        """What frees the first moment of its start at 0."""
+        return 1.0 / (1.0 - self.beta1**self.number)
+
+    @property
+    def correction2(self) -> float:
+        """Likewise the second."""
+        return 1.0 / (1.0 - self.beta2**self.number)
+
+    def accumulate(self, moment1: paddle.Tensor, moment2: paddle.Tensor, gradient: paddle.Tensor) -> None:
+        """Bring the moments up to date, in place."""
+        moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
+        moment2.scale_(self.beta2).add_(gradient.square().scale_(1.0 - self.beta2))
+
+    def quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor) -> paddle.Tensor:
+        """Adam's direction: the first moment over the root of the second, both freed of their start at 0."""
+        root = (moment2 * self.correction2).sqrt_().add_(paddle.full([], self.epsilon))
+        return moment1 * self.correction1 / root
+
+
+def adamw_8bit_reference(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
+    """In plain Paddle, on any device."""
+    flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views: no number is copied
+    for first in range(0, moments.codes1.shape[0], _SLICE):
+        blocks, elements = slice(first, first + _SLICE), slice(first * BLOCK, (first + _SLICE) * BLOCK)
+        part, here = flat_value[elements], Moments8Bit(*(tensor[blocks] for tensor in moments))
+        quotient = _quotient_of_blocks(_in_blocks(flat_gradient[elements]), here, step)
+        part.subtract_(quotient.reshape([-1])[: part.shape[0]].scale_(step.rate))
+
+
+def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> paddle.Tensor:
+    """Adam's direction [blocks, BLOCK]; the moments are updated."""
+    stored = [
+        (dynamic_8bit(True), moments.codes1, moments.scales1),
+        (dynamic_8bit(False), moments.codes2, moments.scales2),
+    ]
+    numbers = [quantizer.dequantize(codes, scales) for quantizer, codes, scales in stored]
+    step.accumulate(*numbers, gradient)
+    for moment, (quantizer, codes, scales) in zip(numbers, stored, strict=True):
+        for new, live in zip(quantizer.quantize(moment), (codes, scales), strict=True):
+            paddle.assign(new, live)
+    return step.quotient(*numbers)
+
+
+def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
+    """Rows of `BLOCK` numbers, the last one filled up with zeros."""
+    missing = -flat.shape[0] % BLOCK
+    return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])
+
+
+def adamw_8bit_native(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
+    """In one pass over the parameter (csrc/adamw_8bit.cpp)."""
+    assert value.shape == gradient.shape and moments.codes1.shape == [-(-value.size // BLOCK), BLOCK]
+    numbers = (ctypes.c_float * 8)(
+        *(step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2),
+        *(step.correction1, step.correction2, step.epsilon, step.rate),
+    )
+    tensors = [pointer(tensor) for tensor in (value, gradient.contiguous(), *moments)]
+    run = function("adamw_8bit_update", "ppppppippp")
+    run(*tensors, value.size, ctypes.byref(_levels(True)), ctypes.byref(_levels(False)), numbers)
+
+
+class _Levels(ctypes.Structure):
+    """csrc/adamw_8bit.cpp explains the fields."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("values", "borders", "first"))
+
+
+@functools.cache
+def _levels(signed: bool) -> _Levels:
+    base, _ = search_table(dynamic_levels(signed))
+    levels = dynamic_levels(signed)
+    borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
+    arrays = (levels, borders, base)
+    found = _Levels(*(array.ctypes.data for array in arrays))
+    found.kept = arrays  # the addresses hold as long as these do
+    return found
+
+
+adamw_8bit_op = Op("adamw in 8 bits", native=(adamw_8bit_native, usable), reference=adamw_8bit_reference)

@@ -1,0 +1,60 @@
+"""The 8-bit step: the native one stores the codes that the one in plain Paddle stores, over several steps.
+
+The formula itself, and the steps of bitsandbytes, are in tests/train/test_small_state_optimizers.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.ops.adamw_8bit import (
+    BLOCK,
+    AdamStep,
+    Moments8Bit,
+    adamw_8bit_native,
+    adamw_8bit_op,
+    adamw_8bit_reference,
+)
+from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
+from tests.ops.elementwise import normal
+from tests.ops.needs_native import needs_native
+
+
+def new_moments(size: int) -> Moments8Bit:
+    blocks = -(-size // BLOCK)
+    codes = [paddle.full([blocks, BLOCK], dynamic_8bit(signed).zero, "uint8") for signed in (True, False)]
+    return Moments8Bit(codes[0], paddle.zeros([blocks, 1]), codes[1], paddle.zeros([blocks, 1]))
+
+
+def steps(implementation, shape: tuple[int, ...], scale: float) -> list[np.ndarray]:
+    """The parameter and its moments after five steps with gradients of many magnitudes, some of them zeros."""
+    value, moments = paddle.to_tensor(normal(0, *shape)), new_moments(int(np.prod(shape)))
+    for number in range(1, 6):
+        gradient = normal(number, *shape) * np.float32(scale) * np.exp(3 * normal(10 + number, *shape))
+        gradient[0] = 0
+        implementation(value, paddle.to_tensor(gradient), moments, AdamStep(0.9, 0.999, 1e-8, number, 1e-3))
+    return [tensor.numpy() for tensor in (value, *moments)]
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(1,), (255,), (256,), (3, 257), (96, 1031)])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("scale", [1.0, 1e-12])
+def test_natively_codes_and_scales_are_the_same(shape, threads, scale, native_threads):
+    native_threads(threads)
+    value, *moments = steps(adamw_8bit_native, shape, scale)
+    expected, *expected_moments = steps(adamw_8bit_reference, shape, scale)
+    np.testing.assert_allclose(value, expected, rtol=3e-6, atol=3e-6)
+    for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for one, other in zip(moments[::2], expected_moments[::2], strict=True):
+        # Paddle's quotients may be off in the last bit, and a number in the middle between two levels is either then.
+        differs = np.abs(one.astype(int) - other.astype(int))
+        assert differs.max() <= 1 and (differs > 0).mean() < 1e-4
+
+
+@needs_native
+def test_the_native_step_is_taken_on_the_cpu():
+    assert adamw_8bit_op.choose(paddle.ones([1])) is adamw_8bit_native

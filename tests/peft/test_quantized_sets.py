@@ -1,0 +1,73 @@
+"""Several adapters over one quantized base: switched, and summed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_adapted import logits_of, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.adapter_set import AdapterSet
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.dora import DoRAConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.quant.options import QuantOptions
+
+NF4 = QuantOptions(algo="nf4", double_quant=True)
+CONFIGS = {"narrow": LoRAConfig(rank=3), "wide": LoRAConfig(rank=5), "dora": DoRAConfig(rank=2)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base in several files."""
+    path = tmp_path_factory.mktemp("sets")
+    tiny_model("qwen2").save_pretrained(path / "base", max_shard_bytes=8000)
+    assert len(list((path / "base").glob("*.safetensors"))) > 2
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / "base" / name).write_text("{}")
+    return path
+
+
+def quantized(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder / "base", quantization=NF4)
+
+
+def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:
+    model = get_peft_model(quantized(folder), config)
+    train(model, steps=3)
+    model.eval()
+    model.save_pretrained(folder / name)
+    return logits_of(model)
+
+
+def test_adapters_switch_over_one_quantized_base(folder: Path):
+    wanted = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
+    adapters = AdapterSet(quantized(folder))
+    for name in CONFIGS:
+        adapters.load(name, folder / name)
+    for name in reversed(CONFIGS):
+        assert np.array_equal(logits_of(adapters.set_adapter(name)), wanted[name])
+    with adapters.disabled() as base:
+        assert np.array_equal(logits_of(base), logits_of(quantized(folder)))
+
+
+def test_a_sum_of_adapters_is_merged_into_what_they_were_trained_against(folder: Path, tmp_path: Path):
+    for name in ("narrow", "wide"):
+        trained(folder, name, CONFIGS[name])
+    model = load_combined(quantized(folder), {folder / "narrow": 0.5, folder / "wide": 0.5})
+    model.save_pretrained(tmp_path / "sum")
+    merge_adapter(tmp_path / "sum", tmp_path / "merged", AutoModelForCausalLM.from_pretrained)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
+
+
+def test_a_quantized_model_in_several_files_is_read_again_exactly(folder: Path, tmp_path: Path):
+    model = quantized(folder)
+    model.save_pretrained(tmp_path, max_shard_bytes=4000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert np.array_equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path)), logits_of(model))
