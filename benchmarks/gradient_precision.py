@@ -20,6 +20,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.batch import PackedBatch, collate
 from paddlenlp_ext.train.build import build_model, load_data
 from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.utils.cli import run_command
 
 BF16 = ["--bf16", "true"]
@@ -34,7 +35,8 @@ def gradients(config: RunConfig, batch: PackedBatch) -> tuple[float, dict[str, n
     for name, parameter in trainable.items():
         if "lora_B" in name:
             parameter.set_value(0.01 * rng.standard_normal(parameter.shape, np.float32))
-    loss = loss_sum(model, batch)[0] / batch.num_learned
+    with autocast(config.precision):
+        loss = loss_sum(model, batch)[0] / batch.num_learned
     loss.backward()
     found = {name: parameter.grad.astype("float32").numpy() for name, parameter in trainable.items()}
     return float(loss), found

@@ -1,5 +1,6 @@
 """Attention in C++ (csrc/attention_*.cpp): a tile of 64 queries by 64 keys at a time, none that causality, a document's
 end or the window hides. Beside its inputs the backward pass keeps the output and one number a query and head.
+Where products are in bfloat16 (half.py) these are too, on processors with avx512_bf16; sums and softmax are float32.
 
 Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension.
 """
@@ -12,6 +13,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.half import products_are_half
 from paddlenlp_ext.ops.native import empty, function, pointer, wants_gradient
 
 _NO_WINDOW = 1 << 40
@@ -49,9 +51,10 @@ def native_attention(
     sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
     inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
     _require_fitting(inputs, layout)
+    half = products_are_half()
     if wants_gradient(*inputs):
-        return _NativeAttention.apply(sizes, scale, *inputs)
-    return _forward(sizes, scale, inputs)[0]
+        return _NativeAttention.apply(sizes, scale, half, *inputs)
+    return _forward(sizes, scale, half, inputs)[0]
 
 
 def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
@@ -66,10 +69,11 @@ def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> No
 
 class _NativeAttention(PyLayer):
     @staticmethod
-    def forward(ctx, sizes, scale, *inputs):
-        out_BSNH, log_sums_NS = _forward(sizes, scale, inputs)
+    def forward(ctx, sizes, scale, half, *inputs):
+        out_BSNH, log_sums_NS = _forward(sizes, scale, half, inputs)
         ctx.save_for_backward(out_BSNH, log_sums_NS, *inputs)
-        ctx.sizes, ctx.scale, ctx.wanted = sizes, scale, [not x.stop_gradient for x in inputs]
+        ctx.sizes, ctx.scale, ctx.half = sizes, scale, half
+        ctx.wanted = [not x.stop_gradient for x in inputs]
         return out_BSNH
 
     @staticmethod
@@ -80,18 +84,20 @@ class _NativeAttention(PyLayer):
         before = [None] * (5 - len(inputs))  # no prefix
         everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]
         tensors = _Tensors(*(None if x is None else pointer(x) for x in everything))
-        run = function("attention_backward", "pfp")
-        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors))
+        run = function("attention_backward", "pfpi")
+        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.half)
         return tuple(gradients)
 
 
-def _forward(sizes: _Sizes, scale: float, inputs: list[paddle.Tensor]) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _forward(
+    sizes: _Sizes, scale: float, half: bool, inputs: list[paddle.Tensor]
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)
     log_sums_NS = empty([sizes.heads, sizes.positions])
     before = [None] * (5 - len(inputs))
-    run = function("attention_forward", "pfppppppp")
-    run(ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS))
+    run = function("attention_forward", "pfpppppppi")
+    run(ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS), half)
     return out_BSNH, log_sums_NS
 
 

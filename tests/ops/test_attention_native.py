@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout, attention
+from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.native import function, pointer, set_threads
 from paddlenlp_ext.runtime import threads_per_process
 from tests.ops.elementwise import assert_all_close, normal, run_both_ways
@@ -57,21 +61,44 @@ def test_a_prefix_agrees_with_the_reference_both_ways(documents, window, prefix)
     assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=3e-5)
 
 
+@pytest.mark.parametrize("shape", [SHAPES["grouped"], SHAPES["one key head"]], ids=["grouped", "one key head"])
+@pytest.mark.parametrize("prefix", [0, 7])
+@pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
+def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape):
+    layout = AttentionLayout.from_documents(documents, window)
+    arrays = make(layout, *shape, prefix)
+    with products_in_bf16():
+        actual = run(arrays, layout, "native")
+    exact = run(arrays, layout, "reference")
+    # Numbers are rounded by up to 2^-9, three factors in a row; a gradient may be all that is left of larger terms.
+    whole = max(np.linalg.norm(x) for x in exact)
+    for one, other in zip(actual, exact, strict=True):
+        assert np.linalg.norm(one - other) <= 6 * 2.0**-9 * max(np.linalg.norm(other), 0.1 * whole)
+    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
+        assert np.abs(actual[0] - exact[0]).max() > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2), (0, 3, 4), (0, 1, 2)])
-def test_only_wanted_gradients_are_computed(frozen):
+def test_only_wanted_gradients_are_computed(frozen, half):
     layout = AttentionLayout.from_documents([[70, 9]])
     arrays = make(layout, 4, 2, 16, prefix=3)
-    assert_all_close(run(arrays, layout, "native", frozen), run(arrays, layout, "reference", frozen), atol=1e-5)
+    with products_in_bf16() if half else nullcontext():
+        actual = run(arrays, layout, "native", frozen)
+    assert_all_close(actual, run(arrays, layout, "reference", frozen), atol=0.05 if half else 1e-5)
 
 
-def test_nothing_of_a_neighbour_is_read():
+@pytest.mark.parametrize("half", [False, True])
+def test_nothing_of_a_neighbour_is_read(half):
     """Not even one that is not a number; and what is one in the document itself is not swallowed."""
     layout = AttentionLayout.from_documents([[70, 65, 90]])
     arrays = make(layout, 4, 2, 16)
     changed = [array.copy() for array in arrays]
     for array in changed:
         array[:, 70:135] = np.nan
-    for one, other in zip(run(arrays, layout, "native"), run(changed, layout, "native"), strict=True):
+    with products_in_bf16() if half else nullcontext():
+        runs = [run(each, layout, "native") for each in (arrays, changed)]
+    for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one[:, :70], other[:, :70])
         np.testing.assert_array_equal(one[:, 135:], other[:, 135:])
         assert np.isnan(other[:, 70:135]).all()
@@ -99,15 +126,17 @@ def test_tensors_that_do_not_lie_in_one_piece():
     assert_all_close(sliced("native"), sliced("reference"), atol=2e-5)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("documents", [[[200]], [[70] * 12]], ids=["few tasks", "many tasks"])
-def test_one_and_two_threads_give_the_same_bits(documents):
+def test_one_and_two_threads_give_the_same_bits(documents, half):
     layout = AttentionLayout.from_documents(documents)
     arrays = make(layout, 6, 2, 16, prefix=5)
     runs = []
     try:
         for threads in (1, 2, 2):
             set_threads(threads)
-            runs.append(run(arrays, layout, "native"))
+            with products_in_bf16() if half else nullcontext():
+                runs.append(run(arrays, layout, "native"))
     finally:
         set_threads(threads_per_process())
     for other in runs[1:]:

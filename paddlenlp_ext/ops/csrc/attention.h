@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "tile_product.h"
 
@@ -53,20 +54,66 @@ struct Tile {
     }
 };
 
-// Rows of keys and of values with the same strides: a document's own or the prefix's.
+// Of keys and values that a document looks at, its own or the prefix's: `along`, words that follow a row, and `down`,
+// words that follow a column; where a word is a float, one and the same.
+template <class Word>
 struct Keys {
-    const float *k, *v;
+    const Word *k_along, *v_along, *k_down, *v_down;
+    i64 ld_along, ld_down;
     i64 length, position;  // of the first, counted in the document: 0, or minus the prefix's length
 };
 
+template <class Word>
+constexpr i64 VALUES = sizeof(Word) / (std::is_same_v<Word, float> ? 4 : 2);  // in a word
+template <class Word>
+constexpr i64 words(i64 values) { return (values + VALUES<Word> - 1) / VALUES<Word>; }
+
+// What a tile's floats [rows][columns], BLOCK apart, are as the left factor of a product: themselves, or pairs of them
+// written to `room` [BLOCK * BLOCK / 2]. The depth lies along the columns, or down the rows (of 16 columns).
+inline tiles::Strided<float> left_along(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
+inline tiles::Strided<float> left_down(i64, const float* from, float*) { return {from, 1, BLOCK}; }
+inline tiles::Strided<Pair> left_along(i64 rows, i64 columns, const float* from, Pair* room) {
+    pair_along(rows, columns, from, BLOCK, room, BLOCK / 2);
+    return {room, BLOCK / 2, 1};
+}
+inline tiles::Strided<Pair> left_down(i64 rows, const float* from, Pair* room) {
+    pair_down(rows, LANES, from, BLOCK, room, LANES);
+    return {room, 1, LANES};
+}
+
+// Rows of queries (or of their outputs' gradients) as columns [head_dim][query] of words: what keys are multiplied by.
+template <class Word>
+class Columns {
+  public:
+    explicit Columns(i64 head_dim) : head_dim_(head_dim), floats_(head_dim * BLOCK), pairs_(rooms() * head_dim) {}
+
+    void take(i64 queries, const float* rows, i64 ld, float factor) {
+        tiles::transpose(queries, head_dim_, rows, ld, factor, floats_.data(), BLOCK);
+        if constexpr (VALUES<Word> == 2) pair_down(head_dim_, BLOCK, floats_.data(), BLOCK, pairs_.data(), BLOCK);
+    }
+    const Word* data() const {
+        if constexpr (VALUES<Word> == 2)
+            return pairs_.data();
+        else
+            return floats_.data();
+    }
+
+  private:
+    static constexpr i64 rooms() { return VALUES<Word> == 2 ? BLOCK / 2 : 0; }
+    const i64 head_dim_;
+    std::vector<float> floats_;
+    std::vector<Pair> pairs_;
+};
+
 // scores [key][query] = rows [key] times columns [head_dim][query], for the squares of the tile.
-inline void multiply_squares(const Tile& tile, const float* rows, i64 ld_rows, const float* columns,
-                             i64 head_dim, float* scores) {
+template <class Word>
+inline void multiply_squares(const Tile& tile, const Word* rows, i64 ld_rows, const Word* columns, i64 head_dim,
+                             float* scores) {
     for (i64 key = 0; key < tile.keys; key += SQUARE) {
         const Range seen = tile.queries_of(key);
         if (seen.size() > 0)
-            tiles::product(false, std::min(SQUARE, tile.keys - key), seen.size(), head_dim,
-                           {rows + key * ld_rows, ld_rows, 1}, columns + seen.first, BLOCK,
+            tiles::product(false, std::min(SQUARE, tile.keys - key), seen.size(), words<Word>(head_dim),
+                           tiles::Strided<Word>{rows + key * ld_rows, ld_rows, 1}, columns + seen.first, BLOCK,
                            scores + key * BLOCK + seen.first, BLOCK);
     }
 }

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "attention.h"
+#include "attention_keys.h"
 
 namespace {
 
@@ -27,45 +27,75 @@ void clear(float* to, i64 rows, i64 columns, i64 ld) {
     for (i64 row = 0; row < rows; ++row) std::memset(to + row * ld, 0, columns * sizeof(float));
 }
 
+// Rows of queries (or of their outputs' gradients) in words along a column: the right factor of what goes to the keys.
+template <class Word>
+class Down {
+  public:
+    explicit Down(i64 head_dim) : head_dim_(head_dim), pairs_(VALUES<Word> == 2 ? BLOCK / 2 * head_dim : 0) {}
+
+    void take(i64 queries, const float* rows, i64 ld) {
+        if constexpr (VALUES<Word> == 2) {
+            pair_down(queries, head_dim_, rows, ld, pairs_.data(), head_dim_);
+            data = pairs_.data(), this->ld = head_dim_;
+        } else {
+            data = rows, this->ld = ld;
+        }
+    }
+
+    const Word* data = nullptr;
+    i64 ld = 0;
+
+  private:
+    const i64 head_dim_;
+    std::vector<Pair> pairs_;
+};
+
 // 64 queries of one head, their gradient, and what every tile of them needs.
+template <class Word>
 class QueryBlock {
   public:
     QueryBlock(const AttentionSizes& sizes, float scale)
-        : sizes_(sizes), scale_(scale), row_(sizes.heads * sizes.head_dim), ld_keys_(sizes.kv_heads * sizes.head_dim),
-          q_columns_(sizes.head_dim * BLOCK), out_columns_(sizes.head_dim * BLOCK) {}
+        : sizes_(sizes), scale_(scale), row_(sizes.heads * sizes.head_dim), q_columns_(sizes.head_dim),
+          out_columns_(sizes.head_dim), q_down_(sizes.head_dim), out_down_(sizes.head_dim) {}
 
     // q, out and its gradient at the block's first query and the head; q_gradient likewise, already set.
     void take(const float* q, const float* out, const float* out_gradient, const float* log_sums, float* q_gradient,
               i64 first, i64 queries) {
-        q_ = q, out_gradient_ = out_gradient, q_gradient_ = q_gradient, first_ = first, queries_ = queries;
-        tiles::transpose(queries, sizes_.head_dim, q, row_, scale_ * LOG2_E, q_columns_.data(), BLOCK);
-        tiles::transpose(queries, sizes_.head_dim, out_gradient, row_, 1.0f, out_columns_.data(), BLOCK);
+        q_gradient_ = q_gradient, first_ = first, queries_ = queries;
+        q_columns_.take(queries, q, row_, scale_ * LOG2_E);
+        out_columns_.take(queries, out_gradient, row_, 1.0f);
+        q_down_.take(queries, q, row_);
+        out_down_.take(queries, out_gradient, row_);
+        std::fill_n(log_sums_, BLOCK, 0.0f);  // behind the last query, where a pair may reach, nothing of other blocks
+        std::fill_n(shared_, BLOCK, 0.0f);
         for (i64 query = 0; query < queries; ++query) {
             log_sums_[query] = log_sums[query];
             shared_[query] = dot(out + query * row_, out_gradient + query * row_);
         }
     }
 
-    void look_at(const Keys& keys, const KeyGradients& to) {
+    void look_at(const Keys<Word>& keys, const KeyGradients& to) {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const Tile tile{queries_, std::min(BLOCK, keys.length - key), first_ - keys.position - key, sizes_.window};
             if (tile.is_hidden()) break;
-            const i64 at = key * ld_keys_, ld_to = to.heads * sizes_.head_dim;
-            multiply_squares(tile, keys.k + at, ld_keys_, q_columns_.data(), sizes_.head_dim, weights_);
-            multiply_squares(tile, keys.v + at, ld_keys_, out_columns_.data(), sizes_.head_dim, gradients_);
+            const i64 at = key * keys.ld_along, ld_to = to.heads * sizes_.head_dim;
+            multiply_squares(tile, keys.k_along + at, keys.ld_along, q_columns_.data(), sizes_.head_dim, weights_);
+            multiply_squares(tile, keys.v_along + at, keys.ld_along, out_columns_.data(), sizes_.head_dim, gradients_);
             for (i64 query = 0; query < queries_; query += SQUARE) differentiate(tile, query);
-            if (to.v != nullptr) add_to_keys(tile, weights_, out_gradient_, to.v + key * ld_to, ld_to);
-            if (to.k != nullptr) add_to_keys(tile, gradients_, q_, to.k + key * ld_to, ld_to);
-            if (q_gradient_ != nullptr) add_to_queries(tile, keys.k + at);
+            if (to.v != nullptr) add_to_keys(tile, weights_, out_down_, to.v + key * ld_to, ld_to);
+            if (to.k != nullptr) add_to_keys(tile, gradients_, q_down_, to.k + key * ld_to, ld_to);
+            if (q_gradient_ != nullptr)
+                add_to_queries(tile, keys.k_down + words<Word>(key) * keys.ld_down, keys.ld_down);
         }
     }
 
   private:
+    // Of the output and its gradient; of that, what the products read, so that what should cancel does.
     float dot(const float* x, const float* y) const {
         f32x16 lanes{};
         i64 i = 0;
-        for (; i + LANES <= sizes_.head_dim; i += LANES) lanes += load(x + i) * load(y + i);
+        for (; i + LANES <= sizes_.head_dim; i += LANES) lanes += load(x + i) * as_read<Word>(load(y + i));
         float total = sum(lanes);
         for (; i < sizes_.head_dim; ++i) total += x[i] * y[i];
         return total;
@@ -86,34 +116,37 @@ class QueryBlock {
     }
 
     // to [key] += sum over queries of factors [key][query] times rows [query].
-    void add_to_keys(const Tile& tile, const float* factors, const float* rows, float* to, i64 ld_to) const {
+    void add_to_keys(const Tile& tile, const float* factors, const Down<Word>& rows, float* to, i64 ld_to) {
         for (i64 key = 0; key < tile.keys; key += SQUARE) {
             const Range seen = tile.queries_of(key);
-            tiles::product(true, std::min(SQUARE, tile.keys - key), sizes_.head_dim,
-                           std::min(seen.end, queries_) - seen.first,
-                           {factors + key * BLOCK + seen.first, BLOCK, 1}, rows + seen.first * row_, row_,
-                           to + key * ld_to, ld_to);
+            const i64 keys = std::min(SQUARE, tile.keys - key), queries = std::min(seen.end, queries_) - seen.first;
+            if (queries <= 0) continue;
+            tiles::product(true, keys, sizes_.head_dim, words<Word>(queries),
+                           left_along(keys, seen.size(), factors + key * BLOCK + seen.first, room_),
+                           rows.data + words<Word>(seen.first) * rows.ld, rows.ld, to + key * ld_to, ld_to);
         }
     }
 
-    void add_to_queries(const Tile& tile, const float* k) const {
+    void add_to_queries(const Tile& tile, const Word* k_down, i64 ld_keys) {
         for (i64 query = 0; query < queries_; query += SQUARE) {
             const Range seen = tile.keys_of(query);
-            tiles::product(true, std::min(SQUARE, queries_ - query), sizes_.head_dim, seen.size(),
-                           {gradients_ + seen.first * BLOCK + query, 1, BLOCK}, k + seen.first * ld_keys_, ld_keys_,
-                           q_gradient_ + query * row_, row_);
+            if (seen.size() == 0) continue;
+            tiles::product(true, std::min(SQUARE, queries_ - query), sizes_.head_dim, words<Word>(seen.size()),
+                           left_down(seen.size(), gradients_ + seen.first * BLOCK + query, room_),
+                           k_down + words<Word>(seen.first) * ld_keys, ld_keys, q_gradient_ + query * row_, row_);
         }
     }
 
     const AttentionSizes& sizes_;
     const float scale_;
-    const i64 row_, ld_keys_;
-    const float *q_ = nullptr, *out_gradient_ = nullptr;
+    const i64 row_;
     float* q_gradient_ = nullptr;
     i64 first_ = 0, queries_ = 0;
-    std::vector<float> q_columns_, out_columns_;
+    Columns<Word> q_columns_, out_columns_;
+    Down<Word> q_down_, out_down_;
     // weights, and the gradients of weights, later of scores; per query the log-sum and what all its keys share.
     alignas(64) float weights_[BLOCK * BLOCK], gradients_[BLOCK * BLOCK], log_sums_[BLOCK] = {}, shared_[BLOCK] = {};
+    alignas(64) Word room_[BLOCK * BLOCK / 2];
 };
 
 // The arguments of attention_backward, the order of the members that of AttentionTensors in ops/attention_native.py.
@@ -122,29 +155,28 @@ struct AttentionTensors {
     float *q_gradient, *k_gradient, *v_gradient, *prefix_k_gradient, *prefix_v_gradient;
 };
 
+template <class Word>
 class Pass {
   public:
     Pass(const AttentionSizes& sizes, float scale, const AttentionTensors& tensors)
-        : sizes_(sizes), scale_(scale), tensors_(tensors) {}
+        : sizes_(sizes), scale_(scale), tensors_(tensors),
+          keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true, true, false}) {}
 
     // A task has the document's keys under one head of `to` to itself.
     void own_keys(i64 document, i64 to_head, const KeyGradients& to) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
         const KeyGradients mine = begin(to, start, length, to_head);
-        QueryBlock block(sizes_, scale_);
-        for (i64 head : heads_of(to_head, to)) {
-            const i64 at = (start * sizes_.kv_heads + head / group()) * sizes_.head_dim;
-            run(block, document, head, {tensors_.k + at, tensors_.v + at, length, 0}, mine);
-        }
+        QueryBlock<Word> block(sizes_, scale_);
+        for (i64 head : heads_of(to_head, to))
+            run(block, document, head, keys_.of_document(document, head / group()), mine);
     }
 
     // A task has the prefix under one head of `to` to itself. After own_keys, which sets the queries' gradient first.
     void prefix(i64 to_head, const KeyGradients& to) const {
         const KeyGradients mine = begin(to, 0, sizes_.prefix, to_head);
-        QueryBlock block(sizes_, scale_);
+        QueryBlock<Word> block(sizes_, scale_);
         for (i64 head : heads_of(to_head, to)) {
-            const i64 at = head / group() * sizes_.head_dim;
-            const Keys keys{tensors_.prefix_k + at, tensors_.prefix_v + at, sizes_.prefix, -sizes_.prefix};
+            const Keys<Word> keys = keys_.of_prefix(head / group());
             for (i64 document = 0; document < sizes_.documents; ++document) run(block, document, head, keys, mine);
         }
     }
@@ -166,7 +198,7 @@ class Pass {
         return mine;
     }
 
-    void run(QueryBlock& block, i64 document, i64 head, const Keys& keys, const KeyGradients& to) const {
+    void run(QueryBlock<Word>& block, i64 document, i64 head, const Keys<Word>& keys, const KeyGradients& to) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
         for (i64 first = 0; first < length; first += BLOCK) {
             const i64 queries = std::min(BLOCK, length - first), ld = sizes_.heads * sizes_.head_dim;
@@ -182,6 +214,7 @@ class Pass {
     const AttentionSizes& sizes_;
     const float scale_;
     const AttentionTensors& tensors_;
+    const KeyWords<Word> keys_;
 };
 
 // to [positions, kv_heads, head_dim] = from [positions, heads, head_dim], summed over the heads of a group.
@@ -218,17 +251,23 @@ void sum_keys(const AttentionSizes& sizes, i64 positions, i64 documents, const K
     sum_groups(sizes, positions, v_parts.get(), sums.v);
 }
 
+template <class Word>
+void run_all(const AttentionSizes& sizes, float scale, const AttentionTensors& tensors) {
+    const Pass<Word> pass(sizes, scale, tensors);
+    const KeyGradients own{tensors.k_gradient, tensors.v_gradient, sizes.kv_heads};
+    sum_keys(sizes, sizes.positions, sizes.documents, own,
+             [&](i64 document, i64 head, const KeyGradients& to) { pass.own_keys(document, head, to); });
+    if (sizes.prefix == 0) return;
+    const KeyGradients before{tensors.prefix_k_gradient, tensors.prefix_v_gradient, sizes.kv_heads};
+    sum_keys(sizes, sizes.prefix, 1, before,
+             [&](i64, i64 head, const KeyGradients& to) { pass.prefix(head, to); });
+}
+
 }  // namespace
 
 // Shapes as in attention_forward; gradients have those of what they belong to and are null where nobody wants them.
 // Nothing is added to from two threads, and the order of the sums depends on the sizes alone.
-EXPORT void attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors) {
-    const Pass pass(*sizes, scale, *tensors);
-    const KeyGradients own{tensors->k_gradient, tensors->v_gradient, sizes->kv_heads};
-    sum_keys(*sizes, sizes->positions, sizes->documents, own,
-             [&](i64 document, i64 head, const KeyGradients& to) { pass.own_keys(document, head, to); });
-    if (sizes->prefix == 0) return;
-    const KeyGradients before{tensors->prefix_k_gradient, tensors->prefix_v_gradient, sizes->kv_heads};
-    sum_keys(*sizes, sizes->prefix, 1, before,
-             [&](i64, i64 head, const KeyGradients& to) { pass.prefix(head, to); });
+// `half`: products round their inputs to bfloat16, as in the forward pass.
+EXPORT void attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, i64 half) {
+    with_words(*sizes, half, [&](auto word) { run_all<decltype(word)>(*sizes, scale, *tensors); });
 }

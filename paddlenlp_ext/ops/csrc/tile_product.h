@@ -1,13 +1,17 @@
 // Products of small matrices that lie in the cache: what the attention kernels spend their time in.
+//
+// Their elements are words: a float, or a pair of bfloat16 that follow each other along the depth (word_pairs.h). A
+// depth is counted in words.
 #pragma once
 
-#include "lanes.h"
+#include "word_pairs.h"
 
 namespace tiles {
 
 // A matrix whose element (row, column) is data[row * row_stride + column * column_stride].
+template <class Word>
 struct Strided {
-    const float* data;
+    const Word* data;
     i64 row_stride, column_stride;
     Strided from_row(i64 row) const { return {data + row * row_stride, row_stride, column_stride}; }
 };
@@ -30,9 +34,14 @@ static inline Register in_register(Register x) {
     return x;
 }
 
+inline void add_product(Register& sum, float factor, Register columns) { sum += factor * columns; }
+#ifdef __AVX512BF16__
+inline void add_product(Register& sum, Pair factor, Register columns) { sum = add_pairs(sum, factor, columns); }
+#endif
+
 // The loops over rows and vectors are unrolled, so that sums and columns become registers.
-template <int HEIGHT, int COUNT>
-inline void block(bool adds, i64 depth, const float* a, i64 a_row, i64 a_column, const float* b, i64 ldb, float* c,
+template <int HEIGHT, int COUNT, class Word>
+inline void block(bool adds, i64 depth, const Word* a, i64 a_row, i64 a_column, const Word* b, i64 ldb, float* c,
                   i64 ldc) {
     Register sums[HEIGHT][COUNT];
 #pragma GCC unroll 8
@@ -46,9 +55,9 @@ inline void block(bool adds, i64 depth, const float* a, i64 a_row, i64 a_column,
         for (int v = 0; v < COUNT; ++v) columns[v] = in_register(load_as<Register>(b + v * WIDTH));
 #pragma GCC unroll 8
         for (int row = 0; row < HEIGHT; ++row) {
-            const float factor = a[row * a_row];
+            const Word factor = a[row * a_row];
 #pragma GCC unroll 8
-            for (int v = 0; v < COUNT; ++v) sums[row][v] += factor * columns[v];
+            for (int v = 0; v < COUNT; ++v) add_product(sums[row][v], factor, columns[v]);
         }
     }
 #pragma GCC unroll 8
@@ -58,8 +67,8 @@ inline void block(bool adds, i64 depth, const float* a, i64 a_row, i64 a_column,
 }
 
 // Up to VECTORS registers of columns.
-template <int HEIGHT>
-inline void block_of(i64 vectors, bool adds, i64 depth, Strided a, const float* b, i64 ldb, float* c, i64 ldc) {
+template <int HEIGHT, class Word>
+inline void block_of(i64 vectors, bool adds, i64 depth, Strided<Word> a, const Word* b, i64 ldb, float* c, i64 ldc) {
     if (vectors >= VECTORS)
         return block<HEIGHT, VECTORS>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
     if (vectors == 3) return block<HEIGHT, 3>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
@@ -68,7 +77,7 @@ inline void block_of(i64 vectors, bool adds, i64 depth, Strided a, const float* 
 }
 
 // The columns behind the last whole vector.
-inline void remaining_columns(bool adds, i64 rows, i64 first, i64 columns, i64 depth, const Strided& a,
+inline void remaining_columns(bool adds, i64 rows, i64 first, i64 columns, i64 depth, const Strided<float>& a,
                               const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = first; column < columns; ++column) {
@@ -79,9 +88,10 @@ inline void remaining_columns(bool adds, i64 rows, i64 first, i64 columns, i64 d
         }
 }
 
-// c [rows, columns] = a [rows, depth] times b [depth, columns], or that added to it.
-inline void product(bool adds, i64 rows, i64 columns, i64 depth, Strided a, const float* b, i64 ldb,
-                    float* c, i64 ldc) {
+// c [rows, columns] = a [rows, depth] times b [depth, columns], or that added to it. Pairs come in whole vectors only.
+template <class Word>
+inline void product(bool adds, i64 rows, i64 columns, i64 depth, Strided<Word> a, const Word* b, i64 ldb, float* c,
+                    i64 ldc) {
     const i64 whole = round_down(columns);
     for (i64 column = 0; column < whole; column += VECTORS * WIDTH) {
         const i64 vectors = (whole - column) / WIDTH;
@@ -91,7 +101,8 @@ inline void product(bool adds, i64 rows, i64 columns, i64 depth, Strided a, cons
         for (; row < rows; ++row)
             block_of<1>(vectors, adds, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
     }
-    if (whole < columns) remaining_columns(adds, rows, whole, columns, depth, a, b, ldb, c, ldc);
+    if constexpr (std::is_same_v<Word, float>)
+        if (whole < columns) remaining_columns(adds, rows, whole, columns, depth, a, b, ldb, c, ldc);
 }
 
 // to [columns, ld] = factor * from [rows, columns] transposed; zeros in the lanes from `rows` up to a whole vector.
