@@ -59,9 +59,7 @@ PIPELINE_FLAGS = {
     "enable_clear_every_step_cache": Flag("always", "nothing is kept from step to step"),
     "enable_overlap_p2p_comm": Flag("no effect", _ONE_BY_ONE),
     "disable_batch_p2p_comm": Flag("always", "transfers go one by one"),
-    "best_unbalanced_scheduler": Flag(
-        "no effect", "there is one timetable, for any number of micro-batches"
-    ),
+    "best_unbalanced_scheduler": Flag("no effect", "there is one timetable, for any number of micro-batches"),
     "use_dualpipev": Flag("not here", "chunks of layers go round the processes and not there and back"),
 }
 SHARDING_FLAGS = {

@@ -5,6 +5,7 @@
     ranks        what the trainer asks: sums of numbers and gradients, the norm, wholes to write (train/ranks.py)
     tensor       cuts a model by its family's plan, with hooks on the cut layers;  vocabulary: embedding, head and loss
     sequence     between the cut layers each tensor rank has a part of the positions
+    pipeline     each stage has some layers, and sends on what they make;  schedule;  stages: whose is what
     loading      each rank reads its own slices
     collectives  the sums that gradients pass
     sharding     optimizer state, gradients and values by owners;  loans: values lent layer by layer;  buckets
@@ -13,6 +14,7 @@
 
 `train/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer. What a process holds of a parameter stands
 at the parameter itself: `parameter.cut` (plan.py) for a part, which Paddle's own mark `is_distributed` goes with;
-`is_partial` for a whole whose gradient has to be summed over the tensor ranks. Readers and writers of files follow
+`is_partial` for a whole whose gradient has to be summed over the tensor ranks; `stages` for the pipeline's stages that
+hold it, `is_elsewhere` where this one does not and knows its shape alone. Readers and writers of files follow
 `cut`, so that every layout reads and writes the same files.
 """

@@ -118,7 +118,7 @@ class Sharding:
                         gradient.set_value(value.reshape(gradient.shape))
             if owner != self.axis.index:
                 for parameter in members:
-                    parameter.grad = None  # clear_gradient leaves zeros under no_grad
+                    parameter.clear_gradient(False)
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
         for owner in range(self.axis.size):

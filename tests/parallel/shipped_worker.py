@@ -1,0 +1,42 @@
+"""What every launched process runs: shipped configurations on tiny weights, one after the other, a step each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
+
+from tiny_training import Rows, Tokenizer
+
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.config.degrees import complete_degrees
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.build import RunData, build_trainer
+from paddlenlp_ext.utils.rank import rank, world_size
+
+FOLDER = Path(sys.argv[1])
+meshes, make_mesh = {}, Mesh.from_config
+
+
+def mesh_of(parallel) -> Mesh:
+    """One mesh a layout: dozens of them in one process are more groups than any run makes."""
+    key = (complete_degrees(parallel, world_size()), parallel.hybrid_parallel_topo_order)
+    if key not in meshes:
+        meshes[key] = make_mesh(parallel)
+    return meshes[key]
+
+
+Mesh.from_config = mesh_of
+losses = {}
+for name, words in json.loads((FOLDER / "jobs.json").read_text()).items():
+    config = load_run_config(words, peft_methods())
+    data = RunData(Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(12, seed=3), Rows(5, seed=4))
+    trainer = build_trainer(config, data)
+    trainer.train()
+    trainer.save_model()
+    losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] if rank() == 0 else []
+(FOLDER / f"losses-{rank()}.json").write_text(json.dumps(losses))
