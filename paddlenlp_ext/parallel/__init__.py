@@ -1,7 +1,7 @@
 """How one model trains on several processes. The model and the adapters know nothing of it.
 
     mesh         the processes along every axis (data, sharding, pipeline, tensor), over fleet's groups
-    gloo         what Paddle's groups lack on the CPU;  patience: waiting longer than they do
+    gloo         what Paddle's groups lack on the CPU;  stores: where each group meets;  patience: waiting longer
     ranks        what the trainer asks: sums of numbers and gradients, the norm, wholes to write (train/ranks.py)
     tensor       cuts a model by its family's plan, with hooks on the cut layers;  vocabulary: embedding, head and loss
     sequence     between the cut layers each tensor rank has a part of the positions

@@ -12,6 +12,8 @@ import paddle
 from paddle.base import core
 from paddle.distributed.parallel import ParallelEnv
 
+from paddlenlp_ext.parallel.stores import create_group
+
 _SAME_BUT_FOR_THE_STREAM = (
     "all_reduce",
     "all_gather",
@@ -41,8 +43,12 @@ class _Done:
 
 
 def complete_gloo() -> None:
-    """Add the missing collectives to the class of gloo groups, and the device number that pipelines read."""
+    """Add the missing collectives to the class of gloo groups, and the device number that pipelines read.
+
+    Groups made from now on find their processes in a store of their own.
+    """
     group_class = core.ProcessGroupGloo
+    group_class.create = create_group
     for name in _SAME_BUT_FOR_THE_STREAM:
         setattr(group_class, f"{name}_on_calc_stream", _at_once(name))
     for name, function in (
