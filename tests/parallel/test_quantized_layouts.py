@@ -42,6 +42,24 @@ HALF = [
     Case("half-stages", {**STAGES, "bf16": True}, {}, "lora", RANK),
     Case("half-sharded", {**SHARDED, "bf16": True}, {}, "lora", RANK),
 ]
+METHODS = {
+    "adalora": {"tinit": 2, "tfinal": 4},
+    "lora_ga": {"rank": 4, "ga_batches": 2},
+    "lora_use_mixer": RANK,
+    "loftq": RANK,
+    "sora": RANK,
+    "vera": {"rank": 8},
+    "lokr": {"rank": 2, "factor": 4},
+    "loha": {"rank": 2},
+    "ia3": {},
+    "oft": {"block_size": 4},
+    "reft": RANK,
+}
+EVERY_METHOD = [
+    Case(f"{layout}-{switch}", {**keys, **NF4}, WIDE, switch, options)
+    for layout, keys in (("tensor", TENSOR), ("stages", STAGES))
+    for switch, options in METHODS.items()
+]
 IN_HALF = HALF if half.obstacle() is None else []
 
 
@@ -57,6 +75,14 @@ def test_two_processes_are_one(runs, case):
     alone = case.alone(data_ranks=2 if case in REPLICATED else 1)
     run_case(alone, folder)
     assert_same_run(outcomes[case.name], outcome(alone, folder))
+
+
+@pytest.mark.slow
+def test_every_method_goes_over_a_quantized_base(tmp_path):
+    outcomes = launch(2, EVERY_METHOD, tmp_path, timeout=600)
+    for case in EVERY_METHOD:
+        run_case(case.alone(), tmp_path)
+        assert_same_run(outcomes[case.name], outcome(case.alone(), tmp_path))
 
 
 @pytest.mark.skipif(half.obstacle() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512")
