@@ -6,7 +6,7 @@ Paddle's own `fleet` makes the groups. One process starts nothing of it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import paddle.distributed as dist
@@ -30,12 +30,15 @@ class Axis:
         size: how many they are.
         group: Paddle's group of them; None where there is one process.
         ranks: their global numbers, in order.
+        pairs: along a pipeline, by the neighbour's index in the ring, a group of this process and that neighbour. Two
+            that send and receive need one: gloo numbers the messages of a group, and the others would lose count.
     """
 
     index: int = 0
     size: int = 1
     group: Any = None
     ranks: tuple[int, ...] = (0,)
+    pairs: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         degrees,
         data=_axis(groups.get_data_parallel_group()),
         sharding=_axis(groups.get_sharding_parallel_group()),
-        pipeline=_axis(groups.get_pipe_parallel_group()),
+        pipeline=_pipeline(groups),
         tensor=_axis(groups.get_model_parallel_group()),
         replicas=_replicas(groups),
         world=Axis(rank(), world_size(), dist.get_group(0), tuple(range(world_size()))),
@@ -107,6 +110,21 @@ def _start(degrees: Degrees, order: str) -> Mesh:
 def _axis(group: Any) -> Axis:
     assert rank() in group.ranks, f"process {rank()} is not of its own group {group.ranks}"
     return Axis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
+
+
+def _pipeline(groups: Any) -> Axis:
+    """The axis of stages with its pairs; every process makes all of them, as `new_group` wants."""
+    axis = _axis(groups.get_pipe_parallel_group())
+    if axis.size <= 2:
+        return replace(axis, pairs={1 - axis.index: axis.group} if axis.group else {})
+    pairs: dict[int, Any] = {}
+    for ring in groups.topology().get_comm_list("pipe"):
+        for place, one in enumerate(ring):
+            other = ring[(place + 1) % axis.size]
+            pair = dist.new_group([one, other])
+            if rank() in (one, other):
+                pairs[axis.ranks.index(other if rank() == one else one)] = pair
+    return replace(axis, pairs=pairs)
 
 
 def _replicas(groups: Any) -> Axis:

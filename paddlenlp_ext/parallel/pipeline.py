@@ -101,8 +101,9 @@ class Pipeline:
             self._chunk = self._received = self._made = None
 
     def _transfer(self, entry: Transfer, moving: dict[Pass, paddle.Tensor], shape: Sequence[int]) -> None:
-        group, ranks = self.axis.group, self.axis.ranks
-        if entry.source == self.axis.index:
+        sends, ranks = entry.source == self.axis.index, self.axis.ranks
+        group = self.axis.pairs[entry.target if sends else entry.source]
+        if sends:
             tensor = moving.pop(entry.made_by)
             dist.send(tensor.astype(self._dtype).contiguous(), dst=ranks[entry.target], group=group)
         else:

@@ -11,6 +11,7 @@ that choose ranks look at them, and stage 3 shares the frozen base out instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,7 +23,7 @@ from paddlenlp_ext.parallel.buckets import buckets, present_somewhere, sum_gradi
 from paddlenlp_ext.parallel.loans import Loans
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.plan import is_on_stage
+from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
 
 
 class Sharding:
@@ -44,8 +45,7 @@ class Sharding:
         lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in lent if parameter.stop_gradient]
         self._give_owners(trained, stays_with_all=is_adapter or stage == 1)
-        for parameter, owner in zip(frozen, share_out([p.size for p in frozen], self.axis.size), strict=True):
-            parameter.owner = owner
+        _choose_owners(frozen, self.axis.size)
         scattered = trained if stage >= 2 and not is_adapter else []
         self._scattered = {id(parameter) for parameter in scattered}
         self._sent = [] if lent and not is_adapter else trained
@@ -90,18 +90,17 @@ class Sharding:
         return nullcontext() if self._loans is None else self._loans.whole()
 
     def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
-        sizes = [parameter.size for parameter in trained]
-        owners = share_out(sizes, self.axis.size)
-        for parameter, owner in zip(trained, owners, strict=True):
-            parameter.owner, parameter.is_updated_elsewhere = owner, owner != self.axis.index
-        if self.axis.index not in owners and trained:
+        _choose_owners(trained, self.axis.size)
+        for parameter in trained:
+            parameter.is_updated_elsewhere = not self.is_owner(parameter)
+        if trained and not any(self.is_owner(parameter) for parameter in trained):
             if not stays_with_all:
                 raise ValueError(
                     f"sharding_parallel_degree {self.axis.size} is more than the {len(trained)} parameters that train; "
                     f"choose one of at most {len(trained)}"
                 )
             # An optimizer needs something to update: this one repeats what the smallest parameter's owner does.
-            trained[sizes.index(min(sizes))].is_updated_elsewhere = False
+            min(trained, key=lambda parameter: parameter.size).is_updated_elsewhere = False
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
@@ -125,6 +124,16 @@ class Sharding:
             members = [parameter for parameter in parameters if parameter.owner == owner]
             if members:
                 yield owner, members
+
+
+def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
+    """The same for the parts of a parameter on all tensor ranks, although one of these may have a bias for all."""
+    alone = [p for p in parameters if p.is_distributed and cut_of(p) is None]
+    with_parts = [p for p in parameters if not (p.is_distributed and cut_of(p) is None)]
+    for members in (with_parts, alone):
+        sizes = [math.prod(whole_shape(parameter)) for parameter in members]
+        for parameter, owner in zip(members, share_out(sizes, ranks), strict=True):
+            parameter.owner = owner
 
 
 def share_out(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -147,7 +147,7 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: Axis) -> None:
     first, last = parameter.stages
     if parameter.grad is None:
         parameter.grad = paddle.zeros_like(parameter)
-    gradient, group = parameter.grad.contiguous(), axis.group
+    gradient, group = parameter.grad.contiguous(), axis.pairs[last if axis.index == first else first]
     if axis.index == first:
         other = paddle.empty_like(gradient)
         dist.recv(other, src=axis.ranks[last], group=group)

@@ -1,7 +1,7 @@
 """A key-value store for each gloo group, where its processes find each other.
 
-Paddle's gloo groups write their addresses into the launcher's store by place in the group alone ("0", "1", ...), whatever
-the group. With a second group a process may read the address that another one wrote for the first, or that the second
+Paddle's gloo groups write their addresses into the launcher's store by place in the group alone ("0", "1", ...), in all
+groups the same. With a second group a process may read the address that another wrote for the first, or that the second
 place of another group wrote, and is refused or waits for ever: with two processes rarely, with more nearly always.
 In a store of its own a group reads nothing but its own addresses.
 """

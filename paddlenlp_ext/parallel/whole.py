@@ -81,19 +81,24 @@ def _ask(mesh: Mesh, number: int, offer: _Offer, own: Any) -> Any:
     _tell(mesh, number)
     if offer.holder == _MAIN:
         return _joined(mesh, own).numpy() if cut_of(own) is not None else as_lazy(own).read()
-    received = paddle.empty(list(offer.shape), offer.dtype)
-    if received.size:
-        dist.recv(received, src=offer.holder)
-    return received.numpy()
+    return _sent(mesh, offer, None).numpy()
 
 
 def _give(mesh: Mesh, offer: _Offer, own: Any) -> None:
     """On the others: this process's part, if it has one."""
-    if offer.holder not in mesh.tensor.ranks:
-        return
-    whole = own if cut_of(own) is None else _joined(mesh, own)
-    if offer.holder == mesh.world.index and whole.size:
-        dist.send(whole.detach().contiguous(), dst=_MAIN)
+    whole = None
+    if offer.holder in mesh.tensor.ranks:
+        whole = own if cut_of(own) is None else _joined(mesh, own)
+    if offer.holder != _MAIN:
+        _sent(mesh, offer, whole if offer.holder == mesh.world.index else None)
+
+
+def _sent(mesh: Mesh, offer: _Offer, whole: paddle.Tensor | None) -> paddle.Tensor:
+    """The holder's tensor, which comes to all: over gloo, two that send and receive lose step with the others."""
+    values = paddle.empty(list(offer.shape), offer.dtype) if whole is None else whole.detach().contiguous()
+    if values.size:
+        dist.broadcast(values, src=offer.holder, group=mesh.world.group)
+    return values
 
 
 def _joined(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:

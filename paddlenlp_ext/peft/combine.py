@@ -46,15 +46,18 @@ def load_combined(model: nn.Layer, adapters: Mapping[str | os.PathLike[str], flo
         return _plain_lora(model, parts)
 
 
-def save_as_lora(model: PeftModel, folder: str | os.PathLike[str]) -> None:
+def save_as_lora(
+    model: PeftModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
+) -> None:
     """Write a model's adapter as a plain LoRA over its base, for readers that know nothing else.
 
-    The rank is what the method's update needs: 2r for one that starts at r triplets of the weight.
+    The rank is what the method's update needs: 2r for one that starts at r triplets of the weight. `factors` stand for
+    `factors_of(model)` where the model's layers hold parts.
 
     Raises:
         ValueError: the update is not low-rank.
     """
-    factors = factors_of(model)
+    factors = factors_of(model) if factors is None else factors
     config = _config_for({name: [pair] for name, pair in factors.items()})
     tensors = {}
     for name, (a, b) in factors.items():

@@ -22,9 +22,9 @@ from paddle import nn
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.combine import Factors, save_as_lora
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layer import Factor, kaiming_uniform
+from paddlenlp_ext.peft.layer import Factor, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.plan import Style
@@ -33,11 +33,16 @@ from paddlenlp_ext.plan import Style
 class MoSLoRAModel(PeftModel):
     """Leaves a plain LoRA where it is asked to."""
 
+    @paddle.no_grad()
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        if self.peft_config.mixer_to_lora:
-            save_as_lora(self, folder)
-        else:
+        if not self.peft_config.mixer_to_lora:
             self.save_pretrained(folder, tensors)
+            return
+        whole, factors = self.whole_state(tensors), {}
+        for name, layer in adapter_layers(self.base_model):
+            a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
+            factors[name] = _folded(a, mixer, b, layer.scaling)
+        save_as_lora(self, folder, factors)
 
 
 @PEFT_METHODS.register("lora_use_mixer")
@@ -84,11 +89,16 @@ class MoSLoRALinear(LoRALinear):
         """B M: the mixer joins the smaller matrix, not each token."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
-    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def low_rank_factors(self) -> Factors:
         """A and s B M."""
-        a, b = super().low_rank_factors()
-        return a, paddle.matmul(b, self.lora_AB.weight.astype("float32"))
+        return _folded(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
     def placements(self, style: Style) -> dict[str, int | None]:
         """As LoRA's; the mixer is whole."""
         return {**super().placements(style), "lora_AB.weight": None}
+
+
+def _folded(a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float) -> Factors:
+    """A [r, in] and s B M [out, r], float32."""
+    a, mixer, b = (tensor.astype("float32") for tensor in (a, mixer, b))
+    return a, paddle.matmul(b * scaling, mixer)
