@@ -87,7 +87,7 @@ def run_case(case: Case, folder: Path) -> None:
         "max_steps": NUM_STEPS,
         "learning_rate": 1e-3,
         # Adam divides by the gradient's own size: where one passes zero, its rounding becomes a whole step.
-        "adam_epsilon": 1e-5,
+        "adam_epsilon": 1e-4,
         "do_eval": True,
         "save_strategy": "no",
         "zero_padding": True,
