@@ -33,6 +33,7 @@ class Counting:
         self.sent: Counter[str] = Counter()
         self._axes = {mesh.tensor.ranks: "tensor", mesh.pipeline.ranks: "pipeline", mesh.replicas.ranks: "replicas"}
         self._axes |= {mesh.sharding.ranks: "replicas"} | ({mesh.data.ranks: "replicas"} if mesh.data.size > 1 else {})
+        self._axes |= {tuple(pair.ranks): "pipeline" for pair in mesh.pipeline.pairs.values()}
 
     @contextlib.contextmanager
     def switched_on(self) -> Iterator[None]:

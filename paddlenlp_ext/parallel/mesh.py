@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import paddle.distributed as dist
@@ -76,8 +77,9 @@ class Mesh:
         return self.world.index == 0
 
 
+@lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Join the other processes."""
+    """Join the other processes. A process that comes again with the same layout has its groups already."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.base import topology
     from paddle.distributed.fleet.utils.log_util import set_log_level

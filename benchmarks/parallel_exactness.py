@@ -1,0 +1,175 @@
+"""Losses and final weights of every layout against those of one process, for all weights and each adapter family.
+
+    python benchmarks/parallel_exactness.py                                # writes docs/parallel_exactness.md
+    python benchmarks/parallel_exactness.py --model smollm2-135m-instruct --steps 3 --output smollm2.md
+    python benchmarks/parallel_exactness.py --layouts "tensor 2" "data 2" --methods SFT LoRA
+
+Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches a step, dealt over the replicas; a
+start for each layout, a run for each method in it. In a `--folder` that stays, what stands there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path += [str(Path(__file__).parents[1] / "tests" / room) for room in ("parallel", "train")]
+
+from parallel_cases import NUM_STEPS, Case, differences, launch, outcome, run_case
+
+from measure import environment
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.resolve import resolve_model
+
+PAGE = Path(__file__).parents[1] / "docs" / "parallel_exactness.md"
+TINY = {"num_hidden_layers": 4}
+MICRO_BATCHES = 4
+LIMIT = 1e-5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A name, how many processes and how many replicas it has, and the keys that ask for it."""
+
+    name: str
+    processes: int
+    replicas: int
+    keys: dict[str, Any]
+
+    def refuses(self, method: str) -> bool:
+        """Whether the mathematics does not allow it, and the program says so."""
+        is_cut = "tensor_parallel_degree" in self.keys
+        return (method == "MoRA" and is_cut) or (method == "ReFT" and "sequence_parallel" in self.keys)
+
+
+def layouts(tensor: int) -> list[Layout]:
+    """Of all dimensions; `tensor` is the degree that the model's heads allow."""
+    cut, stages = {"tensor_parallel_degree": tensor}, {"pipeline_parallel_degree": 2}
+    shared = {"sharding": "stage1", "sharding_parallel_degree": 2}
+    return [
+        Layout(f"tensor {tensor}", tensor, 1, cut),
+        Layout(f"tensor {tensor}, sequence", tensor, 1, {**cut, "sequence_parallel": True}),
+        Layout("pipeline 2", 2, 1, stages),
+        Layout("pipeline 2, virtual 2", 2, 1, {**stages, "virtual_pp_degree": 2}),
+        Layout("data 2", 2, 2, {}),
+        *[Layout(f"sharding 2, stage {n}", 2, 2, {"sharding": f"stage{n}"}) for n in (1, 2, 3)],
+        Layout("pipeline 4", 4, 1, {"pipeline_parallel_degree": 4}),
+        Layout("data 4", 4, 4, {}),
+        Layout(f"tensor {tensor} x pipeline 2", 2 * tensor, 1, {**cut, **stages}),
+        Layout(f"tensor {tensor} x data 2", 2 * tensor, 2, cut),
+        Layout(f"tensor {tensor} x sharding 2, stage 3", 2 * tensor, 2, {**cut, **shared, "sharding": "stage3"}),
+        Layout("pipeline 2 x data 2", 4, 2, stages),
+        Layout("pipeline 2 x sharding 2, stage 1", 4, 2, {**stages, **shared}),
+        Layout(f"tensor {tensor} x pipeline 2 x sharding 2, stage 1", 4 * tensor, 2, {**cut, **stages, **shared}),
+    ]
+
+
+METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "SFT": (None, {}),
+    "LoRA": ("lora", {"rank": 4, "dropout": 0.3}),
+    "DoRA": ("use_dora", {"rank": 4, "dropout": 0.2}),
+    "PiSSA": ("pissa", {"rank": 4}),
+    "LoRA-GA": ("lora_ga", {"rank": 4, "ga_batches": 2}),
+    "MoSLoRA": ("lora_use_mixer", {"rank": 4}),
+    "MoRA": ("use_mora", {"rank": 4}),
+    "AdaLoRA": ("adalora", {"tinit": 2, "tfinal": 4}),
+    "SoRA": ("sora", {"rank": 4}),
+    "VeRA": ("vera", {"rank": 8, "dropout": 0.2}),
+    "LoKr": ("lokr", {"rank": 2, "factor": 4}),
+    "LoHa": ("loha", {"rank": 2}),
+    "IA3": ("ia3", {}),
+    "OFT": ("oft", {"block_size": 4}),
+    "bottleneck": ("adapter", {"size": 8}),
+    "prefix": ("prefix_tuning", {"num_tokens": 3, "projection": True}),
+    "prompt": ("prompt_tuning", {"num_tokens": 3}),
+    "ReFT": ("reft", {"rank": 4}),
+}
+
+
+def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
+    """A run of that method in that layout."""
+    switch, options = METHODS[method]
+    accumulated = {"gradient_accumulation_steps": MICRO_BATCHES // layout.replicas}
+    return Case(f"{layout.name} {method}", {**keys, **layout.keys, **accumulated}, TINY, switch, options)
+
+
+def compare(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+    """Layout -> method -> (difference of losses, of weights), the largest; None where the layout refuses the method."""
+    one = Layout("one process", 1, 1, {})
+    for method in methods:
+        if not is_done(alone := case_of(method, one, keys), folder):
+            run_case(alone, folder)
+    found: dict[str, dict[str, Any]] = {}
+    for layout in chosen:
+        cases = {method: case_of(method, layout, keys) for method in methods if not layout.refuses(method)}
+        missing = [case for case in cases.values() if not is_done(case, folder)]
+        if missing:
+            launch(layout.processes, missing, folder, timeout=3600)
+        found[layout.name] = dict.fromkeys(methods)
+        for method, case in cases.items():
+            apart = differences(outcome(case, folder), outcome(case_of(method, one, keys), folder))
+            numbers = [apart.pop(name) for name in ("losses", "norms", "evaluation")]
+            found[layout.name][method] = numbers[0], max(apart.values())
+        print(layout.name, found[layout.name], flush=True)
+    return found
+
+
+def is_done(case: Case, folder: Path) -> bool:
+    return (folder / case.name / "eval_results.json").exists()
+
+
+HEAD = """# Exactness of parallel training
+
+Written by `python benchmarks/parallel_exactness.py`. Largest relative difference to one process after {steps} steps of
+{model}: fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
+|want|, the largest of all steps; of a weight |got - want| / |want| as a whole tensor, the largest of all that the run
+saves. "-": the layout refuses the method (docs/parallel.md says why). Demanded: at most 1e-5; {verdict}.
+"""
+
+
+def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps: int) -> str:
+    """Two tables and where the figures come from."""
+    cells = [pair for row in found.values() for pair in row.values() if pair is not None]
+    worst = max(max(pair) for pair in cells)
+    within = f"the largest here is {worst:.1e}" if worst <= LIMIT else f"NOT reached: the largest here is {worst:.1e}"
+    parts = [HEAD.format(steps=steps, model=model, micro=MICRO_BATCHES, verdict=within)]
+    for number, title in enumerate(("Losses", "Weights")):
+        lines = [["layout", *methods], ["---"] * (len(methods) + 1)]
+        for name, row in found.items():
+            lines.append([name, *("-" if row[m] is None else f"{row[m][number]:.0e}" for m in methods)])
+        parts.append(f"\n## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+    parts.append(f"\n{json.dumps(environment('paddlepaddle'))}\n")
+    return "".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model's name or folder; without it a Llama of 4 layers, D 32")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--layouts", nargs="+")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--output", type=Path, default=PAGE)
+    arguments = parser.parse_args()
+    keys: dict[str, Any] = {"max_steps": arguments.steps}
+    tensor, model = 2, "a random Llama of 4 layers, D 32, 61 tokens of vocabulary"
+    if arguments.model:
+        path, model = resolve_model(arguments.model), arguments.model
+        heads = read_model_config(path).num_key_value_heads
+        tensor = next(degree for degree in (2, 3, 1) if heads % degree == 0)
+        keys["model_name_or_path"] = str(path)
+    chosen = [layout for layout in layouts(tensor) if not arguments.layouts or layout.name in arguments.layouts]
+    with tempfile.TemporaryDirectory() as made:
+        folder = arguments.folder or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = compare(chosen, arguments.methods, keys, folder.resolve())
+    arguments.output.write_text(page(found, arguments.methods, model, arguments.steps), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
