@@ -112,7 +112,7 @@ def test_equal_numbers_are_equal_bytes(folder):
 
 
 def assert_same_files(one, other):
-    """The same files: tensors of the same names, formats, shapes and places, values within 1e-6 of the largest."""
+    """The same files: tensors of the same names, formats, shapes and places, values within 1e-5 of the largest."""
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     assert sorted(files) == sorted(others)
@@ -122,7 +122,7 @@ def assert_same_files(one, other):
             want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
             for name in want.names():
                 a, b = want.read(name), got.read(name)
-                assert abs(a - b).max() <= 1e-6 * max(abs(a).max(), 1e-8), (file, name)
+                assert abs(a - b).max() <= 1e-5 * max(abs(a).max(), 1e-8), (file, name)
         elif file.name in ("config.json", "adapter_config.json"):
             assert json.loads((one / file).read_text()) == json.loads((other / file).read_text())
 
