@@ -23,11 +23,12 @@ LAYOUTS = {
     "sharding2": {"sharding": "stage2"},
     "sharding3": {"sharding": "stage3"},
     "tp2": {"tensor_parallel_degree": 2, **KEYS},
+    "pp2": {"pipeline_parallel_degree": 2, **KEYS},
 }
 MIXED = {
     "tp2-dp2": {"tensor_parallel_degree": 2},
+    "pp2-sharding1": {"pipeline_parallel_degree": 2, "sharding": "stage1"},
     "tp2-sharding3": {"tensor_parallel_degree": 2, "sharding": "stage3"},
-    "dp2-sharding2": {"sharding": "stage2", "sharding_parallel_degree": 2, "gradient_accumulation_steps": 1},
 }
 HALF = {"save_strategy": "steps", "save_steps": 10}
 
@@ -43,14 +44,12 @@ def resumed(case: Case, before: str, after: str, folder) -> Case:
     return dataclasses.replace(going_on, name=f"{case.name}-{before}-then-{after}")
 
 
-def replicas_agree(layout: str) -> bool:
-    """Whether the layout's optimizer steps read what one process's do here: two micro-batches a step."""
-    return layout != "dp2-sharding2"
-
-
-WAYS_OF_2 = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
-WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *filter(replicas_agree, MIXED))]
-WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "tp2-dp2"), ("tp2-dp2", "tp2-sharding3")]
+CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
+CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # enough where a method's own state is the point
+WAYS_OF_2 = [(case, way) for case, ways in zip(RUNS, (CROSS, CHAIN), strict=True) for way in ways]
+WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *MIXED)]
+WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "pp2-sharding1"), ("tp2-dp2", "pp2-sharding1")]
+WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-sharding3", "tp2-dp2")]
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +59,14 @@ def folder(tmp_path_factory):
     for case in RUNS:
         run_case(laid_out(case, "one", **HALF), folder)
     launch(2, [laid_out(case, layout, **HALF) for case in RUNS for layout in LAYOUTS], folder, 600)
-    launch(2, [resumed(case, *way, folder) for case in RUNS for way in WAYS_OF_2], folder, 600)
+    launch(2, [resumed(case, *way, folder) for case, way in WAYS_OF_2], folder, 600)
     return folder
 
 
 @pytest.fixture(scope="module")
 def folder_of_4(folder):
     """The same with four processes."""
-    layouts = filter(replicas_agree, MIXED)
-    launch(4, [laid_out(case, layout, **HALF) for case in RUNS for layout in layouts], folder, 600)
+    launch(4, [laid_out(case, layout, **HALF) for case in RUNS for layout in MIXED], folder, 600)
     launch(4, [resumed(case, *way, folder) for case in RUNS for way in WAYS_OF_4], folder, 600)
     for case in RUNS:
         for way in WAYS_TO_1:
@@ -76,8 +74,9 @@ def folder_of_4(folder):
     return folder
 
 
-@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
-@pytest.mark.parametrize("way", WAYS_OF_2, ids="-then-".join)
+@pytest.mark.parametrize(
+    ("case", "way"), WAYS_OF_2, ids=lambda part: getattr(part, "name", None) or "-then-".join(part)
+)
 def test_goes_on_as_if_nothing_had_happened(folder, case, way):
     assert_same_run(outcome(resumed(case, *way, folder), folder), outcome(laid_out(case, "one"), folder))
 
@@ -97,7 +96,7 @@ def test_writes_the_same_files(folder, case, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
-@pytest.mark.parametrize("layout", filter(replicas_agree, MIXED))
+@pytest.mark.parametrize("layout", MIXED)
 def test_four_processes_write_the_same_files(folder_of_4, case, layout):
     assert_same_files(folder_of_4 / f"{case.name}-one", folder_of_4 / f"{case.name}-{layout}")
 
@@ -112,7 +111,9 @@ def test_equal_numbers_are_equal_bytes(folder):
 
 
 def assert_same_files(one, other):
-    """The same files: tensors of the same names, formats, shapes and places, values within 1e-5 of the largest."""
+    """The same files: tensors of the same names, formats, shapes and places; values within 1e-6 of the largest, and
+    within 1e-5 in the optimizer's state, which has squares of gradients.
+    """
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     assert sorted(files) == sorted(others)
@@ -120,9 +121,10 @@ def assert_same_files(one, other):
         if file.suffix == ".safetensors":
             assert header(one / file) == header(other / file), file
             want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
+            tolerance = 1e-5 if file.name == "training_state.safetensors" else 1e-6
             for name in want.names():
                 a, b = want.read(name), got.read(name)
-                assert abs(a - b).max() <= 1e-5 * max(abs(a).max(), 1e-8), (file, name)
+                assert abs(a - b).max() <= tolerance * max(abs(a).max(), 1e-8), (file, name)
         elif file.name in ("config.json", "adapter_config.json"):
             assert json.loads((one / file).read_text()) == json.loads((other / file).read_text())
 
