@@ -193,7 +193,7 @@ def main() -> None:
     tensor, model = 2, "a random Llama of 4 layers, D 32, 61 tokens of vocabulary"
     if arguments.model:
         path, model = resolve_model(arguments.model), arguments.model
-        heads = read_model_config(path).num_key_value_heads
+        heads = read_model_config(path)["num_key_value_heads"]
         tensor = next(degree for degree in (2, 3, 1) if heads % degree == 0)
         keys["model_name_or_path"] = str(path)
     chosen = [layout for layout in layouts(tensor) if not arguments.layouts or layout.name in arguments.layouts]
