@@ -154,9 +154,12 @@ def is_done(case: Case, folder: Path) -> bool:
 HEAD = """# Exactness of parallel training
 
 Written by `python benchmarks/parallel_exactness.py`. Largest relative difference to one process after {steps} steps of
-{model}: fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
+{model}:
+fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
 |want|, the largest of all steps; of a weight |got - want| / |want| as a whole tensor, the largest of all that the run
-saves. "-": the layout refuses the method (docs/parallel.md says why). Demanded: at most 1e-5; {verdict}.
+saves. "-": the layout refuses the method (docs/parallel.md says why).
+
+Demanded: at most 1e-5; {verdict}.
 
 What rounding alone does is in each table's first row: one process whose model differs by {move:.0e}, relative, in each
 weight. Adam divides a gradient by its own size: where one passes zero its rounding becomes a step. The runs have
