@@ -2,17 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast lint golden check-peers bench clean
+.PHONY: quickstart test test-fast test-layouts lint golden check-peers bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not layouts"
 
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not layouts"
+
+test-layouts: .venv/installed-dev
+	$(BIN)/python -m pytest -m layouts
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
+pytestmark = pytest.mark.layouts
+
 DEEP = {"num_hidden_layers": 4}
 BIASED = {**DEEP, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})

@@ -8,6 +8,8 @@ import json
 import pytest
 from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
+pytestmark = pytest.mark.layouts
+
 TENSOR = {"tensor_parallel_degree": 2}
 RUNS = [
     Case("sft", model={"attention_bias": True, "tie_word_embeddings": False}),

@@ -11,6 +11,8 @@ from paddlenlp_ext.ops import half
 from paddlenlp_ext.parallel.tensor import check_tensor_plan
 from paddlenlp_ext.quant.options import QuantOptions
 
+pytestmark = pytest.mark.layouts
+
 TENSOR = {"tensor_parallel_degree": 2}
 STAGES = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 2}
 SHARDED = {"sharding": "stage3", "sharding_parallel_degree": 2}

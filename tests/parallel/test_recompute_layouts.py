@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
+pytestmark = pytest.mark.layouts
+
 TENSOR = {"tensor_parallel_degree": 2, "recompute": True}
 SOME = {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:1"}
 ALL = {"refined_recompute": ",".join(f"{part}_ln:-1" for part in ("attention_row", "mlp_row", "attention_column"))}

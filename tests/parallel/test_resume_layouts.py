@@ -11,6 +11,8 @@ from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 
+pytestmark = pytest.mark.layouts
+
 REPLICAS = 2  # of one process: what two data or sharding ranks do side by side
 KEYS = {"gradient_accumulation_steps": REPLICAS}
 RUNS = [

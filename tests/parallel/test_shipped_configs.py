@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from parallel_cases import Case, logs, start, write_model
 
+pytestmark = pytest.mark.layouts
+
 CONFIGS = Path(__file__).parents[2] / "llm" / "config"
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
 MODELS = {"llama": {}, "qwen": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}}
