@@ -4,27 +4,29 @@
 
 What is taken off, (A', B'), needs W in full precision, and so is found while W is read, before it is quantized. It
 stays in the layer beside A and B, as any start does (offset.py): files hold the LoRA [A; A'], [B, -B'] of rank 2r over
-the original base.
+the original base (offset_files.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
-from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import A_START, B_START, OffsetLoRALinear
+from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.svd import leading_svd
 from paddlenlp_ext.peft.targets import ALL_LINEAR, matches
 from paddlenlp_ext.quant.linear import QuantizedLinear
 
+SVDS = ("fast", "exact")
+"""How triplets are found: by random projection, or the whole SVD."""
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]
 
 
@@ -38,7 +40,7 @@ class Start(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class LoRABeforeQuantizing(LoRAConfig):
+class LoRABeforeQuantizing(OffsetLoRAConfig):
     """Options of LoRA that starts from the weights before they are quantized.
 
     `before_quantizing` has to see the weights of a quantized base, and the same object has to wrap its layers.
@@ -48,6 +50,8 @@ class LoRABeforeQuantizing(LoRAConfig):
     """By layer: what `before_quantizing` found and `wrap` has not taken yet."""
     over_residual: bool = field(default=False, compare=False)
     """Whether a stored adapter was trained over a base that lacks what was taken off."""
+    start: Literal["new", "stored", "computed again"] = field(default="new", compare=False)
+    """Where the start comes from: the base, and stored from then on; a file; the base, each time."""
 
     @cached_property
     def _from_path(self) -> AdapterFiles:
@@ -90,13 +94,13 @@ class LoRABeforeQuantizing(LoRAConfig):
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 
-    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int, is_stored: bool) -> OffsetLoRALinear:
+    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> OffsetLoRALinear:
         """The adapter of a quantized layer.
 
         Raises:
             ValueError: the base was quantized without asking this config, or for another adapter.
         """
-        start = self.starts.pop(name, None)
+        start, is_stored = self.starts.pop(name, None), self.start == "stored"
         if (start is None and not is_stored) or (is_stored and base.lacks_start != self.over_residual):
             raise ValueError(
                 f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
@@ -108,10 +112,13 @@ class LoRABeforeQuantizing(LoRAConfig):
             layer.start_at(*start)
         return layer
 
-    def residual_fields(self, model: nn.Layer) -> dict[str, Any]:
-        """What files say of the base beside LoRA's own fields."""
+    # -- files --------------------------------------------------------------------------------------------------------
+    def noted(self, model: nn.Layer) -> dict[str, Any]:
         lacking = any(isinstance(layer, QuantizedLinear) and layer.lacks_start for layer in model.sublayers())
-        return {"over_residual": lacking}
+        return {**super().noted(model), "over_residual": lacking}
+
+    def as_noted(self, noted: Mapping[str, Any]) -> OffsetLoRAConfig:
+        return replace(super().as_noted(noted), over_residual=bool(noted.get("over_residual")), start="stored")
 
 
 def principal_factors(

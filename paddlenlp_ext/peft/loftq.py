@@ -14,27 +14,17 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.peft.before_quantizing import LoRABeforeQuantizing, Rounded, Start, principal_factors
+from paddlenlp_ext.peft.before_quantizing import SVDS, LoRABeforeQuantizing, Rounded, Start, principal_factors
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.offset import (
-    MARK,
-    OffsetLoRALinear,
-    doubled,
-    doubled_fields,
-    halved,
-    halved_fields,
-    is_doubled,
-)
-from paddlenlp_ext.peft.ranges import require_whole
+from paddlenlp_ext.peft.offset import OffsetLoRALinear
+from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.linear import QuantizedLinear
 
@@ -48,7 +38,12 @@ class LoftQConfig(LoRABeforeQuantizing):
         ValueError: a value out of its range.
     """
 
-    refines: ClassVar[str | None] = "lora"
+    variant: ClassVar[str] = "loftq"
+    noted_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
+    lost_start: ClassVar[str] = (
+        "belongs to a base that PEFT quantized on its way, which the file does not hold: merge it there, or train "
+        "again."
+    )
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
@@ -63,17 +58,14 @@ class LoftQConfig(LoRABeforeQuantizing):
     svd: str = option(
         "fast",
         help="LoftQ: how triplets are found: fast (random projection) or exact (whole SVD).",
-        choices=("fast", "exact"),
+        choices=SVDS,
         key="loftq_svd",
     )
-    is_stored: bool = field(default=False, compare=False)
-    """Whether the start is a file's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_whole("loftq_iters", self.iters)
-        if self.svd not in ("fast", "exact"):
-            raise ValueError(f"loftq_svd={self.svd!r} is not known; allowed: 'fast' or 'exact'.")
+        require_choice("loftq_svd", self.svd, SVDS)
 
     def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
         rank, scaling = self.rank_and_scaling(name)
@@ -86,33 +78,5 @@ class LoftQConfig(LoRABeforeQuantizing):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
         if isinstance(base, QuantizedLinear):
-            return self.wrap_quantized(name, base, seed, self.is_stored)
+            return self.wrap_quantized(name, base, seed)
         return OffsetLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        more = {"iters": self.iters, "svd": self.svd, **self.residual_fields(model)}
-        return doubled_fields("loftq", super().to_adapter_config(model), more)
-
-    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return doubled(tensors)
-
-    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return halved(tensors)
-
-    @classmethod
-    def claims(cls, fields: Mapping[str, Any]) -> bool:
-        return is_doubled("loftq", fields) or fields.get("init_lora_weights") == "loftq"
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
-        if not is_doubled("loftq", fields):
-            raise ValueError(
-                "init_lora_weights='loftq' belongs to a base that PEFT quantized on its way, which the file does not "
-                "hold: merge it there, or train again."
-            )
-        mark, config = fields[MARK], super().from_adapter_config(halved_fields(fields))
-        over_residual = bool(mark.get("over_residual"))
-        return replace(
-            config, iters=mark.get("iters", 1), svd=mark.get("svd", "fast"), over_residual=over_residual, is_stored=True
-        )

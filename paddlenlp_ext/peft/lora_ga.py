@@ -17,12 +17,11 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import paddle
 from paddle import nn
 
@@ -30,14 +29,8 @@ from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.offset import (
-    OffsetLoRALinear,
-    doubled,
-    doubled_fields,
-    halved,
-    halved_fields,
-    is_doubled,
-)
+from paddlenlp_ext.peft.offset import OffsetLoRALinear
+from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.svd import leading_svd
@@ -73,14 +66,18 @@ class LoRAGAModel(PeftModel):
 
 @PEFT_METHODS.register("lora_ga")
 @dataclass(kw_only=True)
-class LoRAGAConfig(LoRAConfig):
+class LoRAGAConfig(OffsetLoRAConfig):
     """LoRA-GA: LoRA that starts from the gradient of a few batches.
 
     Raises:
         ValueError: a value out of its range.
     """
 
-    refines: ClassVar[str | None] = "lora"
+    variant: ClassVar[str] = "lora_ga"
+    lost_start: ClassVar[str] = (
+        "began at gradients that the file does not hold: save it from PEFT with "
+        "path_initial_model_for_weight_conversion, as a plain LoRA."
+    )
     model_class: ClassVar[type[nn.Layer] | None] = LoRAGAModel
     paddlenlp_config: ClassVar[str | None] = None  # there, what is stored depends on the run that wrote it
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
@@ -101,29 +98,6 @@ class LoRAGAConfig(LoRAConfig):
     def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
         config = super().warm_start(stored)
         return replace(config, ga_batches=self.ga_batches, ga_stable_gamma=self.ga_stable_gamma)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        return doubled_fields("lora_ga", super().to_adapter_config(model))
-
-    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return doubled(tensors)
-
-    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return halved(tensors)
-
-    @classmethod
-    def claims(cls, fields: Mapping[str, Any]) -> bool:
-        return is_doubled("lora_ga", fields) or fields.get("init_lora_weights") == "lora_ga"
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
-        if not is_doubled("lora_ga", fields):
-            raise ValueError(
-                "init_lora_weights='lora_ga' began at gradients that the file does not hold: save it from PEFT with "
-                "path_initial_model_for_weight_conversion, as a plain LoRA."
-            )
-        return super().from_adapter_config(halved_fields(fields))
 
 
 class GradientSum:

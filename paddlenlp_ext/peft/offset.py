@@ -8,27 +8,20 @@ second time. The price is a second product of rank r.
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
-is a plain LoRA of rank 2r, and that is what files hold: every reader of LoRA can put them over the original base.
+is a plain LoRA of rank 2r, and that is what files hold (offset_files.py).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.lora import LoRALinear
 from paddlenlp_ext.plan import Style, cut_of
 
-MARK = "paddlenlp_ext"
-"""Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
-_OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
-_A, _B = "lora_A.weight", "lora_B.weight"
+A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
 A_START, B_START = "lora_A_start", "lora_B_start"
 
 
@@ -101,59 +94,4 @@ class OffsetLoRALinear(LoRALinear):
     def placements(self, style: Style) -> dict[str, int | None]:
         """The start is cut as what starts from it."""
         cuts = super().placements(style)
-        return {**cuts, A_START: cuts[_A], B_START: cuts[_B]}
-
-
-def doubled(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The adapter's tensors as those of a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
-    stored = {}
-    for name, tensor in tensors.items():
-        if name.endswith(_A):
-            start = tensors[name.removesuffix(_A) + A_START]
-            stored[name] = paddle.concat([tensor.astype(start.dtype), start])
-        elif name.endswith(_B):
-            start = tensors[name.removesuffix(_B) + B_START]
-            stored[name] = paddle.concat([tensor.astype(start.dtype), -start], axis=1)
-    return stored
-
-
-def halved(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The reverse of `doubled`; a tensor of another name stays, to be named as a stranger by whoever loads it."""
-    own = {}
-    for name, array in tensors.items():
-        if name.endswith(_A):
-            own[name], own[name.removesuffix(_A) + A_START] = np.split(array, [len(array) // 2])
-        elif name.endswith(_B):
-            own[name], start = np.split(array, [array.shape[1] // 2], axis=1)
-            own[name.removesuffix(_B) + B_START] = -start
-        else:
-            own[name] = array
-    return own
-
-
-def doubled_fields(switch: str, fields: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; what they were stands under `MARK`.
-
-    `more` stands there too: what the variant alone has to know again.
-    """
-    wider = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
-    return {
-        **fields,
-        MARK: {"switch": switch, **{name: fields[name] for name in _OPTIONS}, **(more or {})},
-        "r": 2 * fields["r"],
-        "rank_pattern": {name: 2 * rank for name, rank in fields["rank_pattern"].items()},
-        "lora_alpha": wider * fields["lora_alpha"],
-        "alpha_pattern": {name: wider * alpha for name, alpha in fields["alpha_pattern"].items()},
-    }
-
-
-def is_doubled(switch: str, fields: Mapping[str, Any]) -> bool:
-    """Whether `doubled_fields` wrote this, for that variant."""
-    mark = fields.get(MARK)
-    return isinstance(mark, Mapping) and mark.get("switch") == switch
-
-
-def halved_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `doubled_fields`."""
-    options = {name: value for name, value in fields[MARK].items() if name in _OPTIONS}
-    return {**{name: value for name, value in fields.items() if name != MARK}, **options}
+        return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}

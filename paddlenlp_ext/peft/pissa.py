@@ -18,26 +18,19 @@ of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the bas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.peft.before_quantizing import LoRABeforeQuantizing, Rounded, Start, principal_factors
+from paddlenlp_ext.peft.before_quantizing import SVDS, LoRABeforeQuantizing, Rounded, Start, principal_factors
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.offset import (
-    MARK,
-    OffsetLoRALinear,
-    doubled,
-    doubled_fields,
-    halved,
-    halved_fields,
-    is_doubled,
-)
+from paddlenlp_ext.peft.offset import OffsetLoRALinear
+from paddlenlp_ext.peft.ranges import require_choice
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.linear import QuantizedLinear
 
@@ -51,7 +44,12 @@ class PissaConfig(LoRABeforeQuantizing):
         ValueError: a value out of its range.
     """
 
-    refines: ClassVar[str | None] = "lora"
+    variant: ClassVar[str] = "pissa"
+    noted_options: ClassVar[tuple[str, ...]] = ("svd",)
+    lost_start: ClassVar[str] = (
+        "began at an SVD with random numbers that the file does not hold: save it from PEFT with "
+        "path_initial_model_for_weight_conversion, as a plain LoRA."
+    )
     starts_from_weights: ClassVar[bool] = True
     random_start: ClassVar[bool] = False
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
@@ -59,18 +57,15 @@ class PissaConfig(LoRABeforeQuantizing):
     svd: str = option(
         "fast",
         help="How the triplets are found: fast (random projection) or exact (whole SVD: minutes for a large matrix).",
-        choices=("fast", "exact"),
+        choices=SVDS,
         key="pissa_svd",
     )
-    start: Literal["new", "stored", "computed again"] = field(default="new", compare=False)
-    """Where A0 and B0 come from: the base, and stored from then on; a file; the base, each time."""
 
     def __post_init__(self) -> None:
         if self.alpha is None:
             self.alpha = self.rank**0.5 if self.rslora else self.rank
         super().__post_init__()
-        if self.svd not in ("fast", "exact"):
-            raise ValueError(f"pissa_svd={self.svd!r} is not known; allowed: 'fast' or 'exact'.")
+        require_choice("pissa_svd", self.svd, SVDS)
 
     def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
         exact = self.start == "computed again" or self.svd == "exact"
@@ -79,7 +74,7 @@ class PissaConfig(LoRABeforeQuantizing):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
         if isinstance(base, QuantizedLinear):
-            return self.wrap_quantized(name, base, seed, self.start == "stored")
+            return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
         again = self.start == "computed again"
         layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
@@ -89,39 +84,31 @@ class PissaConfig(LoRABeforeQuantizing):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        fields = super().to_adapter_config(model)
         if self.start == "computed again":
-            return {**fields, "init_lora_weights": "pissa"}
-        return doubled_fields("pissa", fields, {"svd": self.svd, **self.residual_fields(model)})
+            return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": "pissa"}
+        return super().to_adapter_config(model)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(tensors) if self.start == "computed again" else doubled(tensors)
+        return dict(tensors) if self.start == "computed again" else super().to_stored(tensors)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(tensors) if self.start == "computed again" else halved(tensors)
+        return dict(tensors) if self.start == "computed again" else super().from_stored(tensors)
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
+        """PEFT's "pissa_niter_N" too, and PaddleNLP's."""
         start = fields.get("init_lora_weights")
         by_peft = isinstance(start, str) and start.startswith("pissa")
-        return by_peft or is_doubled("pissa", fields) or bool(fields.get("pissa"))
+        return by_peft or super().claims(fields) or bool(fields.get("pissa"))
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PissaConfig:
-        if is_doubled("pissa", fields):
-            mark, config = fields[MARK], super().from_adapter_config(halved_fields(fields))
-            over_residual = bool(mark.get("over_residual"))
-            return replace(config, svd=mark.get("svd", "fast"), over_residual=over_residual, start="stored")
-        start = fields.get("init_lora_weights")
-        if start != "pissa":
-            raise ValueError(
-                f"init_lora_weights={start!r} began at an SVD with random numbers that the file "
-                "does not hold: save it from PEFT with path_initial_model_for_weight_conversion, as a plain LoRA."
-            )
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        if fields.get("init_lora_weights") != "pissa":
+            return super().from_adapter_config(fields)
         return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), start="computed again")
 
     @classmethod
-    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PissaConfig:
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
         # There s is 1 whatever alpha says.
         return replace(config, alpha=config.rank, rslora=False, start="computed again")
