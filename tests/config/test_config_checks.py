@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from config_cases import SMALLEST, load, problems, write
 
-from paddlenlp_ext.config import checks, device, resolve
-from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
 
 # settings -> words that the one problem must have; its place is the line of the key named first
@@ -112,40 +110,6 @@ def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, valu
     assert note.startswith("model_init_kwargs has no effect")
 
 
-@pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
-def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
-    monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)
-    monkeypatch.setattr(device, "_GPU_NODES", ("/",))
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device.has_gpu() is found
-
-
-def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, monkeypatch):
-    path = write(tmp_path, SMALLEST | {"device": "gpu"})
-    monkeypatch.setattr(checks, "has_gpu", lambda: False)
-    (found,) = problems(path)
-    assert found.line == 6 and "--device cpu" in found.message
-    assert load(path, "--device", "cpu").precision.device == "cpu"
-    monkeypatch.setattr(checks, "has_gpu", lambda: True)
-    monkeypatch.setattr(resolve, "has_gpu", lambda: True)
-    assert load(path).precision.device == "gpu"
-    config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
-    assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
-    (found,) = problems(path, "--fp16")
-    assert "use bf16: true" in found.message
-    config = load(path, "--bf16", "--fp16_opt_level", "O0")
-    assert config.precision.compute_dtype == "float32" and "fp16_opt_level O0" in config.notes[0]
-
-
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_bf16_is_for_the_cpu_too(tmp_path, level):
-    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "bf16": True, "fp16_opt_level": level}))
-    assert config.precision.compute_dtype == "bfloat16" and not config.notes
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -203,21 +167,6 @@ def test_metric_names_become_one(tmp_path, written, name, greater):
     assert load(path, "--greater_is_better").train.greater_is_better is True
 
 
-@pytest.mark.parametrize(
-    ("processes", "values", "words"),
-    [
-        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
-        (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
-        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
-        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit keeps blocks of a whole parameter"),
-    ],
-)
-def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
-    (found,) = problems(write(tmp_path, SMALLEST | values))
-    assert words in found.message
-
-
 def test_what_recompute_keeps_is_read_and_checked(tmp_path):
     keys = {"recompute": True, "refined_recompute": "mlp_row_ln:5, flash_attn:-1", "no_recompute_layers": [2, 0]}
     train = load(write(tmp_path, SMALLEST | keys)).train
@@ -251,30 +200,3 @@ def test_recompute_keys_without_recompute_are_noted(tmp_path):
     keys = {"recompute_granularity": "core_attn", "refined_recompute": "flash_attn:-1", "no_recompute_layers": [0]}
     notes = load(write(tmp_path, SMALLEST | keys)).notes
     assert len(notes) == 3 and all("recompute is false" in note for note in notes)
-
-
-def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "world_size", lambda: 4)
-    on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
-    for key, (_, _, flags) in FLAGS.items():
-        for word, flag in flags.items():
-            path = write(tmp_path, SMALLEST | on | {key: word})
-            if flag.outcome == "not here":
-                (found,) = problems(path)
-                assert found.key == key and f"{word} is not available: " in found.message
-            else:
-                (note,) = [note for note in load(path).notes if note.startswith(key)]
-                words = "is so in any case" if flag.outcome == "always" else "has no effect"
-                assert f"{key}: {word} {words}: {flag.reason}" in note
-
-
-def test_flags_of_what_is_off_are_noted_once(tmp_path):
-    keys = {
-        "pipeline_parallel_config": "disable_p2p_cache_shape enable_timer",
-        "sharding_parallel_config": "split_param",
-    }
-    notes = load(write(tmp_path, SMALLEST | keys)).notes
-    assert [note.split(" (")[0] for note in notes] == [
-        "pipeline_parallel_config has no effect: there is no pipeline",
-        "sharding_parallel_config has no effect: there is no sharding",
-    ]

@@ -1,0 +1,96 @@
+"""Checks of how a run is laid out over processes."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config.checks.table import Checks
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.flags import FLAGS
+from paddlenlp_ext.config.given import Given
+from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.utils.rank import world_size
+
+check = Checks()
+
+
+_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
+
+
+@check("sharding", "optim", *_DEGREES)
+def _processes(config: RunConfig, given: Given) -> None:
+    parallel, processes = config.parallel, world_size()
+    try:
+        degrees = complete_degrees(parallel, processes)
+    except ValueError as error:
+        given.refuse(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
+        return
+    if parallel.sharding:
+        _sharding(parallel.sharding, degrees, processes, given)
+    if degrees.tensor > 1 and config.optim.optim != "adamw":
+        given.refuse(
+            f"optim {config.optim.optim} keeps blocks of a whole parameter together, and tensor_parallel_degree "
+            f"{degrees.tensor} cuts parameters; use optim adamw, or sharding in place of tensor parallelism",
+            "optim",
+            "tensor_parallel_degree",
+        )
+
+
+def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> None:
+    stages = [word for word in sharding.split() if word.startswith("stage")]
+    if len(stages) != 1:
+        given.refuse(
+            f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
+        )
+    elif "offload" in sharding.split():
+        given.refuse(
+            "sharding offload is not available: on the CPU the state is in its memory already, on GPUs it is not "
+            f"built; use sharding {stages[0]}",
+            "sharding",
+        )
+    elif processes == 1:
+        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
+    elif degrees.pipeline > 1 and degrees.sharding > 1 and stages[0] != "stage1":
+        given.refuse(
+            f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
+            "pipeline_parallel_degree 1",
+            "sharding",
+            "pipeline_parallel_degree",
+        )
+
+
+@check("pipeline_parallel_degree", "virtual_pp_degree", "sequence_parallel", "eval_with_do_generation")
+def _pipeline(config: RunConfig, given: Given) -> None:
+    parallel = config.parallel
+    if parallel.pipeline_parallel_degree <= 1:
+        if parallel.virtual_pp_degree > 1:
+            given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
+        return
+    if parallel.sequence_parallel and parallel.tensor_parallel_degree > 1:
+        given.refuse(
+            "sequence_parallel is not available in a pipeline yet; set sequence_parallel: false, or "
+            "pipeline_parallel_degree: 1",
+            "sequence_parallel",
+            "pipeline_parallel_degree",
+        )
+    if config.generation.eval_with_do_generation:
+        given.refuse(
+            "eval_with_do_generation is not available in a pipeline, where no process has the whole model; train "
+            "without it, then evaluate the saved model with do_train: false and pipeline_parallel_degree: 1",
+            "eval_with_do_generation",
+            "pipeline_parallel_degree",
+        )
+
+
+@check(*FLAGS, *_DEGREES, "sharding")
+def _flags(config: RunConfig, given: Given) -> None:
+    parallel = config.parallel
+    for key, (owner, what, flags) in FLAGS.items():
+        words = getattr(parallel, key).split()
+        for word in [word for word in words if flags[word].outcome == "not here"]:
+            given.refuse(flags[word].message(key, word), key)
+        is_off = getattr(parallel, owner) in ("", -1, 0, 1)
+        if words and is_off and key not in given.broken:
+            given.note(f"{key} has no effect: there is no {what}", key)
+        elif not is_off:
+            for word in dict.fromkeys(words):
+                if flags[word].outcome != "not here":
+                    given.note(flags[word].message(key, word), key)

@@ -1,0 +1,51 @@
+"""Checks of parallel layouts: degrees that do not fit the processes, and what becomes of every flag."""
+
+from __future__ import annotations
+
+import pytest
+from config_cases import SMALLEST, load, problems, write
+
+from paddlenlp_ext.config.checks import parallel
+from paddlenlp_ext.config.flags import FLAGS
+
+
+@pytest.mark.parametrize(
+    ("processes", "values", "words"),
+    [
+        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
+        (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
+        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
+        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit keeps blocks of a whole parameter"),
+    ],
+)
+def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+    (found,) = problems(write(tmp_path, SMALLEST | values))
+    assert words in found.message
+
+
+def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "world_size", lambda: 4)
+    on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
+    for key, (_, _, flags) in FLAGS.items():
+        for word, flag in flags.items():
+            path = write(tmp_path, SMALLEST | on | {key: word})
+            if flag.outcome == "not here":
+                (found,) = problems(path)
+                assert found.key == key and f"{word} is not available: " in found.message
+            else:
+                (note,) = [note for note in load(path).notes if note.startswith(key)]
+                words = "is so in any case" if flag.outcome == "always" else "has no effect"
+                assert f"{key}: {word} {words}: {flag.reason}" in note
+
+
+def test_flags_of_what_is_off_are_noted_once(tmp_path):
+    keys = {
+        "pipeline_parallel_config": "disable_p2p_cache_shape enable_timer",
+        "sharding_parallel_config": "split_param",
+    }
+    notes = load(write(tmp_path, SMALLEST | keys)).notes
+    assert [note.split(" (")[0] for note in notes] == [
+        "pipeline_parallel_config has no effect: there is no pipeline",
+        "sharding_parallel_config has no effect: there is no sharding",
+    ]

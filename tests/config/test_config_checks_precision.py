@@ -1,0 +1,43 @@
+"""Checks between device and precision: a GPU is looked for, and a format that the device lacks is refused or noted."""
+
+from __future__ import annotations
+
+import pytest
+from config_cases import SMALLEST, load, problems, write
+
+from paddlenlp_ext.config import device, resolve
+from paddlenlp_ext.config.checks import precision
+
+
+@pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
+def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
+    monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)
+    monkeypatch.setattr(device, "_GPU_NODES", ("/",))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.has_gpu() is found
+
+
+def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, monkeypatch):
+    path = write(tmp_path, SMALLEST | {"device": "gpu"})
+    monkeypatch.setattr(precision, "has_gpu", lambda: False)
+    (found,) = problems(path)
+    assert found.line == 6 and "--device cpu" in found.message
+    assert load(path, "--device", "cpu").precision.device == "cpu"
+    monkeypatch.setattr(precision, "has_gpu", lambda: True)
+    monkeypatch.setattr(resolve, "has_gpu", lambda: True)
+    assert load(path).precision.device == "gpu"
+    config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
+    assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
+    (found,) = problems(path, "--fp16")
+    assert "use bf16: true" in found.message
+    config = load(path, "--bf16", "--fp16_opt_level", "O0")
+    assert config.precision.compute_dtype == "float32" and "fp16_opt_level O0" in config.notes[0]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_bf16_is_for_the_cpu_too(tmp_path, level):
+    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "bf16": True, "fp16_opt_level": level}))
+    assert config.precision.compute_dtype == "bfloat16" and not config.notes
