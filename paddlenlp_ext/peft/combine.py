@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.base import PeftModel, inject, undone_on_failure
+from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.inject import inject, undone_on_failure
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers, take_off
 from paddlenlp_ext.peft.lora import LoRAConfig
 
