@@ -26,8 +26,9 @@ from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers, generator_for
+from paddlenlp_ext.peft.lora import IDLE_IN_PEFT
 from paddlenlp_ext.peft.low_rank import factor_axes, take_ranks
-from paddlenlp_ext.peft.ranges import require_positive, require_whole
+from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, ImportanceAverages, Triplets, choose
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
@@ -173,8 +174,7 @@ class AdaLoRAConfig(PeftConfig):
         if self.alpha is None:
             self.alpha = 2 * self.init_r
         require_positive("adalora_alpha", self.alpha)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"adalora_dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+        require_share("adalora_dropout", self.dropout)
         for beta in (self.beta1, self.beta2):
             if not 0 < beta < 1:
                 raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1.")
@@ -250,8 +250,7 @@ class AdaLoRAConfig(PeftConfig):
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
         read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT itself passes over the last two
-        read |= {"megatron_core", "qalora_group_size", "runtime_config"}  # without effect where their switch is off
-        refuse_unread_fields(fields, read)
+        refuse_unread_fields(fields, read | IDLE_IN_PEFT)
         pattern = fields.get("rank_pattern") or {}
         return cls(
             **{name: fields[name] for name in same if name in fields},

@@ -12,29 +12,26 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.low_rank import factor_axes
-from paddlenlp_ext.peft.lycoris import from_lycoris, to_lycoris
+from paddlenlp_ext.peft.lycoris import LycorisConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.targets import as_targets, by_pattern, linear_names, select_targets
+from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets
 from paddlenlp_ext.plan import Style
 
 
 @PEFT_METHODS.register("loha")
 @dataclass(kw_only=True)
-class LoHaConfig(PeftConfig):
+class LoHaConfig(LycorisConfig):
     """Options of LoHa.
 
     Raises:
@@ -48,10 +45,6 @@ class LoHaConfig(PeftConfig):
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
     )
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Other alphas for some layers."""
 
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)
@@ -63,19 +56,7 @@ class LoHaConfig(PeftConfig):
         return select_targets(linear_names(model), self.target_modules, "loha_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoHaLinear:
-        rank = int(by_pattern(self.rank_pattern, name, self.rank))
-        return LoHaLinear(base, rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank, seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> LoHaConfig:
-        assert isinstance(stored, LoHaConfig)
-        return dataclasses.replace(stored, path=self.path)
-
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        return to_lycoris(self, model)
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoHaConfig:
-        return cls(**from_lycoris(fields, set()))
+        return LoHaLinear(base, *self.rank_and_scaling(name), seed, name)
 
 
 class LoHaLinear(LinearAdapter):

@@ -11,10 +11,9 @@ Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,18 +21,18 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.layer import LinearAdapter, kaiming_uniform
-from paddlenlp_ext.peft.lycoris import from_lycoris, to_lycoris
+from paddlenlp_ext.peft.lycoris import LycorisConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.targets import as_targets, by_pattern, linear_names, select_targets
+from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets
 from paddlenlp_ext.plan import Style
 
 
 @PEFT_METHODS.register("lokr")
 @dataclass(kw_only=True)
-class LoKrConfig(PeftConfig):
+class LoKrConfig(LycorisConfig):
     """Options of LoKr.
 
     Raises:
@@ -41,6 +40,7 @@ class LoKrConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "LOKR"
+    own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
     paddlenlp_config: ClassVar[str | None] = "lokr_config.json"
 
     rank: int = option(8, help="Rank r of a decomposed factor.", minimum=1, maximum=65536, aliases=("lokr_dim",))
@@ -52,10 +52,6 @@ class LoKrConfig(PeftConfig):
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
     )
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Other alphas for some layers."""
 
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)
@@ -70,27 +66,9 @@ class LoKrConfig(PeftConfig):
         return select_targets(linear_names(model), self.target_modules, "lokr_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoKrLinear:
-        rank = int(by_pattern(self.rank_pattern, name, self.rank))
-        scaling = by_pattern(self.alpha_pattern, name, self.alpha) / rank
-        return LoKrLinear(base, rank, scaling, self.factor, self.decompose_both, seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> LoKrConfig:
-        assert isinstance(stored, LoKrConfig)
-        return dataclasses.replace(stored, path=self.path)
+        return LoKrLinear(base, *self.rank_and_scaling(name), self.factor, self.decompose_both, seed, name)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        own = {"decompose_factor": self.factor, "decompose_both": self.decompose_both}
-        return {**to_lycoris(self, model), **own}
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoKrConfig:
-        return cls(
-            **from_lycoris(fields, {"decompose_factor", "decompose_both"}),
-            factor=fields.get("decompose_factor", -1),
-            decompose_both=fields.get("decompose_both", False),
-        )
-
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
         """`scaling` is not read: with the default alpha it says 0 beside weights that were trained with 1."""

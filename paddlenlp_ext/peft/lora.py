@@ -26,7 +26,7 @@ from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.low_rank import factor_axes
-from paddlenlp_ext.peft.ranges import require_positive, require_whole
+from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import (
     as_targets,
@@ -37,6 +37,11 @@ from paddlenlp_ext.peft.targets import (
     targets_from_peft,
 )
 from paddlenlp_ext.plan import Style
+
+# Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
+# a run went.
+IDLE_IN_PEFT = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
+IDLE_IN_PADDLENLP = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 
 
 @PEFT_METHODS.register("lora")
@@ -74,8 +79,7 @@ class LoRAConfig(PeftConfig):
             self.alpha = 4 if self.rslora else 2 * self.rank
         require_positive("lora_alpha", self.alpha, *self.alpha_pattern.values())
         require_positive("lora_plus_scale", self.plus_scale)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora_dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+        require_share("lora_dropout", self.dropout)
 
     def targets(self, model: nn.Layer) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
@@ -115,8 +119,7 @@ class LoRAConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
-        read |= {"layers_to_transform", "layers_pattern"}
-        read |= {"megatron_core", "qalora_group_size", "runtime_config"}  # without effect where their switch is off
+        read |= {"layers_to_transform", "layers_pattern", *IDLE_IN_PEFT}
         if fields.get("init_lora_weights") in (True, "gaussian"):  # how A and B began; others change the base too
             read.add("init_lora_weights")
         refuse_unread_fields(fields, read)
@@ -133,8 +136,7 @@ class LoRAConfig(PeftConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "rslora", "target_modules", "lora_plus_scale", "scaling"}
-        read |= {"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"}  # change no number
-        refuse_unread_fields(fields, read)
+        refuse_unread_fields(fields, read | IDLE_IN_PADDLENLP)
         return cls(
             rank=fields.get("r", 8),
             alpha=fields.get("lora_alpha", 8),

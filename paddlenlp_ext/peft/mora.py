@@ -30,6 +30,7 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.lora import IDLE_IN_PADDLENLP
 from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
@@ -106,8 +107,7 @@ class MoRAConfig(PeftConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> MoRAConfig:
         read = {"use_mora", "r", "lora_dropout", "target_modules"}
         read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # without effect there: MoRA's scale is 1
-        read |= {"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"}  # change no number
-        refuse_unread_fields(fields, read)
+        refuse_unread_fields(fields, read | IDLE_IN_PADDLENLP)
         return cls(
             rank=fields.get("r", 8),
             dropout=fields.get("lora_dropout", 0.0),

@@ -34,7 +34,7 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.low_rank import factor_axes, take_ranks
-from paddlenlp_ext.peft.ranges import require_positive, require_whole
+from paddlenlp_ext.peft.ranges import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.plan import Style
@@ -124,8 +124,7 @@ class SoRAConfig(PeftConfig):
             self.alpha = 2 * self.rank
         require_positive("sora_alpha", self.alpha)
         require_positive("sora_gate_scale", self.gate_scale)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"sora_dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+        require_share("sora_dropout", self.dropout)
         for name in ("sparse_lambda", "penalty"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0.")

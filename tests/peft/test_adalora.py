@@ -10,7 +10,7 @@ import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model
+from tiny_adapted import logits_of, loss_of, run_keys, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.config import load_run_config
@@ -183,18 +183,7 @@ def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
 
 
 def test_a_run_that_is_too_short_fails_in_a_dry_run_and_before_its_first_step(run_folders: Path, tmp_path: Path):
-    keys = {
-        "model_name_or_path": str(run_folders / "model"),
-        "dataset_name_or_path": str(run_folders / "data"),
-        "data_cache_dir": str(run_folders / "cache"),
-        "output_dir": str(run_folders / "out"),
-        "chat_template": "none",
-        "do_train": True,
-        "max_steps": 3,
-        "device": "cpu",
-        "adalora": True,
-        "adalora_tinit": 3,
-    }
+    keys = run_keys(run_folders, adalora=True, adalora_tinit=3)
     (tmp_path / "run.json").write_text(json.dumps(keys))
     config = load_run_config([str(tmp_path / "run.json")], peft_methods())
     data = load_data(config)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tiny_adapted import run_keys
+
 ROOT = Path(__file__).parents[2]
 
 METHOD = '''
@@ -108,22 +110,8 @@ def test_one_new_file_is_a_method_with_keys_training_files_and_merging(run_folde
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "toy_rows.py").write_text(METHOD)
-    keys = {
-        "model_name_or_path": str(run_folders / "model"),
-        "dataset_name_or_path": str(run_folders / "data"),
-        "data_cache_dir": str(run_folders / "cache"),
-        "output_dir": str(run_folders / "out"),
-        "chat_template": "none",
-        "do_train": True,
-        "max_steps": 3,
-        "max_length": 64,
-        "src_length": 32,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "device": "cpu",
-        "toy_rows": True,
-        "toy_rows_gain": 2.0,
-    }
+    training = {"max_length": 64, "src_length": 32, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    keys = run_keys(run_folders, toy_rows=True, toy_rows_gain=2.0, **training)
     (tmp_path / "run.json").write_text(json.dumps(keys))
     run("-c", LAUNCHER, plugins, ROOT / "llm" / "run_finetune.py", tmp_path / "run.json")
     written = json.loads((run_folders / "out" / "adapter_config.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,3 +75,15 @@ def state_of(model: Any) -> dict[str, np.ndarray]:
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two sets of named arrays are the same, bit for bit."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def run_keys(run_folders: Path, **more: Any) -> dict[str, Any]:
+    """The keys of a run of three steps over what the fixture `run_folders` made, and `more`."""
+    folders = {
+        "model_name_or_path": "model",
+        "dataset_name_or_path": "data",
+        "data_cache_dir": "cache",
+        "output_dir": "out",
+    }
+    paths = {key: str(run_folders / folder) for key, folder in folders.items()}
+    return {**paths, "chat_template": "none", "do_train": True, "max_steps": 3, "device": "cpu", **more}
