@@ -15,10 +15,7 @@ pytestmark = pytest.mark.layouts
 
 REPLICAS = 2  # of one process: what two data or sharding ranks do side by side
 KEYS = {"gradient_accumulation_steps": REPLICAS}
-RUNS = [
-    Case("sft", {"gradient_accumulation_steps": 1}, {"attention_bias": True}),
-    Case("adalora", {"gradient_accumulation_steps": 1}, {}, "adalora", {"tinit": 2, "tfinal": 4}),
-]
+ONCE = {"gradient_accumulation_steps": 1}
 LAYOUTS = {
     "dp2": {},
     "sharding1": {"sharding": "stage1"},
@@ -48,7 +45,16 @@ def resumed(case: Case, before: str, after: str, folder) -> Case:
 
 CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
 CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # enough where a method's own state is the point
-WAYS_OF_2 = [(case, way) for case, ways in zip(RUNS, (CROSS, CHAIN), strict=True) for way in ways]
+TENSOR = [("one", "tp2"), ("tp2", "tp2"), ("tp2", "one")]  # enough where parameters that are cut are
+RUNS = [
+    (Case("sft", ONCE, {"attention_bias": True}), CROSS),
+    (Case("adalora", ONCE, {}, "adalora", {"tinit": 2, "tfinal": 4}), CHAIN),
+    (Case("untied", ONCE, {"attention_bias": True, "tie_word_embeddings": False}), TENSOR),
+    (Case("lora", ONCE, {}, "lora", {"rank": 4, "dropout": 0.2}), TENSOR),
+]
+WAYS = [(case, way) for case, ways in RUNS for way in ways]
+LAID_OUT = [(case, layout) for case, ways in RUNS for layout in LAYOUTS if any(layout in way for way in ways)]
+RUNS_OF_4 = [case for case, ways in RUNS if ways is not TENSOR]
 WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *MIXED)]
 WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "pp2-sharding1"), ("tp2-dp2", "pp2-sharding1")]
 WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-sharding3", "tp2-dp2")]
@@ -58,46 +64,46 @@ WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-shar
 def folder(tmp_path_factory):
     """Runs of every layout, each saved half-way, and gone on with from there in the others."""
     folder = tmp_path_factory.mktemp("layouts")
-    for case in RUNS:
+    for case, _ in RUNS:
         run_case(laid_out(case, "one", **HALF), folder)
-    launch(2, [laid_out(case, layout, **HALF) for case in RUNS for layout in LAYOUTS], folder, 600)
-    launch(2, [resumed(case, *way, folder) for case, way in WAYS_OF_2], folder, 600)
+    launch(2, [laid_out(case, layout, **HALF) for case, layout in LAID_OUT], folder, 600)
+    launch(2, [resumed(case, *way, folder) for case, way in WAYS if way[1] != "one"], folder, 600)
+    for case, way in WAYS:
+        if way[1] == "one":
+            run_case(resumed(case, *way, folder), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def folder_of_4(folder):
     """The same with four processes."""
-    launch(4, [laid_out(case, layout, **HALF) for case in RUNS for layout in MIXED], folder, 600)
-    launch(4, [resumed(case, *way, folder) for case in RUNS for way in WAYS_OF_4], folder, 600)
-    for case in RUNS:
+    launch(4, [laid_out(case, layout, **HALF) for case in RUNS_OF_4 for layout in MIXED], folder, 600)
+    launch(4, [resumed(case, *way, folder) for case in RUNS_OF_4 for way in WAYS_OF_4], folder, 600)
+    for case in RUNS_OF_4:
         for way in WAYS_TO_1:
             run_case(resumed(case, *way, folder), folder)
     return folder
 
 
-@pytest.mark.parametrize(
-    ("case", "way"), WAYS_OF_2, ids=lambda part: getattr(part, "name", None) or "-then-".join(part)
-)
+@pytest.mark.parametrize(("case", "way"), WAYS, ids=lambda part: getattr(part, "name", None) or "-then-".join(part))
 def test_goes_on_as_if_nothing_had_happened(folder, case, way):
     assert_same_run(outcome(resumed(case, *way, folder), folder), outcome(laid_out(case, "one"), folder))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", RUNS_OF_4, ids=lambda case: case.name)
 @pytest.mark.parametrize("way", WAYS_OF_4 + WAYS_TO_1, ids="-then-".join)
 def test_four_processes_and_back_to_one(folder_of_4, case, way):
     assert_same_run(outcome(resumed(case, *way, folder_of_4), folder_of_4), outcome(laid_out(case, "one"), folder_of_4))
 
 
-@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("case", "layout"), LAID_OUT, ids=lambda part: getattr(part, "name", part))
 def test_writes_the_same_files(folder, case, layout):
     assert_same_files(folder / f"{case.name}-one", folder / f"{case.name}-{layout}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", RUNS_OF_4, ids=lambda case: case.name)
 @pytest.mark.parametrize("layout", MIXED)
 def test_four_processes_write_the_same_files(folder_of_4, case, layout):
     assert_same_files(folder_of_4 / f"{case.name}-one", folder_of_4 / f"{case.name}-{layout}")
@@ -114,7 +120,7 @@ def test_equal_numbers_are_equal_bytes(folder):
 
 def assert_same_files(one, other):
     """The same files: tensors of the same names, formats, shapes and places; values within 1e-6 of the largest, and
-    within 1e-5 in the optimizer's state, which has squares of gradients.
+    within 1e-5 in the optimizer's state, which has squares of gradients, and in LoRA's B, which begins at zero.
     """
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
@@ -123,9 +129,10 @@ def assert_same_files(one, other):
         if file.suffix == ".safetensors":
             assert header(one / file) == header(other / file), file
             want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
-            tolerance = 1e-5 if file.name == "training_state.safetensors" else 1e-6
             for name in want.names():
                 a, b = want.read(name), got.read(name)
+                made_by_steps = file.name == "training_state.safetensors" or name.endswith(".lora_B.weight")
+                tolerance = 1e-5 if made_by_steps else 1e-6
                 assert abs(a - b).max() <= tolerance * max(abs(a).max(), 1e-8), (file, name)
         elif file.name in ("config.json", "adapter_config.json"):
             assert json.loads((one / file).read_text()) == json.loads((other / file).read_text())
