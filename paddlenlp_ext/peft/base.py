@@ -313,7 +313,11 @@ class PeftModel(nn.Layer):
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """As `load_weights`, of an adapter that was read already."""
+        """As `load_weights`, of an adapter that was read already.
+
+        Raises:
+            ValueError: as `load_weights`, or the base is now quantized otherwise than it was.
+        """
         if stored.quantization != self.quantization:
             raise ValueError(
                 f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "

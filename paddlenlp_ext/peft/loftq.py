@@ -7,7 +7,8 @@ LoRA over a quantized base that starts from what quantizing lost: base and adapt
 base alone. With one step (T = 1) the base is the plainly quantized one, and any copy of it serves; with more, it lacks
 A_{T-1} and B_{T-1}, which the adapter keeps. Factors share the root of the singular values, as in Hugging Face PEFT.
 
-Over a base in full precision nothing was lost, and it begins as LoRA does.
+Over a base in full precision nothing was lost, and it begins as LoRA does. Files are a plain LoRA of rank 2r over the
+original base (offset_files.py).
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -9,8 +9,8 @@ singular vectors, and s B0 A0 is taken off so that the model begins as its base 
 stable activations (theorem 3.2).
 
 The gradients are summed layer by layer in main memory, on the way of the backward pass; no weight gets a gradient of
-its own. Until `before_training` has seen batches the start is LoRA's. Files are a plain LoRA of rank 2r over the
-original base.
+its own. The batches are the run's first, run once more than training does. Until `before_training` has seen them the
+start is LoRA's. Files are a plain LoRA of rank 2r over the original base (offset_files.py).
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -11,8 +11,9 @@ A base that is quantized is quantized without them, as the paper has it: the res
 
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-Files are a plain LoRA of rank 2r over the original base. Those of Hugging Face PEFT (`init_lora_weights: "pissa"`) and
-of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base again, by the whole SVD as there.
+Files are a plain LoRA of rank 2r over the original base (offset_files.py). Those of Hugging Face PEFT
+(`init_lora_weights: "pissa"`) and of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base
+again, by the whole SVD as there.
 """
 
 from __future__ import annotations

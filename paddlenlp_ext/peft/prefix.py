@@ -144,7 +144,11 @@ class PrefixConfig(PeftConfig):
 
     @classmethod
     def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
-        """PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H]. There positions of a document begin at 0."""
+        """PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H]. There positions of a document begin at 0.
+
+        Raises:
+            ValueError: the array has another shape.
+        """
         if value.ndim != 5 or value.shape[1] != 2:
             raise ValueError(f"{cls.paddlenlp_array}: a shape of {list(value.shape)}, not [layers, 2, K, P, H].")
         per_layer = value.transpose(0, 3, 1, 2, 4)

@@ -52,7 +52,11 @@ class PromptModel(PeftModel):
         document_lengths: Any = None,
         cache: Any = None,
     ) -> paddle.Tensor:
-        """[B, S, D] of the tokens alone; arguments as the model's, positions counted without the vectors."""
+        """[B, S, D] of the tokens alone; arguments as the model's, positions counted without the vectors.
+
+        Raises:
+            ValueError: the documents' lengths do not add up to the rows'.
+        """
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         decoder = self.base_model.model

@@ -109,6 +109,11 @@ def _is_linear(layer: nn.Layer) -> bool:
 
 
 def matches(entry: str, name: str, key: str) -> bool:
+    """Whether `entry` is the end of a dotted name, or a regular expression for all of it. `key` is for the error.
+
+    Raises:
+        ValueError: neither, and no regular expression.
+    """
     if name == entry or name.endswith(f".{entry}"):
         return True
     try:
