@@ -75,16 +75,15 @@ class SafetensorsFile(WeightSource):
     def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
         stored = self.dtype(name)
         entry = self._entries[name]
-        if cut is None:
-            count = int(np.prod(entry.shape, dtype=np.int64))
-            values = np.fromfile(self.path, NUMPY_DTYPE[stored], count=count, offset=entry.start)
-            if values.size != count:
-                raise ValueError(f"{self.path}: the file ends inside tensor {name}; it changed after it was opened")
-            values = values.reshape(entry.shape)
-        else:
-            # Mapped, not read: only the pages that hold the part come into memory.
-            whole = np.memmap(self.path, NUMPY_DTYPE[stored], "r", offset=entry.start, shape=entry.shape)
-            values = np.array(whole[cut.index])
+        try:
+            # Mapped, not read: nothing is copied, and of a part only the pages that hold it come into memory. Mode "c"
+            # lets a caller write into what it got, and the file stays as it is.
+            whole = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path}: the file ends inside tensor {name}; it changed after it was opened"
+            ) from error
+        values = np.asarray(whole) if cut is None else np.array(whole[cut.index])
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:

@@ -38,6 +38,9 @@ class WeightSource(ABC):
             dtype: format to return, None for the stored one. `bfloat16` comes as its bits in uint16 (see dtypes.py).
             cut: which part; None for the whole.
 
+        Returns:
+            An array to read or write at will. It may be a view of the file: copy what is to stay when that changes.
+
         Raises:
             ValueError: the file ends early, or the stored format can't become the asked one.
         """

@@ -29,6 +29,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.ranges import require_choice, require_positive, require_share, require_whole
@@ -126,9 +127,8 @@ class _Dense(nn.Layer):
 
     def __init__(self, weight: np.ndarray, dtype: paddle.dtype) -> None:
         super().__init__()
-        start, zero = nn.initializer.Assign(weight), nn.initializer.Constant()
-        self.weight = self.create_parameter(list(weight.shape), dtype=dtype, default_initializer=start)
-        self.bias = self.create_parameter([weight.shape[0]], dtype=dtype, default_initializer=zero)
+        self.weight = new_parameter(self, weight, dtype)
+        self.bias = new_parameter(self, np.zeros(weight.shape[0], np.float32), dtype)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return paddle.matmul(x, self.weight, transpose_y=True) + self.bias

@@ -14,6 +14,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.nn.tree import replace_layer
 from paddlenlp_ext.plan import Style
 
@@ -130,8 +131,7 @@ class LinearAdapter(AdapterLayer):
 
     def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
         """A parameter of the adapter that starts as `value`, in the base's format."""
-        start = nn.initializer.Assign(value)
-        return self.create_parameter(list(value.shape), dtype=self.dtype, default_initializer=start)
+        return new_parameter(self, value, self.dtype)
 
     def over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """What was summed over this rank's inputs, summed over all; gradients pass."""
@@ -169,8 +169,7 @@ class Factor(nn.Layer):
 
     def __init__(self, value: np.ndarray, dtype: paddle.dtype) -> None:
         super().__init__()
-        start = nn.initializer.Assign(value)
-        self.weight = self.create_parameter(list(value.shape), dtype=dtype, default_initializer=start)
+        self.weight = new_parameter(self, value, dtype)
 
 
 def has_values(base: nn.Layer) -> bool:

@@ -16,6 +16,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel
@@ -36,9 +37,9 @@ class PrefixEncoder(nn.Layer):
         super().__init__()
         embedding = generator_for(seed, "prefix_encoder.embedding").standard_normal((num_tokens, width), np.float32)
         weight = kaiming_uniform((hidden_size, width), seed, "prefix_encoder.weight")
-        self.embedding = _parameter(self, embedding, dtype)
-        self.weight = _parameter(self, weight, dtype)
-        self.bias = _parameter(self, np.zeros(hidden_size, np.float32), dtype)
+        self.embedding = new_parameter(self, embedding, dtype)
+        self.weight = new_parameter(self, weight, dtype)
+        self.bias = new_parameter(self, np.zeros(hidden_size, np.float32), dtype)
 
     def forward(self) -> paddle.Tensor:
         """[P, F]."""
@@ -68,11 +69,11 @@ class PrefixAttention(AdapterLayer):
         self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
         if hidden_size is None:
             start = _START * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
-            self.prefix = _parameter(self, start, self.dtype)
+            self.prefix = new_parameter(self, start, self.dtype)
         else:
             weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
-            self.prefix_weight = _parameter(self, weight, self.dtype)
-            self.prefix_bias = _parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
+            self.prefix_weight = new_parameter(self, weight, self.dtype)
+            self.prefix_bias = new_parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
 
     def keys_and_values(self) -> KeyValuePrefix:
         """Two of [P, K, H]."""
@@ -201,8 +202,3 @@ class PrefixModel(PeftModel):
 def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
     """x W^T + b."""
     return paddle.matmul(x, weight, transpose_y=True) + bias
-
-
-def _parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype) -> paddle.Tensor:
-    start = nn.initializer.Assign(value)
-    return layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=start)

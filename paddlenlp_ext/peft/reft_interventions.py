@@ -23,6 +23,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.peft.layer import kaiming_uniform
 from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonormal
 
@@ -117,10 +118,10 @@ class TinyIntervention(nn.Layer):
     def __init__(self, hidden_size: int, rank: int, seed: int, name: str) -> None:
         super().__init__()
         param_A = kaiming_uniform((rank, hidden_size), seed, f"{name}.param_A").T
-        self.param_A = _parameter(self, np.ascontiguousarray(param_A))
-        self.param_B = _parameter(self, np.zeros((rank, hidden_size), np.float32))
-        self.param_a = _parameter(self, np.ones(rank, np.float32))
-        self.param_b = _parameter(self, np.ones(hidden_size, np.float32))
+        self.param_A = new_parameter(self, np.ascontiguousarray(param_A), "float32")
+        self.param_B = new_parameter(self, np.zeros((rank, hidden_size), np.float32), "float32")
+        self.param_a = new_parameter(self, np.ones(rank, np.float32), "float32")
+        self.param_b = new_parameter(self, np.ones(hidden_size, np.float32), "float32")
 
     def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
         """[P, D] to [P, D]."""
@@ -133,8 +134,8 @@ class _Projection(nn.Layer):
 
     def __init__(self, weight_rD: np.ndarray, bias: bool) -> None:
         super().__init__()
-        self.weight = _parameter(self, weight_rD)
-        self.bias = _parameter(self, np.zeros(len(weight_rD), np.float32)) if bias else None
+        self.weight = new_parameter(self, weight_rD, "float32")
+        self.bias = new_parameter(self, np.zeros(len(weight_rD), np.float32), "float32") if bias else None
 
     def matrix(self) -> paddle.Tensor:
         """[D, r]."""
@@ -143,8 +144,3 @@ class _Projection(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         y = paddle.matmul(x, self.weight, transpose_y=True)
         return y if self.bias is None else y + self.bias
-
-
-def _parameter(layer: nn.Layer, value: np.ndarray) -> paddle.Tensor:
-    start = nn.initializer.Assign(value)
-    return layer.create_parameter(list(value.shape), dtype="float32", default_initializer=start)

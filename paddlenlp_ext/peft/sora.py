@@ -29,6 +29,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
@@ -200,7 +201,7 @@ class SoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
         # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
-        self.gate = self.create_parameter([rank], dtype="float32", default_initializer=nn.initializer.Assign(gate))
+        self.gate = new_parameter(self, gate, "float32")
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""

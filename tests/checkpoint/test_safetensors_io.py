@@ -36,6 +36,38 @@ def test_reads_what_the_library_wrote(tmp_path):
     assert np.array_equal(source.read("half", "float32"), arrays()["half"].astype(np.float32))
 
 
+def test_what_was_read_may_be_written_into(tmp_path):
+    save_file(arrays(), tmp_path / "model.safetensors")
+    source = open_weights(tmp_path)
+    for name in arrays():
+        source.read(name)[...] = 1
+    assert all(np.array_equal(source.read(name), expected) for name, expected in arrays().items())
+
+
+def test_a_tensor_that_starts_at_an_odd_byte_is_read(tmp_path):
+    """The format asks for no alignment."""
+    entries = {
+        "c": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "w": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]},
+    }
+    header, values = json.dumps(entries).encode(), np.float32([1.5, -2, 3])
+    header += b" " * (-len(header) % 4)
+    content = len(header).to_bytes(8, "little") + header + b"\0" + values.tobytes()
+    (tmp_path / "model.safetensors").write_bytes(content)
+    parameter = paddle.zeros([3])
+    parameter.set_value(open_weights(tmp_path).read("w"))
+    assert np.array_equal(parameter.numpy(), values)
+
+
+def test_a_file_that_was_cut_after_it_was_opened_is_named(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({"w": np.zeros(5000, np.float32)}, file)
+    source = open_weights(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=f"{file}: the file ends inside tensor w"):
+        source.read("w")
+
+
 def test_the_library_reads_what_is_written_here(tmp_path):
     files = save_sharded(tmp_path, arrays())
     assert [file.name for file in files] == ["model.safetensors"]
