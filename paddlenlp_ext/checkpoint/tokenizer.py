@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddlenlp_ext.checkpoint.gguf_file import open_gguf
-from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
         ValueError: no such model, no tokenizer files, or files that transformers can't read.
     """
     path = resolve_model(name_or_path)
-    tokenizer = tokenizer_from_gguf(open_gguf(path)) if path.is_file() else _from_folder(path)
+    tokenizer = _from_gguf(path) if path.is_file() else _from_folder(path)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -43,6 +42,12 @@ class AutoTokenizer:
     def from_pretrained(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
         """See `load_tokenizer`."""
         return load_tokenizer(name_or_path)
+
+
+def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
+    from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
+
+    return tokenizer_from_gguf(open_gguf(file))
 
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:

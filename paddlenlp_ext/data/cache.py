@@ -81,7 +81,7 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
     Raises:
         ValueError: what stands there is damaged; and whatever `build` raises, in which case nothing is left behind.
     """
-    with _only_one(folder):
+    with only_one(folder):
         if not folder.is_dir():
             store, account = build()
             with atomic_folder(folder) as draft:
@@ -95,8 +95,12 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock beside `folder`; the system lets go of it even when the process is killed."""
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold the lock beside `folder`; the system lets go of it even when the process is killed.
+
+    Raises:
+        ValueError: the place can't be written to.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115 (closed below, behind the message)
@@ -106,6 +110,6 @@ def _only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            get_logger().info("another process is tokenizing into %s: waiting for it", folder)
+            get_logger().info("another process is making %s: waiting for it", folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

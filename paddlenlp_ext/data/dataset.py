@@ -12,7 +12,7 @@ from paddlenlp_ext.data.account import DataAccount
 from paddlenlp_ext.data.batch import EncodedRow
 from paddlenlp_ext.data.cache import TokenStore, load_or_build
 from paddlenlp_ext.data.encode import encode_rows
-from paddlenlp_ext.data.fingerprint import cache_key
+from paddlenlp_ext.data.fingerprint import cache_key, tokenizer_fingerprint
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.inflection import lexicon_path, read_inflection
 from paddlenlp_ext.data.plain_template import PlainTemplate
@@ -107,7 +107,11 @@ class TokenizedDataset:
 
 
 def load_dataset(
-    config: DataOptions, split: str, tokenizer: Any, template: ChatTemplate | None = None
+    config: DataOptions,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
 ) -> TokenizedDataset:
     """Tokenize a split, or find it tokenized.
 
@@ -116,6 +120,7 @@ def load_dataset(
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
         template: what `load_template(config.chat_template, tokenizer)` gives; made here if absent.
+        fingerprint: the tokenizer's, `data.fingerprint.tokenizer_fingerprint(tokenizer)`; made here if absent.
 
     Raises:
         ValueError: no such dataset, or no usable row in it.
@@ -135,8 +140,13 @@ def load_dataset(
         template = load_template(config.chat_template, tokenizer)
     limits = Limits(config.src_length, config.max_length, config.truncation)
     options = {**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
-    key = cache_key(files=files, tokenizer=tokenizer, template_text=template.identity, options=options)
-    folder = Path(config.data_cache_dir or DEFAULT_CACHE).expanduser() / f"{split}-{key[:32]}"
+    key = cache_key(
+        files=files,
+        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
+        template_text=template.identity,
+        options=options,
+    )
+    folder = cache_dir(config) / f"{split}-{key[:32]}"
 
     def build() -> tuple[TokenStore, DataAccount]:
         return tokenize(read(), names, template, limits, config.autoregressive, config.bad_rows)
@@ -146,6 +156,11 @@ def load_dataset(
     for problem in account.examples:
         get_logger().warning("left out: %s", problem)
     return TokenizedDataset(store, account, names, read, config.autoregressive)
+
+
+def cache_dir(config: DataOptions) -> Path:
+    """Where tokenized data is kept, and what else would be made anew from the same files."""
+    return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
 
 
 def tokenize(

@@ -15,26 +15,33 @@ ROOM = Path(__file__).parent
 
 
 def cache_key(
-    *, files: Sequence[Path], tokenizer: Any, template_text: str, options: Mapping[str, Any], room: Path = ROOM
+    *, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any], room: Path = ROOM
 ) -> str:
     """Hash of names and contents of the files, tokenizer, template, options, and the code that puts them together.
 
     Args:
         files: what the rows are read from, in order.
-        tokenizer: a Hugging Face tokenizer.
+        tokenizer: its `tokenizer_fingerprint`.
         template_text: the chat template's `identity`.
         options: whatever of the configuration changes which tokens come out.
         room: folder whose Python files are the code.
     """
     parts = {
         "files": [(str(path), _hash(path.read_bytes())) for path in files],
-        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "tokenizer": tokenizer,
         "template": template_text,
         "options": dict(options),
-        "code": [(path.name, _hash(path.read_bytes())) for path in sorted(room.glob("*.py"))],
-        "versions": [paddlenlp_ext.__version__, version("tokenizers"), version("transformers"), version("jinja2")],
+        **code_facts(room),
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())
+
+
+def code_facts(*rooms: Path) -> dict[str, Any]:
+    """What runs: the content of the folders' Python files, and the versions of the libraries under them."""
+    return {
+        "code": [(path.name, _hash(path.read_bytes())) for room in rooms for path in sorted(room.glob("*.py"))],
+        "versions": [paddlenlp_ext.__version__, version("tokenizers"), version("transformers"), version("jinja2")],
+    }
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.jinja_template import JinjaTemplate
-from paddlenlp_ext.data.pieces_template import PiecesTemplate, is_pieces
 from paddlenlp_ext.data.plain_template import PlainTemplate
 from paddlenlp_ext.data.turns import ChatTemplate
 
@@ -30,6 +28,10 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     """
     if option == "none":
         return PlainTemplate(tokenizer)
+    # A run that finds its rows tokenized gets here by no way, and then needs no Jinja.
+    from paddlenlp_ext.data.jinja_template import JinjaTemplate
+    from paddlenlp_ext.data.pieces_template import PiecesTemplate, is_pieces
+
     if option is None:
         return (
             JinjaTemplate(tokenizer.get_chat_template(), tokenizer)

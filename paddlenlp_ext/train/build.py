@@ -9,12 +9,10 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.checkpoint.resolve import resolve_model
-from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
-from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, read_values, stored_quantization
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
@@ -33,6 +31,7 @@ from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.passes import passes_of
 from paddlenlp_ext.train.ranks import SingleRank
+from paddlenlp_ext.train.text import load_text
 from paddlenlp_ext.train.trainer import Trainer
 from paddlenlp_ext.utils.log import get_logger
 
@@ -41,10 +40,13 @@ logger = get_logger("paddlenlp_ext.train")
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run reads before it touches any weight; a split that the run does not use is None."""
+    """What a run reads before it touches any weight; a split that the run does not use is None.
+
+    Tokenizer and template may be `utils.late.Late`.
+    """
 
     tokenizer: Any
-    template: ChatTemplate
+    template: Any
     train_rows: TokenizedDataset | None
     dev_rows: TokenizedDataset | None
 
@@ -55,11 +57,11 @@ def load_data(config: RunConfig) -> RunData:
     Raises:
         ValueError: no such model or dataset, or bad rows in it.
     """
-    tokenizer = AutoTokenizer.from_pretrained(config.model.tokenizer_name_or_path or config.model.model_name_or_path)
-    template = load_template(config.data.chat_template, tokenizer)
-    train_rows = load_dataset(config.data, "train", tokenizer, template) if config.train.do_train else None
-    dev_rows = load_dataset(config.data, "dev", tokenizer, template) if config.train.do_eval else None
-    return RunData(tokenizer, template, train_rows, dev_rows)
+    text = load_text(config)
+    parts = (text.tokenizer, text.template, text.fingerprint)
+    train_rows = load_dataset(config.data, "train", *parts) if config.train.do_train else None
+    dev_rows = load_dataset(config.data, "dev", *parts) if config.train.do_eval else None
+    return RunData(text.tokenizer, text.template, train_rows, dev_rows)
 
 
 def build_model(config: RunConfig) -> Any:
