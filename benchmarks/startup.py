@@ -2,12 +2,16 @@
 
     python benchmarks/startup.py [--repeats 5]
 
-Every figure is of a fresh process; the first of each kind warms the disk and is not counted. Medians.
+Every figure is of a fresh process; the first of each kind warms the disk (compiled Python and tokenized rows too) and
+is not counted. Medians. `phases` is of runs with a clock in them (startup_phases.py), in seconds and, for a busy
+machine, in processor seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,12 +34,13 @@ ONE_STEP = (
     "--max_steps 1 --warmup_steps 0 --logging_steps 1 --do_eval false --eval_with_do_generation false "
     "--overwrite_output_dir true"
 )
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def seconds_of_import(statement: str) -> float:
     """From the command to the end of a process that does nothing else."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", statement], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
@@ -46,10 +51,11 @@ def seconds_to_first_step(config: str) -> float:
         RuntimeError: the command ended without one.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "llm/run_finetune.py", config, *ONE_STEP.split(), "--output_dir", folder]
+        command = [sys.executable, "llm/run_finetune.py", *arguments(config, folder)]
         log = Path(folder) / "metrics.jsonl"
         start = time.perf_counter()
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **output) as process:
             while not (log.exists() and log.stat().st_size):
                 if process.poll() is not None:
                     raise RuntimeError(f"{' '.join(command)} made no step:\n{process.stderr.read().decode()[-3000:]}")
@@ -59,10 +65,32 @@ def seconds_to_first_step(config: str) -> float:
     return seconds
 
 
+def phases_to_first_step(config: str) -> dict[str, dict[str, float]]:
+    """What startup_phases.py says of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = [sys.executable, "benchmarks/startup_phases.py", str(time.monotonic()), *arguments(config, folder)]
+        result = subprocess.run(script, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def arguments(config: str, folder: str) -> list[str]:
+    """The command line of one step into that folder."""
+    return [config, *ONE_STEP.split(), "--output_dir", folder]
+
+
 def median_of(measure: Callable[[], float], repeats: int) -> float:
     """Of `repeats` measurements after one that does not count."""
     measure()
     return round(statistics.median(measure() for _ in range(repeats)), 3)
+
+
+def median_phases(config: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Of every phase and clock, over `repeats` runs; the disk is warm."""
+    runs = [phases_to_first_step(config) for _ in range(repeats)]
+    return {
+        phase: {clock: round(statistics.median(run[phase][clock] for run in runs), 3) for clock in runs[0][phase]}
+        for phase in runs[0]
+    }
 
 
 def main(argv: Sequence[str]) -> None:
@@ -75,7 +103,8 @@ def main(argv: Sequence[str]) -> None:
     }
     figures["import_overhead"] = round(figures["import_both"] - figures["import_paddle"], 3)
     figures["first_optimizer_step"] = median_of(partial(seconds_to_first_step, args.config), args.repeats)
-    report("startup", {**vars(args), **figures}, "paddlepaddle")
+    phases = median_phases(args.config, args.repeats)
+    report("startup", {**vars(args), **figures, "phases": phases}, "paddlepaddle")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""llm/run_finetune.py with a clock in it: what the time to the first optimizer step consists of. For startup.py.
+
+    python benchmarks/startup_phases.py STARTED CONFIG.json [--key value ...]
+
+STARTED is `time.monotonic()` of when the command was given. The last line printed is JSON: by phase, seconds and
+processor seconds (of all threads).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+
+
+class Clock:
+    """Sums up phases, each from the end of the one before."""
+
+    def __init__(self, started: float) -> None:
+        self.phases: dict[str, dict[str, float]] = {}
+        self._seen, self._seen_processor = started, 0.0
+
+    def end(self, phase: str) -> None:
+        """What has passed since the phase before belongs to `phase`."""
+        now, processor = time.monotonic(), sum(os.times()[:2])
+        seconds, processor_seconds = now - self._seen, processor - self._seen_processor
+        self.phases[phase] = {"seconds": round(seconds, 3), "processor_seconds": round(processor_seconds, 3)}
+        self._seen, self._seen_processor = now, processor
+
+
+def main(started: float, arguments: list[str]) -> None:
+    clock = Clock(started)
+    import paddlenlp_ext  # noqa: F401 (before Paddle)
+
+    clock.end("import paddlenlp_ext")
+    import paddle  # noqa: F401
+
+    clock.end("import paddle")
+    import run_finetune
+
+    from paddlenlp_ext.train import build
+    from paddlenlp_ext.train.callbacks import Callback
+
+    class Report(Callback):
+        def on_train_begin(self, state: Any) -> None:
+            clock.end("order, optimizer, native library")
+
+        def on_step_end(self, state: Any, report: Any) -> None:
+            clock.end("first step")
+            print(json.dumps(clock.phases), flush=True)
+            os._exit(0)
+
+    real_load_data, real_build_trainer = build.load_data, build.build_trainer
+
+    def load_data(config: Any) -> Any:
+        clock.end("import the rest, read the configuration")
+        data = real_load_data(config)
+        clock.end("data")
+        return data
+
+    def build_trainer(config: Any, data: Any) -> Any:
+        trainer = real_build_trainer(config, data, [Report()])
+        clock.end("model")
+        return trainer
+
+    build.load_data, build.build_trainer = load_data, build_trainer
+    run_finetune.main(arguments)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])
