@@ -156,6 +156,7 @@ class JinjaTemplate(ChatTemplate):
         self._prompt_tail = prompt.partition(_QUESTION)[2]
         self._answer_tail = whole.partition(_ANSWER)[2]
         self._answer_end = learned_end(self._answer_tail, self._special)
+        self.ends_answers = bool(self._special.search(self._answer_end))
         self.stop_token_ids = stop_token_ids(self._answer_end, self._special, self._tokenizer)
 
     def _render(self, messages: Messages, add_generation_prompt: bool) -> str:

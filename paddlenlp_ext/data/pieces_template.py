@@ -64,6 +64,7 @@ class PiecesTemplate(ChatTemplate):
             raise ValueError(f"{path}: the piece {system!r} is no Jinja template: {error}") from error
         special = special_token_pattern(tokenizer)
         self._end = learned_end(behind_bot, special)
+        self.ends_answers = bool(special.search(self._end))
         self._behind_end = behind_bot[len(self._end) :]
         self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
 

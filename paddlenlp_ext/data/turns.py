@@ -53,6 +53,7 @@ class ChatTemplate(ABC):
         answer_end_ids: ids put behind every answer, learned.
         pieces_continue: whether a piece of text is encoded as the continuation of the one before it.
         stop_token_ids: ids at which generation is to stop.
+        ends_answers: whether a special token ends what is learned; where none does, loading the template warned.
     """
 
     text: str
@@ -61,6 +62,7 @@ class ChatTemplate(ABC):
     answer_end_ids: tuple[int, ...] = ()
     pieces_continue: bool = True
     stop_token_ids: tuple[int, ...] = ()
+    ends_answers: bool = True
 
     @property
     def identity(self) -> str:

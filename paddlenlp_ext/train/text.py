@@ -72,9 +72,14 @@ def load_text(config: RunConfig) -> RunText:
 
 
 def _load(path: Path, option: str | None, folder: Path) -> RunText:
-    """Tokenizer and template themselves; what is to be known of them goes into the folder."""
+    """Tokenizer and template themselves; what is to be known of them goes into the folder.
+
+    Not where loading the template gave a warning, which every run is to give.
+    """
     tokenizer = load_tokenizer(path)
     text = RunText(tokenizer, load_template(option, tokenizer), tokenizer_fingerprint(tokenizer))
+    if not text.template.ends_answers:
+        return text
     facts = _Facts(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -13,6 +13,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.data.template import load_template
 from paddlenlp_ext.train import text as text_module
 from paddlenlp_ext.train.text import load_text
+from paddlenlp_ext.utils.log import get_logger
 
 CHAT = "{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}"
 DATED = CHAT + "{# strftime_now #}"
@@ -106,6 +107,18 @@ def test_what_a_template_says_today_is_not_taken_for_tomorrow(run_folders, loade
         monkeypatch.setattr(text_module, "date", type("Date", (), {"today": staticmethod(lambda today=today: today)}))
         load_text(config_for(run_folders, str(run_folders / "chat.jinja")))
     assert len(loaded) == times_loaded
+
+
+@pytest.mark.parametrize("suffix", ["jinja", "json"])
+def test_a_template_that_ends_no_answer_warns_in_every_run(run_folders, caplog, monkeypatch, suffix):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    pieces = '{"conversation": ["{{user}} ", "{{bot}}!"], "query": "{{query}} "}'
+    file = run_folders / f"chat.{suffix}"
+    file.write_text(CHAT.replace("</s>", "!") if suffix == "jinja" else pieces)
+    for _ in range(2):
+        caplog.clear()
+        load_text(config_for(run_folders, str(file)))
+        assert "writes no special token behind an answer" in caplog.text
 
 
 def test_what_can_not_be_loaded_is_an_error_every_time(run_folders):
