@@ -109,6 +109,7 @@ class _LinearCrossEntropy(PyLayer):
                 hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
             if learns_weight:
                 weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
+            del logits_RV  # or it would stand until the next chunk's is made
         if learns_weight:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
@@ -116,7 +117,9 @@ class _LinearCrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx, loss_gradient):
-        scaled = [None if part is None else part * loss_gradient.astype(part.dtype) for part in ctx.gradients]
+        parts, ctx.gradients = ctx.gradients, None  # scaled in place, a head's being large: there is one way back
+        assert parts is not None, "the gradients of this loss have been taken already"
+        scaled = [None if part is None else part.multiply_(loss_gradient.astype(part.dtype)) for part in parts]
         return (*scaled, None)
 
 

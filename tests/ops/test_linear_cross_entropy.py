@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops import native
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.ops.elementwise import normal
 from tests.ops.needs_native import needs_native
@@ -111,3 +114,21 @@ def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products
     assert float(loss) == pytest.approx(expected_loss, rel=2e-3)
     error = np.linalg.norm(hidden_t.grad.numpy() - hidden_gradient) / np.linalg.norm(hidden_gradient)
     assert hidden_t.grad.dtype == paddle.float32 and 1e-4 < error < 2e-2
+
+
+@needs_native
+def test_the_logits_of_one_chunk_stand_at_a_time():
+    hidden, weight, labels = map(paddle.to_tensor, make(1024, 16, 1024, 1.0))
+    hidden.stop_gradient = False
+
+    def used_and_most() -> tuple[int, int]:
+        numbers = (ctypes.c_int64 * 3)()
+        native.library().buffers_account(numbers)
+        return numbers[1], numbers[2]
+
+    native.library().buffers_release()  # the most in use is counted from here
+    before, _ = used_and_most()
+    loss, _ = linear_cross_entropy(hidden, weight, labels, chunk=256)
+    assert not loss.stop_gradient
+    chunk_of_logits = 4 * 256 * 1024
+    assert chunk_of_logits <= used_and_most()[1] - before < 2 * chunk_of_logits
