@@ -1,9 +1,10 @@
-"""Predicted against measured peak memory of a training step, for full training, LoRA and LoRA over quantized weights.
+"""Predicted against measured peak memory of a training step: full training, LoRA, other adapters, quantized weights.
 
-    python benchmarks/memory.py [OUT.md] [--model smollm2-135m-instruct]
+    python benchmarks/memory.py [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
 
-The prediction is the dry run's (train/memory.py), the measurement that of a process of its own (train_step.py). OUT.md
-gets the tables: predicted and measured peak, and the prediction by part.
+The prediction is the dry run's (train/memory.py), the measurement that of a process of its own (train_step.py), which
+takes 20 to 40 seconds. The file of measurements is added to after each one, and what stands in it is not measured
+again: remove it after a change to what runs. OUT.md gets the page: predicted and measured, and the prediction by part.
 """
 
 from __future__ import annotations
@@ -16,99 +17,117 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-import paddle
-
-from measure import SMOLLM2_SHAPE, environment
-from paddlenlp_ext import LoRAConfig, get_peft_model
-from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.quant.model import NOTHING_PACKED, packed_size
-from paddlenlp_ext.quant.options import QuantOptions
-from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
+from measure import environment
+from ours import MODEL, run_config
+from paddlenlp_ext.train.dry_run import build_skeleton, estimate_run, packed_weights
+from paddlenlp_ext.train.memory import MemoryEstimate
 from paddlenlp_ext.utils.cli import run_command
 
+_NF4 = "--lora true --weight_quantize_algo nf4 --weight_double_quant true"
 CASES = [
-    # documents, length, method, recompute
-    (2, 256, "lora", False),
-    (8, 128, "lora", False),
-    (4, 512, "lora", False),
-    (4, 512, "lora", True),
-    (1, 2048, "lora", False),
-    (2, 256, "full", False),
-    (4, 512, "full", False),
-    (4, 512, "full", True),
-    (2, 256, "weight_only_int8", False),
-    (2, 256, "weight_only_int4", False),
-    (2, 256, "fp4", False),
-    (2, 256, "nf4", False),
-    (2, 256, "nf4 double", False),
-    (4, 512, "nf4 double", False),
-    (4, 512, "nf4 double", True),
+    # documents, length, what it is called, keys
+    (2, 256, "LoRA", "--lora true"),
+    (8, 128, "LoRA", "--lora true"),
+    (4, 512, "LoRA", "--lora true"),
+    (1, 2048, "LoRA", "--lora true"),
+    (1, 4096, "LoRA", "--lora true"),
+    (4, 512, "LoRA, recompute", "--lora true --recompute true"),
+    (2, 256, "LoRA, bf16", "--lora true --bf16 true"),
+    (4, 512, "LoRA, bf16", "--lora true --bf16 true"),
+    (2, 256, "DoRA", "--lora true --use_dora true"),
+    (2, 256, "all weights", "--lora false"),
+    (4, 512, "all weights", "--lora false"),
+    (4, 512, "all weights, recompute", "--lora false --recompute true"),
+    (2, 256, "all weights, bf16", "--lora false --bf16 true"),
+    (2, 256, "all weights, adamw_8bit", "--lora false --optim adamw_8bit"),
+    (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini"),
+    (2, 256, "LoRA over int8", "--lora true --weight_quantize_algo weight_only_int8"),
+    (2, 256, "LoRA over int4", "--lora true --weight_quantize_algo weight_only_int4"),
+    (2, 256, "LoRA over fp4", "--lora true --weight_quantize_algo fp4"),
+    (2, 256, "LoRA over nf4", "--lora true --weight_quantize_algo nf4"),
+    (2, 256, "LoRA over nf4, double", _NF4),
+    (4, 512, "LoRA over nf4, double", _NF4),
+    (4, 512, "LoRA over nf4, double, recompute", f"{_NF4} --recompute true"),
 ]
+PAGE = """\
+# Peak memory of a training step
+
+What `--dry_run` predicts, from shapes alone, beside what a process took: the largest resident size while it loads
+SmolLM2-135M and makes two optimizer steps, on random documents side by side in one row, every token learned, LoRA of
+rank 8 on all linear layers. GB are 10^9 bytes. Memory does not depend on how busy the machine is. The page is written
+by `python benchmarks/memory.py docs/memory.md`.
+
+{measured}
+
+The prediction by part, GB:
+
+{parts}
+
+- **process**: Python, Paddle and the libraries around them, before any tensor.
+- **weights**: the model and the adapter, quantized weights as they are stored.
+- **optimizer**: its moments of what trains; 8 bytes a weight with AdamW.
+- **activations**: what the forward pass keeps of each token for the way back. Longer or more documents in a micro-batch
+  make this part; `"recompute": true` makes it small.
+- **working**: what stands beside these for a while. Either the logits of 256 learned positions and the hidden states
+  that they are made of, or what one layer needs on its way back, with what was computed again, whichever is more.
+- **gradients**: of the weights that train, as far as they find no room where activations were: these are gone when the
+  last gradients are made. With gradient accumulation they stand beside the activations, all of them.
+- **kept_free**: memory that was freed and is kept for the next request. The native library's blocks are at most a
+  sixteenth more than was in use at once. What Paddle's own ops allocate lies in the C heap, where few freed pieces fit
+  a later request: as much again is counted, which is rather too much than too little. Without the native library
+  ([cpu.md](cpu.md)) everything lies there.
+
+A method whose adapter is not one step with its linear, as DoRA and PiSSA, keeps more of each token than LoRA
+(`paddlenlp_ext/train/kept.py`). On GPUs the prediction is on paper: it has not been held against a run, and what the
+allocator keeps free is left out.
+
+{where}
+"""
 
 
-def options_of(method: str) -> QuantOptions | None:
-    """How the base is quantized; None for full training and plain LoRA."""
-    algo, _, double = method.partition(" ")
-    return None if algo in ("lora", "full") else QuantOptions(algo=algo, double_quant=bool(double))
-
-
-def measure(model: str, documents: int, length: int, method: str, recompute: bool) -> float:
+def measure(model: str, documents: int, length: int, keys: str) -> float:
     """GB at the peak of a process that loads the model and makes two steps."""
-    options = options_of(method)
     script = Path(__file__).with_name("train_step.py")
-    keys = [
-        "--model_name_or_path",
-        model,
-        "--lora",
-        str(method != "full").lower(),
-        "--recompute",
-        str(recompute).lower(),
-    ]
-    if options is not None:
-        keys += ["--weight_quantize_algo", options.algo, "--weight_double_quant", str(options.double_quant).lower()]
-    command = [sys.executable, script, "--documents", documents, "--length", length, "--steps", 1, *keys]
-    output = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
+    shape = ["--documents", str(documents), "--length", str(length), "--steps", "1"]
+    command = [sys.executable, str(script), *shape, "--model_name_or_path", model, *keys.split()]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
 
-def predict(documents: int, length: int, method: str, recompute: bool) -> MemoryEstimate:
+def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
     """What the dry run would name."""
-    options = options_of(method)
-    with paddle.LazyGuard():
-        model = CausalLM(DecoderConfig.from_dict(SMOLLM2_SHAPE))
-        packed = NOTHING_PACKED if options is None else packed_size(model, options)
-        model = model if method == "full" else get_peft_model(model, LoRAConfig(rank=8))
-    tokens = documents * length
-    plan = RecomputePlan() if recompute else None
-    return estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=plan, packed=packed)
+    config = run_config(["--model_name_or_path", model, *keys.split()])
+    return estimate_run(config, build_skeleton(config), packed_weights(config), tokens, tokens)
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a model of SmolLM2-135M's shape")
+    parser.add_argument("--model", default=MODEL, help="a model's name or folder")
+    parser.add_argument("--measured", type=Path, default=Path("checkpoints/benchmarks/memory.json"))
     args = parser.parse_args(argv)
-    parts = [part.name for part in fields(MemoryEstimate)]
-    lines = [
-        "| documents | method | recompute | predicted GB | measured GB | error |",
-        "|---|---|---|---|---|---|",
-    ]
-    by_part = [f"| documents | method | recompute | {' | '.join(parts)} |", "|---" * (3 + len(parts)) + "|"]
-    print(*lines, sep="\n")
-    for documents, length, method, recompute in CASES:
-        estimate = predict(documents, length, method, recompute)
-        predicted, measured = estimate.total / 1e9, measure(args.model, documents, length, method, recompute)
-        case = f"| {documents} x {length} | {method} | {'yes' if recompute else 'no'} |"
-        lines.append(f"{case} {predicted:.2f} | {measured:.2f} | {predicted / measured - 1:+.0%} |")
-        by_part.append(f"{case} {' | '.join(f'{getattr(estimate, part) / 1e9:.2f}' for part in parts)} |")
-        print(lines[-1], flush=True)
-    source = json.dumps(environment("paddlepaddle"))
-    print(*by_part, source, sep="\n")
+    found = json.loads(args.measured.read_text()) if args.measured.exists() else {}
+    names = [part.name for part in fields(MemoryEstimate)]
+    rows = ["| documents | what | predicted GB | measured GB | error |", "|---|---|---|---|---|"]
+    parts = [f"| documents | what | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    print(*rows, sep="\n")
+    for documents, length, what, keys in CASES:
+        key = f"{args.model} {documents} x {length} {keys}"
+        if key not in found:
+            found[key] = measure(args.model, documents, length, keys)
+            args.measured.parent.mkdir(parents=True, exist_ok=True)
+            args.measured.write_text(json.dumps(found, indent=1))
+        estimate = predict(args.model, documents * length, keys)
+        predicted, measured = estimate.total / 1e9, found[key]
+        case = f"| {documents} x {length} | {what} |"
+        rows.append(f"{case} {predicted:.2f} | {measured:.2f} | {predicted / measured - 1:+.0%} |")
+        parts.append(f"{case} {' | '.join(f'{getattr(estimate, name) / 1e9:.2f}' for name in names)} |")
+        print(rows[-1], flush=True)
+    where = json.dumps(environment("paddlepaddle"))
+    print(*parts, where, sep="\n")
     if args.out is not None:
-        page = ["# Peak memory of a training step", "", *lines, "", "The prediction by part, GB:", "", *by_part]
-        args.out.write_text("\n".join([*page, "", source, ""]), encoding="utf-8")
+        page = PAGE.format(measured="\n".join(rows), parts="\n".join(parts), where=f"    {where}")
+        args.out.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

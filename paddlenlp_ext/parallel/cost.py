@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.degrees import Degrees
-from paddlenlp_ext.models.activations import Kept, computed_again, kept_floats
+from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.schedule import Pass, entries
 from paddlenlp_ext.parallel.stages import plan_stages
@@ -181,24 +181,30 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
     is_adapter, size = step.lora_rank > 0, step.value_bytes
     lent = held.held - (held.trained if is_adapter else 0)
     weights = held.held - (lent - lent / sharding if stage == 3 else 0)
-    kept = Kept(config, step.plan, 0.0, layout.degrees.tensor, layout.sequence_parallel)
+    kept = Kept(
+        config,
+        step.plan,
+        Ops(stream=size, attention=size, product=size),
+        tensor=layout.degrees.tensor,
+        sequence_parallel=layout.sequence_parallel,
+    )
     logits = 2 * min(LOSS_CHUNK, step.learned) * config.vocab_size / layout.degrees.tensor
     return {
         "weights": weights * size,
         "gradients": held.trained * size / (sharding if stage >= 2 and not is_adapter else 1),
         "optimizer": held.trained * (8 if size == 4 else 12) / (sharding if stage else 1),
-        "activations": step.tokens * size * _activations(config, layout, step, process, kept),
+        "activations": step.tokens * _activations(config, layout, step, process, kept),
         "loss": 4.0 * logits if process == layout.degrees.pipeline - 1 else 0.0,
     }
 
 
 def _activations(config: Any, layout: Layout, step: Step, process: int, kept: Kept) -> float:
-    """Numbers a token, of all micro-batches that are under way at one time."""
+    """Bytes a token, of all micro-batches that are under way at one time."""
     degree = layout.degrees.pipeline
     if degree == 1:
-        return kept_floats(kept, range(config.num_hidden_layers))
+        return kept_bytes(kept, range(config.num_hidden_layers))
     bounds = plan_stages(config, degree, layout.virtual).bounds
-    one_way = [kept_floats(kept, range(*bounds[c : c + 2])) - computed_again(kept) for c in range(len(bounds) - 1)]
+    one_way = [kept_bytes(kept, range(*bounds[c : c + 2])) - computed_again(kept) for c in range(len(bounds) - 1)]
     now = most = 0.0
     for entry in entries(process, degree, degree * layout.virtual, step.micro_batches, True):
         if isinstance(entry, Pass):

@@ -64,6 +64,13 @@ class AdapterLayer(nn.Layer):
         """The adapter's forward, same signature as the base's."""
         raise NotImplementedError
 
+    def kept_numbers(self) -> float:
+        """How many numbers of each token the adapter's gradient needs, beside the layer's input and what dropout keeps.
+
+        The memory estimate counts them (train/kept.py). None, where few positions or parameters alone are changed.
+        """
+        return 0
+
     def placements(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
 
@@ -94,6 +101,8 @@ class LinearAdapter(AdapterLayer):
 
     dropout: float = 0.0
     """On the adapter's input while training; a method that has it sets it."""
+    keeps_input: bool = True
+    """Whether the gradient needs the very tensor that the layer is given."""
 
     @property
     def dtype(self) -> paddle.dtype:
@@ -132,6 +141,14 @@ class LinearAdapter(AdapterLayer):
     def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
         """A parameter of the adapter that starts as `value`, in the base's format."""
         return new_parameter(self, value, self.dtype)
+
+    def in_one_step(self) -> bool:
+        """Whether base and adapter are one op, which keeps its input as the base's product reads it."""
+        return False
+
+    def kept_numbers(self) -> float:
+        """As `AdapterLayer`; a method that does not say counts as the one that keeps most."""
+        return self.in_features + 2 * self.out_features
 
     def over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """What was summed over this rank's inputs, summed over all; gradients pass."""

@@ -106,6 +106,7 @@ class LoKrLinear(LinearAdapter):
     ) -> None:
         super().__init__(base)
         self.scaling = scaling
+        self.keeps_input = base.in_features > base.out_features  # else it is turned first
         (a, b), (c, d) = split(base.out_features, factor), split(base.in_features, factor)
 
         def start(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
@@ -132,6 +133,15 @@ class LoKrLinear(LinearAdapter):
         else:
             inner = _along_middle(_along_last(inner, w2), w1)
         return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
+
+    def kept_numbers(self) -> float:
+        """What each matrix reads, but for the layer's input itself."""
+        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
+        (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
+        between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
+        if self.in_features <= self.out_features:
+            return c * d + d * between1 + a * d + a * between2
+        return c * between2 + b * c + b * between1
 
     def delta_weight(self) -> paddle.Tensor:
         """s W1 (x) W2, float32 [out, in]."""

@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, kaiming_uniform
@@ -172,10 +173,21 @@ class LoRALinear(LinearAdapter):
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
-        base = self.base.frozen()
-        if base is None or (self.dropout and self.training):
+        base = self._base_in_step()
+        if base is None:
             return self.base(x) + self.update(x)
         return lora_linear(x, base, self.lora_A.weight, self.outer(), self.scaling)
+
+    def in_one_step(self) -> bool:
+        return self._base_in_step() is not None
+
+    def _base_in_step(self) -> FrozenLinear | None:
+        """The base as a part of one step with the update; None where it is a step of its own."""
+        return None if self.dropout and self.training else self.base.frozen()
+
+    def kept_numbers(self) -> float:
+        """x A^T."""
+        return self.lora_A.weight.shape[0]
 
     def update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""

@@ -83,6 +83,13 @@ class OffsetLoRALinear(LoRALinear):
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
         return self.base(x) + (self.update(x) - start)
 
+    def in_one_step(self) -> bool:
+        return False
+
+    def kept_numbers(self) -> float:
+        """x A^T and x A0^T."""
+        return super().kept_numbers() * (1 if self.base_lacks_start else 2)
+
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
         a, b = super().low_rank_factors()

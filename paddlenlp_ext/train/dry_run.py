@@ -13,15 +13,17 @@ from rich.table import Table
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.models.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
 from paddlenlp_ext.models.auto import stored_quantization
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops import native
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize, packed_size
 from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.memory import estimate_memory
+from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
 
 _GB = 1e9
 
@@ -109,21 +111,46 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
     assert rows is not None
     micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
     largest = max(micro_batches, key=lambda packs: _slots(config, rows, packs))
-    estimate = estimate_memory(
-        model,
-        micro_batch_tokens=_slots(config, rows, largest),
-        learned_tokens=sum(int(rows[index].learned.sum()) for pack in largest for index in pack),
-        recompute=RecomputePlan.from_config(config.train),
-        accumulates=config.train.gradient_accumulation_steps > 1,
-        bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
-        optim=config.optim.optim,
-        packed=packed,
-    )
+    learned = sum(int(rows[index].learned.sum()) for pack in largest for index in pack)
+    estimate = estimate_run(config, model, packed, _slots(config, rows, largest), learned)
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
     return table
+
+
+def estimate_run(config: RunConfig, model: Any, packed: PackedSize, slots: int, learned: int) -> MemoryEstimate:
+    """The memory of a run's step.
+
+    Args:
+        config: the run's configuration.
+        model: as `build_skeleton` gives it.
+        packed: as `packed_weights` gives it.
+        slots: positions of the largest micro-batch, padding included.
+        learned: how many tokens of it are learned.
+    """
+    return estimate_memory(
+        model,
+        micro_batch_tokens=slots,
+        learned_tokens=learned,
+        recompute=RecomputePlan.from_config(config.train),
+        ops=_ops_of(config.precision),
+        accumulates=config.train.gradient_accumulation_steps > 1,
+        bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
+        optim=config.optim.optim,
+        packed=packed,
+    )
+
+
+def _ops_of(precision: Any) -> Ops:
+    """What computes on the device and in the format of `config.precision`."""
+    is_half = precision.compute_dtype != "float32"
+    if precision.device != "cpu":
+        return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
+    if native.obstacle() is not None:
+        return PLAIN
+    return NATIVE_HALF if is_half else NATIVE
 
 
 def _slots(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

@@ -1,6 +1,8 @@
-"""How much memory a training step takes, part by part, from shapes alone. Measured against in benchmarks/memory.py.
+"""How much memory a training step takes, part by part, from shapes alone. docs/memory.md holds it against measurements.
 
-D hidden size, I feed-forward size, N and K query and key-value heads, H head dimension, V vocabulary.
+Two moments decide: the way back begins, all activations are there and few gradients; the optimizer moves the weights,
+all gradients are there and no activations. The native library's blocks and the C heap do not lend each other what is
+free, so that each of them is as large as at its own fullest moment.
 """
 
 from __future__ import annotations
@@ -9,18 +11,24 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paddlenlp_ext.models.activations import Kept, kept_floats
+from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize
+from paddlenlp_ext.train.kept import has_ops_apart, kept_inputs
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizers import adamw_8bit, adamw_mini
 
-_PROCESS_BYTES = 450e6
+_PROCESS_BYTES = 400e6
 """Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
-_HEAP_SHARE = 1.0
-"""Freed buffers that fit no later request, relative to the activations (runtime.py keeps them for speed)."""
 _LOSS_CHUNK = 256
 """Learned positions whose logits stand at one time (ops/linear_cross_entropy.py)."""
+_SMALLEST_BLOCK = 1 << 18
+"""Bytes from which on a native op's result lies in a block (ops/native.py)."""
+_FREE_BLOCKS = 1 / 16
+"""Native blocks that are free, at most, relative to the most in use at once (ops/csrc/buffers.cpp)."""
+_FREE_HEAP = 1.0
+"""Freed pieces of the C heap, which runtime.py keeps for speed, relative to the most in use at once besides weights and
+optimizer: few fit a later request. Measured without the native library, where all tensors lie there."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +38,50 @@ class MemoryEstimate:
     Attributes:
         process: the program itself.
         weights: frozen and trained parameters; the packed ones as they are stored.
-        gradients: of the trained ones, as far as they stand at that moment: one by one they take the place of
-            activations, but for those of earlier micro-batches.
         optimizer: its moments, and fp32 copies of weights that are kept in fewer bits.
         activations: what the forward pass keeps for the backward pass, of one micro-batch.
-        loss: logits of one chunk of learned positions, their exponentials, and the gradient of a head that trains.
-        heap: buffers between the live ones.
+        working: what stands beside them for a while: the logits of a chunk of learned positions, or what one layer
+            needs on the way back, whichever is more.
+        gradients: those of what trains, as far as they find no room where activations were before.
+        kept_free: what was freed and is kept for the next request; left out on a GPU.
     """
 
     process: float
     weights: float
-    gradients: float
     optimizer: float
     activations: float
-    loss: float
-    heap: float
+    working: float
+    gradients: float
+    kept_free: float
 
     @property
     def total(self) -> float:
         """All parts, bytes."""
         return sum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Bytes in use at a moment, besides what stays from step to step.
+
+    Attributes:
+        blocks: of the native library, whose large results lie there.
+        heap: whatever Paddle's own ops give.
+    """
+
+    blocks: float = 0.0
+    heap: float = 0.0
+
+    def __add__(self, other: _Use) -> _Use:
+        return _Use(self.blocks + other.blocks, self.heap + other.heap)
+
+    def apart(self, other: _Use) -> _Use:
+        """What two moments take, where neither kind lends the other what is free."""
+        return _Use(max(self.blocks, other.blocks), max(self.heap, other.heap))
+
+    def together(self, other: _Use) -> _Use:
+        """The same where all lies in one place."""
+        return _Use(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
 
 
 def estimate_memory(
@@ -58,6 +90,7 @@ def estimate_memory(
     micro_batch_tokens: int,
     learned_tokens: int,
     recompute: RecomputePlan | None,
+    ops: Ops,
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
@@ -70,38 +103,99 @@ def estimate_memory(
         micro_batch_tokens: the most slots of a micro-batch, padding included.
         learned_tokens: the most learned tokens in a micro-batch.
         recompute: what is computed again in the backward pass; None: nothing.
+        ops: what computes.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: 4 for fp32, 2 for bf16; the rest is counted as fp32.
+        bytes_per_weight: of a matrix that is frozen, and on a GPU of every weight: 4 for fp32, 2 for bf16.
         optim: the optimizer, which decides what is kept of a trained weight.
         packed: the part of the weights that will be quantized, where `model` has them in plain numbers.
     """
-    parameters = list(model.parameters())
-    trained = sum(math.prod(p.shape) for p in parameters if not p.stop_gradient)
-    adapter_rows = sum(min(p.shape) for p in parameters if not p.stop_gradient and len(p.shape) == 2)
-    config = model.config
-    is_adapted = trained < sum(math.prod(p.shape) for p in parameters)
-    adapter = adapter_rows / config.num_hidden_layers if is_adapted else 0.0
-    floats = kept_floats(Kept(config, recompute, adapter), range(config.num_hidden_layers))
-    activations = 4.0 * micro_batch_tokens * floats
-    loss = 4.0 * 2 * min(_LOSS_CHUNK, learned_tokens) * config.vocab_size
-    if not is_adapted:  # the head's gradient: a chunk's, their sum, and the sum scaled
-        loss += 4.0 * 3 * config.vocab_size * config.hidden_size
-    heap = _HEAP_SHARE * (activations + loss)
-    gradients = 4.0 * trained
+    num_layers = model.config.num_hidden_layers
+    kept = Kept(model.config, recompute, ops, kept_inputs(model, ops))
+    again = computed_again(kept)
+    streams = micro_batch_tokens * (num_layers + 1) * kept.stream  # the last one is what the final norm reads
+    activations = micro_batch_tokens * (kept_bytes(kept, range(num_layers)) - again + kept.stream)
+    loss = _loss_bytes(model, ops, micro_batch_tokens, learned_tokens)
+    working = max(loss, micro_batch_tokens * (again + _way_back_numbers(model.config) * ops.attention))
+
+    by_paddle = activations if has_ops_apart(model) else streams
+    gradients = _gradients(model)
+    back = _Use(activations - by_paddle + working, by_paddle) + (gradients if accumulates else _Use())
+    back += _Use(4.0 * _trained_head(model))
+    update = gradients + _Use(0.0, _update_bytes(model, optim))
+    needed = back.apart(update) if ops.native else back.together(update)
     return MemoryEstimate(
         process=_PROCESS_BYTES,
-        weights=float(bytes_per_weight * (sum(math.prod(p.shape) for p in parameters) - packed.num_weights))
-        + packed.num_bytes,
-        gradients=gradients if accumulates else max(0.0, gradients - activations - loss - heap),
-        optimizer=_moment_bytes(model, optim) + (0.0 if bytes_per_weight == 4 else 4.0 * trained),
+        weights=_weight_bytes(model, ops, bytes_per_weight, packed),
+        optimizer=_state_bytes(model, ops, optim, bytes_per_weight),
         activations=activations,
-        loss=loss,
-        heap=heap,
+        working=working,
+        gradients=needed.blocks + needed.heap - activations - working,
+        kept_free=0.0 if ops.on_gpu else _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap,
     )
 
 
-def _moment_bytes(model: Any, optim: str) -> float:
-    """What the optimizer keeps of the gradients."""
+def _loss_bytes(model: Any, ops: Ops, tokens: int, learned: int) -> float:
+    """Logits of a chunk, the hidden states that are learned and their gradients; where the head trains, the head as
+    products read it, or a chunk's part of its gradient.
+    """
+    config = model.config
+    rounded = 0.0 if ops.product == 4.0 else ops.product
+    logits = (4.0 + rounded) * min(_LOSS_CHUNK, learned) * config.vocab_size
+    hidden = 4.0 * (tokens + 2 * learned) * config.hidden_size
+    beside = rounded if ops.native else 4.0  # a native product adds a chunk's part of the head's gradient to the rest
+    return logits + hidden + beside * _trained_head(model)
+
+
+def _way_back_numbers(config: Any) -> float:
+    """Numbers a token that a layer's gate needs to go back, the most of all ops: gradients of its product, of gate and
+    up, of the stream before and after.
+    """
+    return 3 * config.intermediate_size + 2 * config.hidden_size
+
+
+def _trained_head(model: Any) -> int:
+    """Numbers of the output head where it trains: its gradient is made in the forward pass."""
+    head = model.head_weight()
+    return 0 if head.stop_gradient else math.prod(head.shape)
+
+
+def _gradients(model: Any) -> _Use:
+    """All of them, and what is tied a second time: the embedding's is made while the head's waits for it.
+
+    Native ops make those of the linears and of the head. Paddle makes the embedding's, and the small ones of adapters.
+    """
+    trained = trainable_parameters(model)
+    sizes = {name: 4.0 * math.prod(parameter.shape) for name, parameter in trained.items()}
+    by_paddle = sum(size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK)
+    head = 4.0 * _trained_head(model) if model.config.tie_word_embeddings else 0.0
+    return _Use(sum(sizes.values()) - by_paddle + head, by_paddle)
+
+
+def _update_bytes(model: Any, optim: str) -> float:
+    """What an optimizer needs to move the largest weight, beside its gradient."""
+    copies = 2 if optim == "adamw_mini" else 0
+    return copies * 4.0 * max(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
+
+
+def _weight_bytes(model: Any, ops: Ops, bytes_per_weight: int, packed: PackedSize) -> float:
+    """All weights as they are stored, and under autocast the linears' as the products read them."""
+    stored = sum(_stored_bytes(parameter, ops, bytes_per_weight) for parameter in model.parameters())
+    stored += packed.num_bytes - bytes_per_weight * packed.num_weights
+    if not ops.autocast:
+        return stored
+    vocabulary = model.config.vocab_size
+    matrices = (p for p in model.parameters() if len(p.shape) == 2 and p.shape[0] != vocabulary)
+    return stored + ops.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
+
+
+def _stored_bytes(parameter: Any, ops: Ops, bytes_per_weight: int) -> float:
+    """On the CPU nothing is stored in half precision but frozen matrices."""
+    may_be_half = ops.on_gpu or (parameter.stop_gradient and len(parameter.shape) == 2)
+    return float(math.prod(parameter.shape) * (bytes_per_weight if may_be_half else 4))
+
+
+def _state_bytes(model: Any, ops: Ops, optim: str, bytes_per_weight: int) -> float:
+    """What the optimizer keeps of each gradient, and of a weight that is stored in half precision."""
     total = 0.0
     for name, parameter in trainable_parameters(model).items():
         if optim == "adamw_mini":
@@ -110,4 +204,6 @@ def _moment_bytes(model: Any, optim: str) -> float:
             total += adamw_8bit.moment_bytes(parameter.shape)
         else:
             total += 8.0 * math.prod(parameter.shape)
+        if ops.on_gpu and bytes_per_weight < 4:
+            total += 4.0 * math.prod(parameter.shape)
     return total

@@ -1,0 +1,125 @@
+"""What the memory estimate says the layers keep is what stands after a forward pass: counted by Paddle's allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import paddle
+import pytest
+from tiny_training import MODEL, VOCABULARY
+
+from paddlenlp_ext.models.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.kept import kept_inputs
+
+SHAPE = {**MODEL, "hidden_size": 64, "intermediate_size": 160}
+OPS = PLAIN if native.obstacle() else NATIVE
+A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
+METHODS = sorted(peft_methods())
+in_half = pytest.mark.skipif(half.obstacle() is not None, reason=f"{half.obstacle()}")
+
+
+def build(method: PeftConfig | None, num_layers: int = 2):
+    model = AutoModelForCausalLM.from_config({**SHAPE, "num_hidden_layers": num_layers}, seed=1)
+    return model if method is None else get_peft_model(model, method)
+
+
+def config_of(switch: str) -> PeftConfig:
+    """A method with its defaults, of rank 8 where it has one."""
+    method = peft_methods()[switch]
+    has_rank = "rank" in {field.name for field in dataclasses.fields(method)}
+    return method(rank=8) if has_rank else method()
+
+
+def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
+    """Bytes of tensors more after a forward pass than before it."""
+    ids = paddle.to_tensor(np.random.default_rng(0).integers(1, VOCABULARY, (1, length)))
+
+    def allocated() -> int:
+        gc.collect()
+        account = (ctypes.c_int64 * 3)()
+        if native.library() is not None:
+            native.library().buffers_account(account)
+        return paddle.base.core.host_memory_stat_current_value("Allocated", 0) + account[1]
+
+    before = allocated()
+    with around:
+        hidden = model.hidden_states(ids)
+    after = allocated()
+    assert not hidden.stop_gradient
+    return after - before
+
+
+def counted_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, around=nullcontext) -> float:
+    """Bytes of a token: what a third layer adds, of what each position adds. Small enough that no block is rounded."""
+    per_token = []
+    for num_layers in (2, 3):
+        model = build(method, num_layers)
+        model.train()
+        prepare(model)
+        standing(model, 64, around())  # what is made once: tables, scratch
+        short, long = (standing(model, length, around()) for length in (64, 128))
+        per_token.append((long - short) / 64)
+    return per_token[1] - per_token[0]
+
+
+def predicted(method: PeftConfig | None, ops: Ops, plan: RecomputePlan | None = None) -> float:
+    model = build(method)
+    kept = Kept(model.config, plan, ops, kept_inputs(model, ops))
+    return kept_bytes(kept, [0, 1]) - kept_bytes(kept, [0])
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_a_layer_keeps_what_the_estimate_says(method: PeftConfig | None):
+    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + A_ROW_EACH, abs=4)
+
+
+@in_half
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_products_in_bfloat16_keep_what_they_round(method: PeftConfig | None):
+    counted = counted_in_a_layer(method, around=half.products_in_bf16)
+    assert counted == pytest.approx(predicted(method, NATIVE_HALF) + A_ROW_EACH, abs=4)
+    assert counted < 0.8 * predicted(method, NATIVE)
+
+
+def test_some_linears_alone_keep_some_inputs():
+    method = LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))
+    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + A_ROW_EACH, abs=4)
+
+
+@pytest.mark.parametrize("switch", METHODS)
+def test_no_method_keeps_more_than_is_predicted_nor_much_less(switch: str):
+    counted, expected = counted_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + A_ROW_EACH
+    assert counted - 4 <= expected <= 1.2 * counted
+
+
+@pytest.mark.parametrize("method", [LoRAConfig(rank=8, dropout=0.1)], ids=["LoRA"])
+def test_dropout_keeps_what_it_gives(method: PeftConfig):
+    counted, expected = counted_in_a_layer(method), predicted(method, OPS) + A_ROW_EACH
+    assert counted - 4 <= expected <= 1.2 * counted
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        RecomputePlan(),
+        RecomputePlan("full_attn"),
+        RecomputePlan(kept={"mlp_row_ln": -1}),
+        RecomputePlan(kept={"attention_column_ln": -1, "flash_attn": -1}),
+    ],
+    ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention"],
+)
+def test_recompute_keeps_what_its_plan_says(plan: RecomputePlan):
+    counted = counted_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
+    expected = predicted(LoRAConfig(rank=8), OPS, plan)
+    assert counted == pytest.approx(expected + A_ROW_EACH, rel=0.15)
