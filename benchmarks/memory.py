@@ -4,7 +4,8 @@
 
 The prediction is the dry run's (train/memory.py), the measurement that of a process of its own (train_step.py), which
 takes 20 to 40 seconds. The file of measurements is added to after each one, and what stands in it is not measured
-again: remove it after a change to what runs. OUT.md gets the page: predicted and measured, and the prediction by part.
+again: remove it after a change to what runs. OUT.md gets the page, with what is measured so far: predicted and measured
+peak, and the prediction by part.
 """
 
 from __future__ import annotations
@@ -100,6 +101,12 @@ def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
     return estimate_run(config, build_skeleton(config), packed_weights(config), tokens, tokens)
 
 
+def page(rows: Sequence[str], parts: Sequence[str]) -> str:
+    """The page with these lines of its two tables."""
+    where = json.dumps(environment("paddlepaddle"))
+    return PAGE.format(measured="\n".join(rows), parts="\n".join(parts), where=f"    {where}")
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
@@ -123,11 +130,9 @@ def main(argv: Sequence[str]) -> None:
         rows.append(f"{case} {predicted:.2f} | {measured:.2f} | {predicted / measured - 1:+.0%} |")
         parts.append(f"{case} {' | '.join(f'{getattr(estimate, name) / 1e9:.2f}' for name in names)} |")
         print(rows[-1], flush=True)
-    where = json.dumps(environment("paddlepaddle"))
-    print(*parts, where, sep="\n")
-    if args.out is not None:
-        page = PAGE.format(measured="\n".join(rows), parts="\n".join(parts), where=f"    {where}")
-        args.out.write_text(page, encoding="utf-8")
+        if args.out is not None:
+            args.out.write_text(page(rows, parts), encoding="utf-8")
+    print(*parts, sep="\n")
 
 
 if __name__ == "__main__":

@@ -124,12 +124,17 @@ class Kept:
         return self.ops.attention * self._inner
 
     @property
+    def gate(self) -> float:
+        """Gate and up, as they are kept."""
+        return 2 * self.ops.product * self._inner
+
+    @property
     def layer(self) -> float:
         """All that a layer keeps: the inputs of its norms, linears, attention and gate."""
         inputs = self.inputs or all_inputs(self.ops)
         hidden = self.config.hidden_size  # the linears' inputs are whole, however the stream is divided
         read = hidden * (inputs.attention + inputs.feed_forward) + self._queries * inputs.result
-        gate = self._inner * (2 * self.ops.product + inputs.gated)
+        gate = self.gate + self._inner * inputs.gated
         return 2 * self.stream + read + self.attention + gate + self._pieces + inputs.adapters
 
     @property

@@ -110,14 +110,17 @@ def estimate_memory(
         packed: the part of the weights that will be quantized, where `model` has them in plain numbers.
     """
     num_layers = model.config.num_hidden_layers
-    kept = Kept(model.config, recompute, ops, kept_inputs(model, ops))
+    inputs = kept_inputs(model, ops)
+    kept = Kept(model.config, recompute, ops, inputs)
     again = computed_again(kept)
-    streams = micro_batch_tokens * (num_layers + 1) * kept.stream  # the last one is what the final norm reads
-    activations = micro_batch_tokens * (kept_bytes(kept, range(num_layers)) - again + kept.stream)
+    activations = micro_batch_tokens * (kept_bytes(kept, range(num_layers)) - again + kept.stream)  # the final norm's
     loss = _loss_bytes(model, ops, micro_batch_tokens, learned_tokens)
     working = max(loss, micro_batch_tokens * (again + _way_back_numbers(model.config) * ops.attention))
 
-    by_paddle = activations if has_ops_apart(model) else streams
+    # Paddle adds to the stream, and what an adapter apart has to add to gate and up. Of what that keeps itself about
+    # half is Paddle's too, the rest the results of linears (DoRA).
+    apart = kept.gate + inputs.adapters / 2 if has_ops_apart(model) and recompute is None else 0.0
+    by_paddle = micro_batch_tokens * (num_layers * (kept.stream + apart) + kept.stream)
     gradients = _gradients(model)
     back = _Use(activations - by_paddle + working, by_paddle) + (gradients if accumulates else _Use())
     back += _Use(4.0 * _trained_head(model))
