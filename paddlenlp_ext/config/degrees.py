@@ -58,7 +58,7 @@ def complete_degrees(options: ParallelOptions, processes: int) -> Degrees:
             f"{asked_degrees(asked)} need {needs} processes, and {processes} "
             f"{'was' if processes == 1 else 'were'} started "
             f"(python -m paddle.distributed.launch --nproc_per_node {product} ...); "
-            f"nearest with {processes}: {_nearest(asked, processes)}"
+            f"nearest with {processes}: {nearest_degrees(asked, processes)}"
         )
     return Degrees(processes // product, sharding, pipeline, tensor)
 
@@ -73,14 +73,21 @@ def asked_degrees(degrees: Degrees) -> str:
     return " times ".join(f"{key} {degree}" for key, degree in keys.items() if degree > 1)
 
 
-def _nearest(asked: Degrees, processes: int) -> Degrees:
-    """The combination least far from what was asked, as ratios count; on a tie the larger tensor degree."""
+def nearest_degrees(asked: Degrees, processes: int, most_tensor: int | None = None) -> Degrees:
+    """The combination least far from what was asked, as ratios count; on a tie the larger tensor degree.
+
+    Args:
+        asked: the degrees that can't be had.
+        processes: how many there are.
+        most_tensor: the largest tensor degree that can be, None: any.
+    """
 
     def distance(degrees: Degrees) -> float:
         pairs = ((degrees.tensor, asked.tensor), (degrees.pipeline, asked.pipeline), (degrees.sharding, asked.sharding))
         return sum(abs(math.log(one / other)) for one, other in pairs)
 
-    return min(_combinations(processes), key=lambda degrees: (round(distance(degrees), 9), -degrees.tensor))
+    possible = [one for one in _combinations(processes) if most_tensor is None or one.tensor <= most_tensor]
+    return min(possible, key=lambda degrees: (round(distance(degrees), 9), -degrees.tensor))
 
 
 def _combinations(processes: int) -> Iterator[Degrees]:

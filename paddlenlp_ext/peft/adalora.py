@@ -80,7 +80,7 @@ class AdaLoRAModel(PeftModel):
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """Take the step's gradients in, and cut singular values where the schedule says so."""
         layers, schedule = self.own_layers(), self._schedule(total_steps)
-        if step < schedule.last_choice:
+        if step < schedule.last_choice or step == 1:  # a run of one step has no earlier one to choose by
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.chooses(step):
             self.kept = choose(self.join_stages(self.importance.scores(layers)), schedule.budget(step))

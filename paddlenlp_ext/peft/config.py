@@ -50,6 +50,8 @@ class PeftConfig:
         paddlenlp_array: the name of a NumPy file beside it that holds the whole adapter; where it is there, it is read,
             by `from_paddlenlp_array`.
         changes_bias: whether it changes biases too.
+        excludes: key that cuts layers or sequences over processes (tensor_parallel_degree, sequence_parallel) -> why
+            the method's mathematics does not allow it.
         free_on_resume: fields in which a run may differ from the checkpoint that it resumes: how training goes, how
             the adapter began, and what the tensors' names and shapes say better than the spelling of an option.
         own_keys: name of a tensor that belongs to no layer of the model -> its whole key in the file, where Hugging
@@ -69,6 +71,7 @@ class PeftConfig:
     paddlenlp_array: ClassVar[str | None] = None
     own_keys: ClassVar[Mapping[str, str]] = {}
     changes_bias: ClassVar[bool] = False
+    excludes: ClassVar[Mapping[str, str]] = {}
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"path", "dropout", "target_modules"})
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")

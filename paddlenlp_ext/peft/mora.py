@@ -52,6 +52,9 @@ class MoRAConfig(PeftConfig):
     refines: ClassVar[str | None] = "lora"
     random_start: ClassVar[bool] = False
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+    excludes: ClassVar[Mapping[str, str]] = {
+        "tensor_parallel_degree": "all features of a layer are folded together, which a cut layer does not have"
+    }
 
     rank: int = option(8, help="As many parameters as a LoRA of this rank.", minimum=1, maximum=65536)
     dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)

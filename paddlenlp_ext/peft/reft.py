@@ -88,6 +88,9 @@ class ReftConfig(PeftConfig):
     reads_prompts: ClassVar[bool] = True
     model_class: ClassVar[type[nn.Layer] | None] = ReftModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
+    excludes: ClassVar[Mapping[str, str]] = {
+        "sequence_parallel": "positions are picked out of whole sequences, of which a process has only a part"
+    }
 
     layers: str = option("all", help='Decoder layers behind which h is changed: "all", or "0;1;2".', key="layers")
     position: str = option(

@@ -7,6 +7,7 @@ from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config.checks import parallel
 from paddlenlp_ext.config.flags import FLAGS
+from paddlenlp_ext.peft.registry import peft_methods
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,22 @@ def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("processes", "values", "words"),
+    [
+        (4, {"lora": True, "use_mora": True}, "nearest with 4: tensor_parallel_degree 1, pipeline_parallel_degree 2"),
+        (2, {"lora": True, "use_mora": True, "pipeline_parallel_degree": 1}, "and 2 for data parallelism"),
+        (4, {"reft": True, "sequence_parallel": True}, "set sequence_parallel: false"),
+    ],
+)
+def test_methods_whose_mathematics_forbids_a_cut(tmp_path, monkeypatch, processes, values, words):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+    cut = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2} | values
+    (found,) = problems(write(tmp_path, SMALLEST | cut), methods=peft_methods())
+    assert words in found.message and "does not go with" in found.message
+    load(write(tmp_path, SMALLEST | cut | {"tensor_parallel_degree": 1}), methods=peft_methods())
 
 
 def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):

@@ -1,27 +1,57 @@
-"""Shipped files for Llama and Qwen under the launcher, with every documented combination, on tiny weights."""
+"""Every shipped file for Llama and Qwen under the launcher, with every documented combination, on tiny weights.
+
+It starts, makes a step and saves, or it is refused before any weight is read, with the nearest that can be had.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from parallel_cases import Case, logs, start, write_model
 
-pytestmark = pytest.mark.layouts
+from paddlenlp_ext.config.degrees import complete_degrees
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 
 CONFIGS = Path(__file__).parents[2] / "llm" / "config"
+METHODS = sorted(path.name.removesuffix("_argument.json") for path in (CONFIGS / "llama").glob("*.json"))
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
-MODELS = {"llama": {}, "qwen": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}}
-LAYOUTS = {
+# Wide enough for the files' blocks and ranks, each half of a layer.
+WIDE = {"hidden_size": 64, "intermediate_size": 128}
+MODELS = {"llama": WIDE, "qwen": {**WIDE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}}
+
+TENSOR = {"tensor_parallel_degree": 2}
+SEQUENCE = {**TENSOR, "sequence_parallel": True}
+STAGES = {"pipeline_parallel_degree": 2}
+
+
+def shared(stage: int) -> dict[str, object]:
+    return {"sharding": f"stage{stage}", "sharding_parallel_degree": 2}
+
+
+LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
     2: {
-        "data 2": {},
-        "tensor 2": {"tensor_parallel_degree": 2, "tensor_parallel_config": "enable_mp_async_allreduce"},
-        "tensor 2 sequence": {"tensor_parallel_degree": 2, "sequence_parallel": "true"},
-        "pipeline 2": {"pipeline_parallel_degree": 2, "pipeline_parallel_config": "disable_p2p_cache_shape"},
+        "data": {},
+        "tensor": {**TENSOR, "tensor_parallel_config": "enable_mp_async_allreduce"},
+        "sequence": SEQUENCE,
+        "stages": {**STAGES, "pipeline_parallel_config": "disable_p2p_cache_shape"},
+        "virtual": {**STAGES, "virtual_pp_degree": 2},
         "stage1": {"sharding": "stage1", "sharding_parallel_config": "split_param enable_stage1_overlap"},
-        "stage2": {"sharding": "stage2", "sharding_parallel_degree": 2},
+        "stage2": shared(2),
         "stage3": {"sharding": "stage3"},
+    },
+    4: {
+        "tensor-data": TENSOR,
+        **{f"tensor-stage{stage}": {**TENSOR, **shared(stage)} for stage in (1, 2, 3)},
+        "tensor-stages": {**TENSOR, **STAGES},
+        "tensor-virtual": {**TENSOR, **STAGES, "virtual_pp_degree": 2},
+        "sequence-data": SEQUENCE,
+        **{f"sequence-stage{stage}": {**SEQUENCE, **shared(stage)} for stage in (1, 2, 3)},
+        "stages-data": STAGES,
+        **{f"stages-stage{stage}": {**STAGES, **shared(stage)} for stage in (1, 2, 3)},
+        "stage3-data": shared(3),
     },
 }
 RECOMPUTE = {
@@ -29,46 +59,118 @@ RECOMPUTE = {
     "core_attn": {"recompute_granularity": "core_attn", "no_recompute_layers": "[0]"},
     "refined": {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:-1"},
 }
+Jobs = dict[str, tuple[str, str, dict[str, object]]]
+"""Name -> family, method, layout's keys."""
 
 
-def jobs(processes: int, folder: Path) -> dict[str, list[str]]:
-    """Command lines by name: both families, all weights and LoRA, in every layout; ways to recompute under tensor 2."""
-    layouts = dict(LAYOUTS[processes])
-    if processes == 2:
-        layouts |= {f"tensor 2 {name}": {"tensor_parallel_degree": 2, **keys} for name, keys in RECOMPUTE.items()}
-    result = {}
-    for family, changes in MODELS.items():
-        for method in ("sft", "lora"):
-            for name, keys in layouts.items():
-                job = f"{family} {method} {name}"
-                values = {
-                    "model_name_or_path": write_model(Case(job, model=changes), folder),
-                    "output_dir": folder / job.replace(" ", "-"),
-                    "device": "cpu",
-                    "max_steps": 2,
-                    "gradient_accumulation_steps": 2,
-                    "do_eval": "false",
-                    "evaluation_strategy": "no",
-                    "save_strategy": "no",
-                    "load_best_model_at_end": "false",
-                    "src_length": 16,
-                    "max_length": 32,
-                    **keys,
-                }
-                options = [word for key, value in values.items() for word in (f"--{key}", str(value))]
-                result[job] = [str(CONFIGS / family / f"{method}_argument.json"), *options]
-    return result
+def every_job(processes: int) -> Jobs:
+    """All files in all layouts; on four processes the one family's file or the other's, in turn."""
+    return {
+        f"{family} {method} {name}": (family, method, keys)
+        for place, (name, keys) in enumerate(LAYOUTS[processes].items())
+        for number, method in enumerate(METHODS)
+        for turn, family in enumerate(MODELS)
+        if processes == 2 or turn == (place + number) % 2
+    }
 
 
+def recompute_jobs() -> Jobs:
+    """All ways to compute again, with cut layers."""
+    return {
+        f"{family} {method} {name}": (family, method, {**TENSOR, **keys})
+        for name, keys in RECOMPUTE.items()
+        for family in MODELS
+        for method in ("sft", "lora")
+    }
+
+
+def some_jobs() -> Jobs:
+    """A file for each layout of two processes, and what is refused of them."""
+    chosen = ["lora data", "qlora tensor", "sft sequence", "dora stages", "pt virtual", "lora_ga stage1", "sft stage2"]
+    chosen += ["wint8_lora stage3", "mora tensor", "reft sequence"]
+    jobs = every_job(2)
+    return {name: jobs[name] for number, job in enumerate(chosen) for name in [f"{list(MODELS)[number % 2]} {job}"]}
+
+
+def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
+    """Words that name the nearest that can be had; None where the file runs."""
+    if "pipeline_parallel_degree" in keys and keys.get("sharding") in ("stage2", "stage3"):
+        return "use sharding stage1, or pipeline_parallel_degree 1"
+    if method == "mora" and "tensor_parallel_degree" in keys:
+        nearest = complete_degrees(ParallelConfig(**{**keys, "tensor_parallel_degree": 1}), processes)
+        return f"which a cut layer does not have; nearest with {processes}: {nearest}"
+    if method == "reft" and "sequence_parallel" in keys:
+        return "of which a process has only a part; set sequence_parallel: false"
+    return None
+
+
+def command_of(family: str, method: str, keys: dict[str, object], model: Path, folder: Path) -> list[str]:
+    """The file, and what makes it a small run."""
+    values = {
+        "model_name_or_path": model,
+        "output_dir": folder,
+        "device": "cpu",
+        "max_steps": 1,
+        "gradient_accumulation_steps": 2,
+        "do_eval": False,
+        "evaluation_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+        "src_length": 16,
+        "max_length": 32,
+        **keys,
+    }
+    options = [word for key, value in values.items() for word in (f"--{key}", str(value))]
+    return [str(CONFIGS / family / f"{method}_argument.json"), *options]
+
+
+def assert_start_or_are_refused(jobs: Jobs, processes: int, folder: Path) -> None:
+    """Run the jobs one after the other in a single start; those that are refused find no weights to read."""
+    commands = {}
+    for name, (family, method, keys) in jobs.items():
+        layers = {"num_hidden_layers": 4 if "virtual_pp_degree" in keys else 2}
+        model = write_model(Case(name, model={**MODELS[family], **layers}), folder)
+        if refusal(method, keys, processes):
+            model = without_weights(model)
+        commands[name] = command_of(family, method, keys, model, folder / name.replace(" ", "-"))
+    (folder / "jobs.json").write_text(json.dumps(commands))
+    result = start(processes, [WORKER, str(folder)], folder, timeout=3600)
+    assert result.returncode == 0, logs(folder)
+    for rank in range(processes):
+        outcomes = json.loads((folder / f"outcomes-{rank}.json").read_text())
+        assert outcomes.keys() == jobs.keys()
+        for name, (_, method, keys) in jobs.items():
+            words, outcome = refusal(method, keys, processes), outcomes[name]
+            if words is None:
+                assert "losses" in outcome, (name, outcome)
+                assert len(outcome["losses"]) == 1 and 0 < outcome["losses"][0] < 20, name
+            else:
+                assert words in outcome.get("refused", "it runs"), name
+    for name, (_, method, keys) in jobs.items():
+        files = {path.name for path in (folder / name.replace(" ", "-")).glob("*.safetensors")}
+        saved = "model.safetensors" if method == "sft" else "adapter_model.safetensors"
+        assert files == (set() if refusal(method, keys, processes) else {saved}), name
+
+
+def without_weights(model: Path) -> Path:
+    """A folder with the model's configuration alone."""
+    bare = model.with_name(f"{model.name}-bare")
+    bare.mkdir(exist_ok=True)
+    shutil.copy(model / "config.json", bare)
+    return bare
+
+
+@pytest.mark.slow
+def test_a_file_for_each_layout_starts(tmp_path):
+    assert_start_or_are_refused(some_jobs(), 2, tmp_path)
+
+
+@pytest.mark.layouts
 @pytest.mark.parametrize("processes", LAYOUTS)
-def test_every_shape_starts_trains_and_saves(tmp_path, processes):
-    wanted = jobs(processes, tmp_path)
-    (tmp_path / "jobs.json").write_text(json.dumps(wanted))
-    result = start(processes, [WORKER, str(tmp_path)], tmp_path, timeout=600)
-    assert result.returncode == 0, logs(tmp_path)
-    losses = json.loads((tmp_path / "losses-0.json").read_text())
-    assert losses.keys() == wanted.keys()
-    for name, of_steps in losses.items():
-        assert len(of_steps) == 2 and all(0 < loss < 20 for loss in of_steps), name
-        saved = "adapter_model" if " lora " in name else "model"
-        assert (tmp_path / name.replace(" ", "-") / f"{saved}.safetensors").is_file(), name
+def test_every_file_starts_in_every_layout(tmp_path, processes):
+    assert_start_or_are_refused(every_job(processes), processes, tmp_path)
+
+
+@pytest.mark.layouts
+def test_every_way_to_recompute_starts(tmp_path):
+    assert_start_or_are_refused(recompute_jobs(), 2, tmp_path)

@@ -176,6 +176,17 @@ def test_the_steps_that_a_run_decides_are_the_models_not_the_configs(tmp_path: P
     assert (config.tinit, config.tfinal, config.total_step) == (None, None, None)
 
 
+def test_a_run_of_one_step_chooses_by_that_step():
+    model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2)).train()
+    model.plan_steps(1)
+    for layer in model.layers().values():
+        layer.lora_E.set_value(paddle.to_tensor([[1.0], [2.0], [3.0]]))
+    loss_of(model).backward()
+    model.after_step(1, 1, LEARNING_RATE)
+    left = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
+    assert sum(left) == 2 * len(left) and not model.importance.averages
+
+
 def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):

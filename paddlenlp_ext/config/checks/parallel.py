@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from paddlenlp_ext.config.checks.table import Checks
-from paddlenlp_ext.config.degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees, nearest_degrees
 from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.tree import RunConfig
 from paddlenlp_ext.utils.rank import world_size
 
 check = Checks()
-
-
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
 
 
@@ -25,12 +23,33 @@ def _processes(config: RunConfig, given: Given) -> None:
         return
     if parallel.sharding:
         _sharding(parallel.sharding, degrees, processes, given)
+    _method(config, degrees, processes, given)
     if degrees.tensor > 1 and config.optim.optim != "adamw":
         given.refuse(
             f"optim {config.optim.optim} keeps blocks of a whole parameter together, and tensor_parallel_degree "
             f"{degrees.tensor} cuts parameters; use optim adamw, or sharding in place of tensor parallelism",
             "optim",
             "tensor_parallel_degree",
+        )
+
+
+def _method(config: RunConfig, degrees: Degrees, processes: int, given: Given) -> None:
+    """Refuse what the mathematics of the adapter method does not allow."""
+    switch, excludes = config.peft_switch, getattr(config.peft, "excludes", {})
+    if switch is None or degrees.tensor == 1:
+        return
+    if why := excludes.get("tensor_parallel_degree"):
+        given.refuse(
+            f"{switch} does not go with tensor_parallel_degree {degrees.tensor}: {why}; nearest with {processes}: "
+            f"{nearest_degrees(degrees, processes, most_tensor=1)}",
+            "tensor_parallel_degree",
+            switch,
+        )
+    if (why := excludes.get("sequence_parallel")) and config.parallel.sequence_parallel:
+        given.refuse(
+            f"{switch} does not go with sequence_parallel: {why}; set sequence_parallel: false",
+            "sequence_parallel",
+            switch,
         )
 
 
