@@ -75,6 +75,12 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
         {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2},
     ),
     (
+        "tensor 2, sequence parallel x pipeline 2",
+        4,
+        Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True),
+        {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sequence_parallel": True},
+    ),
+    (
         "tensor 2 x sharding 2, stage 2",
         4,
         Layout(degrees=Degrees(tensor=2, sharding=2), stage=2),
@@ -192,7 +198,7 @@ def paper_table() -> str:
         layout = Layout(
             degrees=Degrees(data, sharding, pipeline, tensor),
             stage=stage,
-            sequence_parallel=tensor > 1 and pipeline == 1,
+            sequence_parallel=tensor > 1,
             virtual=virtual,
         )
         step = Step(
@@ -227,8 +233,8 @@ hand in `tests/parallel/test_cost.py`.
 | What is sent in a step, by each process | Formula |
 | --- | --- |
 | tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times a layer and micro-batch, and for the embedding and the learned tokens of the head; with full recompute 6 times a layer, 5 or 4 with `refined_recompute` of the `row` places |
-| with sequence parallelism | the same, a sum being a reduce_scatter and an all_gather; one more at the ends, and the norms' gradients |
-| pipeline | b · T · D a micro-batch for every end of a chunk that is not the model's; the tied table's gradient once a step |
+| with sequence parallelism | the same, a sum being a reduce_scatter and an all_gather; an all_gather at each end of the model, and the norms' gradients |
+| pipeline | b · T · D a micro-batch for every end of a chunk that is not the model's, with sequence parallelism b · T/t · D; the tied table's gradient once a step |
 | data, r replicas | 2(r-1)/r · b · trained |
 | sharding stage 1, s ranks | that, and (s-1)/s · b · trained to send what was updated |
 | stage 2 | (s-1)/s · b · trained for every micro-batch, and the same once to send what was updated |
@@ -259,8 +265,7 @@ PAPER = """
 
 Nothing of this part was run. Assumptions: all weights train in bf16 with gradients in bf16 and AdamW's moments and a
 copy of the weights in fp32 (16 bytes a number in all); 512 sequences of 8,192 tokens in a step, one to a micro-batch;
-full recompute; all tokens learned; sequence parallelism wherever there is tensor parallelism without a pipeline. GB (10^9
-bytes) a step and GPU, of the one that sends most; memory of the fullest one, without the libraries' own and without what
+full recompute; all tokens learned; sequence parallelism wherever there is tensor parallelism. GB (10^9 bytes) a step and GPU, of the one that sends most; memory of the fullest one, without the libraries' own and without what
 lies fallow between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
 (tensor parallelism wants one machine's) is not in the table.
 

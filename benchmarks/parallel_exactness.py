@@ -67,6 +67,7 @@ def layouts(tensor: int) -> list[Layout]:
         Layout("pipeline 4", 4, 1, {"pipeline_parallel_degree": 4}),
         Layout("data 4", 4, 4, {}),
         Layout(f"tensor {tensor} x pipeline 2", 2 * tensor, 1, {**cut, **stages}),
+        Layout(f"tensor {tensor}, sequence x pipeline 2", 2 * tensor, 1, {**cut, **stages, "sequence_parallel": True}),
         Layout(f"tensor {tensor} x data 2", 2 * tensor, 2, cut),
         Layout(f"tensor {tensor} x sharding 2, stage 3", 2 * tensor, 2, {**cut, **shared, "sharding": "stage3"}),
         Layout("pipeline 2 x data 2", 4, 2, stages),

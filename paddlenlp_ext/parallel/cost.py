@@ -122,15 +122,16 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
     if tensor == 1:
         return 0.0
     stream = step.tokens * config.hidden_size * step.value_bytes
+    is_first, is_last = process == 0, process == layout.degrees.pipeline - 1
     sums = sum(4 + _sums_again(step.plan, layer) for layer in _own_layers(config, layout, process))
     total = micro * all_reduce(sums * stream, tensor)
-    if process == 0:
+    if is_first:
         total += micro * all_reduce(stream, tensor)  # the embedding's vectors
         if step.lora_rank and step.plan is None:  # nothing below the first layer trains
             total -= micro * all_reduce(stream, tensor)
-    if layout.sequence_parallel:
-        total += micro * all_reduce(stream, tensor)  # divided in front of the layers, joined behind them
-    if process == layout.degrees.pipeline - 1:
+    if layout.sequence_parallel:  # gradients are gathered in front of the layers, the stream is behind them
+        total += micro * (is_first + is_last) * _ring(stream, tensor)
+    if is_last:
         hidden = step.learned * config.hidden_size * step.value_bytes
         by_chunk = step.learned * (4 + 8 + 2 * 4)  # largest logits, places of hits, sums of exponentials and labels
         total += micro * all_reduce(hidden + by_chunk, tensor)
@@ -147,11 +148,16 @@ def _sums_again(plan: RecomputePlan | None, layer: int) -> int:
 
 
 def _pipeline_bytes(config: Any, layout: Layout, step: Step, process: int) -> float:
-    """The stream goes on behind every chunk but the last, its gradient goes back before every chunk but the first."""
+    """The stream goes on behind every chunk but the last, its gradient goes back before every chunk but the first.
+
+    Where it is divided, a rank sends its part.
+    """
     degree = layout.degrees.pipeline
     if degree == 1:
         return 0.0
     stream = step.tokens * config.hidden_size * step.value_bytes
+    if layout.sequence_parallel:
+        stream /= layout.degrees.tensor
     is_end = process in (0, degree - 1)
     transfers = 2 * layout.virtual - int(is_end)
     total = float(step.micro_batches * transfers * stream)

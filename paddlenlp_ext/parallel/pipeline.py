@@ -1,6 +1,7 @@
 """Pipeline parallelism: each process has some of the layers, and micro-batches go from one to the next and back.
 
-Every process of a pipeline reads the same batches, so that only the stream [B, S, D] and its gradient are sent.
+Every process of a pipeline reads the same batches, so that only the stream [B, S, D] and its gradient are sent; of a
+divided sequence (sequence.py) each tensor rank sends its part [B, P, D] to the next stage's same rank.
 (Fleet's own PipelineLayer wants a model written as a list of its layers, names them anew, and hands nothing but tensors
 on: the documents of a packed batch would have to be sent as tensors.) The model's code runs as it stands, with two of
 its methods replaced: an embedding that is elsewhere gives vectors that nobody reads, and the decoder runs the chunk of
@@ -18,6 +19,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
+from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.stages import StagePlan
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import AdapterLayer
@@ -32,10 +34,11 @@ class Pipeline:
     Args:
         plan: which layers are whose.
         axis: the pipeline's processes.
+        sequence: how the positions are divided between the cut layers; None: they are not.
     """
 
-    def __init__(self, plan: StagePlan, axis: Axis) -> None:
-        self.plan, self.axis = plan, axis
+    def __init__(self, plan: StagePlan, axis: Axis, sequence: DividedSequence | None = None) -> None:
+        self.plan, self.axis, self.sequence = plan, axis, sequence
         self._decoder: Any = None
         self._chunk: int | None = None
         self._received: paddle.Tensor | None = None
@@ -63,7 +66,7 @@ class Pipeline:
         """Take micro-batches through all processes, in training back again; gradients are added to what is there.
 
         Args:
-            shapes: of the stream, for each micro-batch.
+            shapes: of the stream, for each micro-batch, as if nothing were divided.
             forward: see `Forward`.
             learns: whether they come back.
         """
@@ -72,13 +75,16 @@ class Pipeline:
         for entry in self._entries(len(shapes), learns):
             if isinstance(entry, Transfer):
                 self._transfer(entry, moving, shapes[entry.made_by.micro])
-            elif entry.backward:
+                continue
+            if self.sequence is not None:
+                self.sequence.length = shapes[entry.micro][1]
+            if entry.backward:
                 gradient = moving.pop(entry, None)
                 moving[entry] = _backward(*kept.pop((entry.chunk, entry.micro)), gradient)
             else:
                 received = moving.pop(entry, None)
                 made = self._forward(entry, received, forward, learns)
-                if made is not None and entry.chunk < self.plan.num_chunks - 1:
+                if made is not None and not self._is_last(entry.chunk):
                     moving[entry] = made.detach()
                 if learns:
                     kept[entry.chunk, entry.micro] = received, made
@@ -92,7 +98,7 @@ class Pipeline:
         """The stream that the chunk makes; the loss where it ends at the head."""
         if received is not None:
             received.stop_gradient = not learns
-        ends = entry.chunk == self.plan.num_chunks - 1
+        ends = self._is_last(entry.chunk)
         self._chunk, self._received = entry.chunk, received
         try:
             loss = forward(entry.micro, ends)
@@ -107,7 +113,8 @@ class Pipeline:
             tensor = moving.pop(entry.made_by)
             dist.send(tensor.astype(self._dtype).contiguous(), dst=ranks[entry.target], group=group)
         else:
-            tensor = paddle.empty(list(shape), self._dtype)
+            own = shape if self.sequence is None else self.sequence.part_shape(shape)
+            tensor = paddle.empty(list(own), self._dtype)
             dist.recv(tensor, src=ranks[entry.source], group=group)
             moving[entry.needed_by] = tensor
 
@@ -122,23 +129,31 @@ class Pipeline:
     def _run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         if self._chunk is None:
             return self._relay(x_BSD, inputs)
-        return self._run_chunk(self._chunk, x_BSD if self._received is None else self._received, inputs)
+        made = self._run_chunk(self._chunk, x_BSD if self._received is None else self._received, inputs)
+        return made if self._is_last(self._chunk) else x_BSD  # what nobody reads, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._made = self._decoder.run_span(x_BSD, inputs, start, stop)
-        return self._decoder.norm(self._made) if chunk == self.plan.num_chunks - 1 else self._made
+        return self._decoder.norm(self._made) if self._is_last(chunk) else self._made
+
+    def _is_last(self, chunk: int) -> bool:
+        return chunk == self.plan.num_chunks - 1
 
     def _relay(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Outside `run`: one pass of all processes together, forwards alone; the last one has the result."""
         assert not paddle.is_grad_enabled(), "gradients come back in `run` alone"
         moving: dict[Pass, paddle.Tensor] = {}
+        result = x_BSD
+        if self.sequence is not None:
+            self.sequence.length = x_BSD.shape[1]
         for entry in self._entries(1, False):
             if isinstance(entry, Transfer):
                 self._transfer(entry, moving, x_BSD.shape)
             else:
-                x_BSD = moving[entry] = self._run_chunk(entry.chunk, moving.pop(entry, x_BSD), inputs)
-        return x_BSD
+                made = moving[entry] = self._run_chunk(entry.chunk, moving.pop(entry, x_BSD), inputs)
+                result = made if self._is_last(entry.chunk) else result
+        return result
 
 
 def _backward(

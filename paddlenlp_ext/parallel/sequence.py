@@ -10,6 +10,8 @@ Shapes: B batch, S positions, P positions of one part, D hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 import paddle.distributed as dist
 from paddle import nn
@@ -24,10 +26,19 @@ class DividedSequence:
 
     Args:
         axis: the tensor ranks.
+
+    Attributes:
+        length: how many positions there are. `divide` finds out; where the stream comes in parts, as between the
+            stages of a pipeline, who runs the pass says so, on the way back too: what is computed again needs it.
     """
 
     def __init__(self, axis: Axis) -> None:
         self.axis, self.length = axis, 0
+
+    def part_shape(self, whole: Sequence[int]) -> list[int]:
+        """Of a stream [B, S, D] what a rank has: [B, P, D]."""
+        batch, length, width = whole
+        return [batch, -(-length // self.axis.size), width]
 
     def divide(self, whole_BSD: paddle.Tensor) -> paddle.Tensor:
         """[B, S, D], the same on all ranks, to this rank's [B, P, D]."""

@@ -44,20 +44,19 @@ class _Passage:
     leave: Callable[[paddle.Tensor], paddle.Tensor]
 
 
-def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence_parallel: bool = False) -> None:
+def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence: DividedSequence | None = None) -> None:
     """Cut a model, adapters and all, in place; every rank's model was the same before.
 
     Args:
         model: a `CausalLM` or `PeftModel`, of which this rank keeps its part.
         axis: the tensor ranks.
-        sequence_parallel: between the cut layers each rank has a part of the positions (sequence.py).
+        sequence: how each rank has a part of the positions between the cut layers (sequence.py); None: it has all.
 
     Raises:
         ValueError: a size does not divide among the ranks, or an adapter can't be cut; the message says what can.
     """
-    sequence = DividedSequence(axis)
     passage = _Passage(lambda x: spread(x, axis.group), lambda y: summed(y, axis.group))
-    if sequence_parallel:
+    if sequence is not None:
         passage = _Passage(sequence.gather, sequence.scatter_sum)
     decoder = getattr(model, "base_model", model)
     check_sizes(decoder.config, axis.size)
@@ -78,7 +77,7 @@ def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence_parallel: bool = Fal
             if not _cut_linear(outermost, style, axis, shared, passage.leave):
                 decoder.held_by_others.add(f"{_plain(name)}.bias")
     _cut_head(decoder, axis)
-    if sequence_parallel:
+    if sequence is not None:
         divide_sequence(decoder, sequence)
 
 

@@ -22,6 +22,7 @@ from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline import Pipeline
 from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.sharding import Sharding, sharding_of
 from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
@@ -94,7 +95,7 @@ def build_cut_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Sharding | None
         _fill(model, config)
     model = adapt_model(model, config)
     if mesh.tensor.size > 1:
-        apply_tensor_plan(model, mesh.tensor, config.parallel.sequence_parallel)
+        apply_tensor_plan(model, mesh.tensor, _divided_sequence(config, mesh))
     sharding = sharding_of(model, mesh, config.parallel.sharding)
     if reads_later:
         read_own_part(model, open_weights(resolve_model(source.model_name_or_path)))
@@ -116,15 +117,21 @@ def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
     logger.info("pipeline:\n%s", plan.table())
     mark_stages(model, plan, own)
     _fill(model, config)
-    pipeline = Pipeline(plan, mesh.pipeline)
+    sequence = _divided_sequence(config, mesh)
+    pipeline = Pipeline(plan, mesh.pipeline, sequence)
     pipeline.install(model)
     model = adapt_model(model, config)
     mark_stages(model, plan, own)
     if mesh.tensor.size > 1:
-        apply_tensor_plan(model, mesh.tensor)
+        apply_tensor_plan(model, mesh.tensor, sequence)
         mark_stages(model, plan, own)
     pipeline.install(model)
     return model, pipeline
+
+
+def _divided_sequence(config: RunConfig, mesh: Mesh) -> DividedSequence | None:
+    """How tensor ranks share positions; None where each has all of them."""
+    return DividedSequence(mesh.tensor) if config.parallel.sequence_parallel and mesh.tensor.size > 1 else None
 
 
 def _skeleton(config: RunConfig) -> CausalLM:

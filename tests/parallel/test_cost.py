@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paddlenlp_ext.config.degrees import Degrees
@@ -72,6 +74,21 @@ def test_pipeline():
     assert tied == [3 * STREAM + TABLE * 4, 6 * STREAM, 6 * STREAM, 3 * STREAM + TABLE * 4]
     virtual = Layout(degrees=Degrees(pipeline=2), virtual=2)
     assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * STREAM, 9 * STREAM]
+
+
+def test_a_divided_sequence_goes_through_a_pipeline_in_parts():
+    """Two stages of two layers: 8 sums each, at the ends half a sum to gather, at the first the embedding's."""
+    layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
+    assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
+    head, norms = 5 * 8 * 4 + 5 * 20, 2 * 16 * 4
+    assert sent(layout, process=0)["tensor"] == 3 * (9.5 * STREAM) + norms
+    assert sent(layout, process=1)["tensor"] == 3 * (8.5 * STREAM + head) + norms + 8 * 4
+    middle = Layout(degrees=Degrees(tensor=2, pipeline=4), sequence_parallel=True)
+    assert sent(middle, process=1)["tensor"] == 3 * 4 * STREAM + 16 * 4
+    whole, parted = (
+        memory(config(), one, STEP)["activations"] for one in (replace(layout, sequence_parallel=False), layout)
+    )
+    assert whole - parted == 2 * 10 * 4 * 2 * 8  # of two layers and micro-batches half of two norms' inputs
 
 
 def test_replicas_and_sharding():

@@ -17,6 +17,7 @@ STAGES = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
 BOTH = {**STAGES, **TENSOR}
 FOUR_STAGES = {"pipeline_parallel_degree": 4, "gradient_accumulation_steps": 6}
 SHARDED = {**STAGES, "sharding": "stage1", "sharding_parallel_degree": 2}
+DIVIDED = {**BOTH, "sequence_parallel": True}
 OUTER = {"hybrid_parallel_topo_order": "sharding_first"}
 
 
@@ -35,6 +36,12 @@ FOUR = {
         Case("lora-tensor-stages", BOTH, BIASED, *LORA),
         Case("adalora-tensor-stages", BOTH, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
         Case("prefix-tensor-stages", BOTH, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
+        Case("sft-sequence-stages", DIVIDED, DEEP),
+        Case("sft-sequence-virtual", {**DIVIDED, "virtual_pp_degree": 2, "recompute": True}, BIASED),
+        Case("lora-sequence-stages", {**DIVIDED, "recompute": True}, BIASED, *LORA),
+        Case("lora-sequence-virtual", {**DIVIDED, **OUTER, "virtual_pp_degree": 2}, DEEP, *LORA),
+        Case("prompt-sequence-stages", DIVIDED, DEEP, "prompt_tuning", {"num_tokens": 3}),
+        Case("bottleneck-sequence-stages", DIVIDED, DEEP, "adapter", {"size": 8}),
         Case("pissa-tensor-stages", BOTH, DEEP, "pissa", {"rank": 4}),
         Case("plain-moslora-tensor-stages", BOTH, DEEP, "lora_use_mixer", {"rank": 4, "mixer_to_lora": True}),
     ],
@@ -61,6 +68,7 @@ EIGHT = {
         Case("sft-all", ALL, DEEP),
         Case("sft-all-virtual", {**ALL, **OUTER, "virtual_pp_degree": 2}, BIASED),
         Case("lora-all", ALL, DEEP, *LORA),
+        Case("sft-all-sequence", {**ALL, "sequence_parallel": True}, DEEP),
     ]
 }
 

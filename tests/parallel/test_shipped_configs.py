@@ -47,6 +47,8 @@ LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
         **{f"tensor-stage{stage}": {**TENSOR, **shared(stage)} for stage in (1, 2, 3)},
         "tensor-stages": {**TENSOR, **STAGES},
         "tensor-virtual": {**TENSOR, **STAGES, "virtual_pp_degree": 2},
+        "sequence-stages": {**SEQUENCE, **STAGES},
+        "sequence-virtual": {**SEQUENCE, **STAGES, "virtual_pp_degree": 2},
         "sequence-data": SEQUENCE,
         **{f"sequence-stage{stage}": {**SEQUENCE, **shared(stage)} for stage in (1, 2, 3)},
         "stages-data": STAGES,

@@ -13,6 +13,7 @@ from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.loading import base_parameters, read_own_part
 from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
@@ -112,7 +113,7 @@ def test_what_can_not_be_cut_is_refused():
         apply_tensor_plan(mora, rank(0))
     reft = get_peft_model(AutoModelForCausalLM.from_config(MODEL), peft_methods()["reft"](rank=2))
     with pytest.raises(ValueError, match="set sequence_parallel: false"):
-        apply_tensor_plan(reft, rank(0), sequence_parallel=True)
+        apply_tensor_plan(reft, rank(0), DividedSequence(rank(0)))
 
 
 def test_an_adapter_is_cut_as_its_base():

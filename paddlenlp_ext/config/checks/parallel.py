@@ -76,20 +76,13 @@ def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> 
         )
 
 
-@check("pipeline_parallel_degree", "virtual_pp_degree", "sequence_parallel", "eval_with_do_generation")
+@check("pipeline_parallel_degree", "virtual_pp_degree", "eval_with_do_generation")
 def _pipeline(config: RunConfig, given: Given) -> None:
     parallel = config.parallel
     if parallel.pipeline_parallel_degree <= 1:
         if parallel.virtual_pp_degree > 1:
             given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
         return
-    if parallel.sequence_parallel and parallel.tensor_parallel_degree > 1:
-        given.refuse(
-            "sequence_parallel is not available in a pipeline yet; set sequence_parallel: false, or "
-            "pipeline_parallel_degree: 1",
-            "sequence_parallel",
-            "pipeline_parallel_degree",
-        )
     if config.generation.eval_with_do_generation:
         given.refuse(
             "eval_with_do_generation is not available in a pipeline, where no process has the whole model; train "
