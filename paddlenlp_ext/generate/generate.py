@@ -17,7 +17,6 @@ from paddle import nn
 from paddlenlp_ext.generate.decoding import TokenChooser
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
-from paddlenlp_ext.ops.linear import linear
 
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
@@ -29,7 +28,7 @@ class Decoder(Protocol):
         self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
     ) -> paddle.Tensor: ...
 
-    def head_weight(self) -> paddle.Tensor: ...
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor: ...
 
 
 @dataclass
@@ -176,18 +175,15 @@ def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> pa
     ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)
     positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
     positions_BS = paddle.to_tensor(positions_BS)
-    return _last_logits(model, model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache))
+    hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
+    return model.logits(hidden_BSD[:, -1])
 
 
 def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:
     """Feed each row's newest token (an ended row's is not used any more); logits [B, V] for the next."""
     ids_B1 = paddle.to_tensor(np.array([[row.generated[-1] if row.generated else 0] for row in rows], dtype=np.int64))
     positions_B1 = cache.length - cache.key_starts.unsqueeze(1)
-    return _last_logits(model, model.hidden_states(ids_B1, position_ids=positions_B1, cache=cache))
-
-
-def _last_logits(model: Decoder, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
-    return linear(hidden_BSD[:, -1], model.head_weight())
+    return model.logits(model.hidden_states(ids_B1, position_ids=positions_B1, cache=cache)[:, -1])
 
 
 @contextmanager

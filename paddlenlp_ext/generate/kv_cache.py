@@ -9,7 +9,7 @@ dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import paddle
@@ -60,16 +60,15 @@ class _LayerStore:
 
 
 class KVCache:
-    """Grows by a block when it is full; holds no gradient.
+    """Grows by a block when it is full; holds no gradient. It knows the layers that run in this process.
 
     Attributes:
         key_starts: int64 [B], the first real key of each left-padded row.
         prompt_end: the column where all prompts end, None where nobody said.
-        takes_gaps: whether some layers run in other processes, so that one may write without the one below.
     """
 
-    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None, takes_gaps: bool = False) -> None:
-        self.prompt_end, self._takes_gaps = prompt_end, takes_gaps
+    def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
+        self.prompt_end = prompt_end
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: dict[int, _LayerStore] = {}
@@ -82,19 +81,21 @@ class KVCache:
         return not self._layers
 
     @paddle.no_grad()
-    def begin_with(self, prefixes: Sequence[KeyValuePrefix]) -> None:
-        """Give every row these keys and values, one pair a layer, before anything is appended."""
+    def begin_with(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
+        """Give every row these keys and values, a pair for each layer's number, before anything is appended."""
         assert self.is_new, "a prefix comes first"
-        self._layers = {i: _LayerStore((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in enumerate(prefixes)}
+        self._layers = {i: _LayerStore((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
-    def as_prefix(self) -> list[KeyValuePrefix]:
+    def as_prefix(self) -> dict[int, KeyValuePrefix]:
         """All that a cache of one row without padding holds, for another cache to begin with."""
         assert self._starts_B.tolist() == [0], "a prefix is one row"
-        stored = [(layer, layer.k_BKCH[0], layer.v_BKCH[0]) for layer in self._layers.values()]
-        return [
-            tuple(x_KCH[:, : layer.end].transpose([1, 0, 2]).contiguous() for x_KCH in pair) for layer, *pair in stored
-        ]
+        return {
+            index: tuple(
+                x_BKCH[0, :, : layer.end].transpose([1, 0, 2]).contiguous() for x_BKCH in (layer.k_BKCH, layer.v_BKCH)
+            )
+            for index, layer in self._layers.items()
+        }
 
     @property
     def length(self) -> int:
@@ -141,8 +142,6 @@ class KVCache:
 
     def _layer(self, index: int) -> _LayerStore:
         if index not in self._layers:
-            in_order = self._takes_gaps or index == len(self._layers)
-            assert in_order, f"layer {index} writes before layer {len(self._layers)} has"
             self._layers[index] = _LayerStore()
         return self._layers[index]
 

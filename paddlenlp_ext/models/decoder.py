@@ -179,9 +179,7 @@ class CausalLM(nn.Layer):
             document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
             cache: keys and values of the positions before these; it is brought up to date.
         """
-        hidden_BSD = self.hidden_states(input_ids, position_ids, document_lengths, cache)
-        logits = linear(hidden_BSD, self.head_weight()) if self.lm_head is None else self.lm_head(hidden_BSD)
-        return logits if self.vocabulary is None else self.vocabulary.join(logits)
+        return self.logits(self.hidden_states(input_ids, position_ids, document_lengths, cache))
 
     def hidden_states(
         self,
@@ -192,6 +190,11 @@ class CausalLM(nn.Layer):
     ) -> paddle.Tensor:
         """Return what the head reads, [B, S, D]; arguments as in `forward`."""
         return self.model(input_ids, position_ids, document_lengths, cache)
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """What the head makes of hidden states [..., D]: [..., V], of the whole vocabulary."""
+        logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
+        return logits if self.vocabulary is None else self.vocabulary.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
         """The head's weight [V, D]: the embedding itself where the two are tied."""

@@ -3,9 +3,9 @@
 Every process of a pipeline reads the same batches, so that only the stream [B, S, D] and its gradient are sent; of a
 divided sequence (sequence.py) each tensor rank sends its part [B, P, D] to the next stage's same rank.
 (Fleet's own PipelineLayer wants a model written as a list of its layers, names them anew, and hands nothing but tensors
-on: the documents of a packed batch would have to be sent as tensors.) The model's code runs as it stands, with two of
-its methods replaced: an embedding that is elsewhere gives vectors that nobody reads, and the decoder runs the chunk of
-layers that is at hand, from what was received.
+on: the documents of a packed batch would have to be sent as tensors.) The model's code runs as it stands, with three of
+its methods replaced: an embedding that is elsewhere gives vectors that nobody reads, the decoder runs the chunk of
+layers that is at hand, from what was received, and where logits are asked for all get those of the last stage.
 """
 
 from __future__ import annotations
@@ -34,25 +34,32 @@ class Pipeline:
     Args:
         plan: which layers are whose.
         axis: the pipeline's processes.
-        sequence: how the positions are divided between the cut layers; None: they are not.
     """
 
-    def __init__(self, plan: StagePlan, axis: Axis, sequence: DividedSequence | None = None) -> None:
-        self.plan, self.axis, self.sequence = plan, axis, sequence
+    def __init__(self, plan: StagePlan, axis: Axis) -> None:
+        self.plan, self.axis = plan, axis
+        self.sequence: DividedSequence | None = None
+        self._model: Any = None
         self._decoder: Any = None
         self._chunk: int | None = None
         self._received: paddle.Tensor | None = None
         self._made: paddle.Tensor | None = None
 
-    def install(self, model: Any) -> None:
-        """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its embedding was replaced."""
-        self._decoder = getattr(model, "base_model", model).model
+    def install(self, model: Any, sequence: DividedSequence | None = None) -> None:
+        """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its layers were cut.
+
+        `sequence` is how these divide the positions, None where they do not.
+        """
+        self.sequence = sequence
+        self._model = getattr(model, "base_model", model)
+        self._decoder = self._model.model
         if self.axis.index > 0:
             embedding = self._decoder.embed_tokens
             while isinstance(embedding, AdapterLayer):
                 embedding = embedding.base
             embedding.forward = self._no_vectors
         self._decoder.run_layers = self._run_layers
+        self._model.logits = self._logits
         if isinstance(model, PeftModel):
             model.join_stages = self.join
 
@@ -122,7 +129,7 @@ class Pipeline:
     def _dtype(self) -> Any:
         return self._decoder.norm.weight.dtype
 
-    # -- in place of the decoder's own --------------------------------------------------------------------------------
+    # -- in place of the model's own ----------------------------------------------------------------------------------
     def _no_vectors(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         return paddle.zeros([*input_ids.shape, self._decoder.norm.weight.shape[0]], self._dtype)
 
@@ -154,6 +161,16 @@ class Pipeline:
                 made = moving[entry] = self._run_chunk(entry.chunk, moving.pop(entry, x_BSD), inputs)
                 result = made if self._is_last(entry.chunk) else result
         return result
+
+    def _logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Logits [..., V] that the last process makes of what it has, float32 on all of them."""
+        assert not paddle.is_grad_enabled(), "the way back begins with the loss"
+        if self.axis.index == self.plan.last:
+            logits = type(self._model).logits(self._model, hidden).astype("float32")
+        else:
+            logits = paddle.empty([*hidden.shape[:-1], self._model.config.vocab_size], "float32")
+        dist.broadcast(logits, src=self.axis.ranks[self.plan.last], group=self.axis.group)
+        return logits
 
 
 def _backward(

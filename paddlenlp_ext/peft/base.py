@@ -16,7 +16,6 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors_writer import as_lazy
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.peft.fold import fold_in_place
@@ -116,12 +115,15 @@ class PeftModel(nn.Layer):
 
     def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Logits [B, S, V]; arguments as the model's."""
-        logits = linear(self.hidden_states(*args, **kwargs), self.head_weight())
-        return logits if self.vocabulary is None else self.vocabulary.join(logits)
+        return self.logits(self.hidden_states(*args, **kwargs))
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""
         return self.base_model.hidden_states(*args, **kwargs)
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """As the model's."""
+        return self.base_model.logits(hidden)
 
     def head_weight(self) -> paddle.Tensor:
         """The output head [V, D]."""

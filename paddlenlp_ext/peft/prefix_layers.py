@@ -140,7 +140,8 @@ class PrefixModel(PeftModel):
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
         made = keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
-        for layer, pair in zip(self._own_layers(), made, strict=True):
+        for layer in self._own_layers():
+            pair = made[layer.base.layer_index]
             layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
 
     def hidden_states(
@@ -154,7 +155,8 @@ class PrefixModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
-            cache.begin_with([layer.keys_and_values() for _, layer in adapter_layers(self.base_model)])
+            own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_here]
+            cache.begin_with({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
         return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)

@@ -117,15 +117,15 @@ def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
     logger.info("pipeline:\n%s", plan.table())
     mark_stages(model, plan, own)
     _fill(model, config)
-    sequence = _divided_sequence(config, mesh)
-    pipeline = Pipeline(plan, mesh.pipeline, sequence)
+    pipeline = Pipeline(plan, mesh.pipeline)
     pipeline.install(model)
     model = adapt_model(model, config)
     mark_stages(model, plan, own)
+    sequence = _divided_sequence(config, mesh)
     if mesh.tensor.size > 1:
         apply_tensor_plan(model, mesh.tensor, sequence)
         mark_stages(model, plan, own)
-    pipeline.install(model)
+    pipeline.install(model, sequence)
     return model, pipeline
 
 

@@ -21,12 +21,12 @@ def random(seed: int, *shape: int) -> paddle.Tensor:
 @pytest.mark.parametrize("window", [None, 3, 7])
 def test_rows_see_the_prefix_and_then_their_own(window, monkeypatch):
     monkeypatch.setattr(kv_cache, "BLOCK", 4)
-    prefixes = [(random(layer, P, K, H), random(50 + layer, P, K, H)) for layer in range(2)]
+    prefixes = {layer: (random(layer, P, K, H), random(50 + layer, P, K, H)) for layer in (3, 5)}
     cache = KVCache(STARTS)
     assert cache.is_new
     cache.begin_with(prefixes)
     assert not cache.is_new and cache.length == 0
-    told = {layer: [] for layer in range(2)}
+    told = {layer: [] for layer in prefixes}
     for step, length in enumerate((4, 6, 1, 1, 4, 1)):
         for layer, steps in told.items():
             seed = 100 + 10 * step + layer
@@ -51,19 +51,19 @@ def test_as_prefix_is_all_there_is():
     cache = KVCache([0])
     k, v = random(1, 1, 7, K, H), random(2, 1, 7, K, H)
     cache.attend(0, random(3, 1, 7, N, H), k, v, None, 1.0)
-    ((k_prefix, v_prefix),) = cache.as_prefix()
+    ((k_prefix, v_prefix),) = cache.as_prefix().values()
     np.testing.assert_array_equal(k_prefix.numpy(), k[0].numpy())
     np.testing.assert_array_equal(v_prefix.numpy(), v[0].numpy())
     other = KVCache(STARTS)
-    other.begin_with([(k_prefix, v_prefix)])
+    other.begin_with({0: (k_prefix, v_prefix)})
     with pytest.raises(AssertionError, match="comes first"):
-        other.begin_with([(k_prefix, v_prefix)])
+        other.begin_with({0: (k_prefix, v_prefix)})
 
 
 def test_keeping_rows_keeps_the_prefix():
     prefix = (random(1, P, K, H), random(2, P, K, H))
     cache = KVCache(STARTS)
-    cache.begin_with([prefix])
+    cache.begin_with({0: prefix})
     steps = [
         [random(seed + part, B, length, *rest) for part, rest in enumerate(((N, H), (K, H), (K, H)))]
         for seed, length in ((3, 6), (20, 1))

@@ -72,8 +72,3 @@ def test_keeping_rows_keeps_their_keys_and_padding():
     both = [paddle.concat([old[paddle.to_tensor([2, 0])], new], axis=1) for old, new in ((k, k2), (v, v2))]
     expected = cached_attention(q2, *both, paddle.to_tensor([5, 0]), None, 1.0)
     np.testing.assert_allclose(cache.attend(0, q2, k2, v2, None, 1.0).numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
-
-
-def test_a_layer_cannot_write_before_the_one_below():
-    with pytest.raises(AssertionError, match="layer 1 writes before layer 0"):
-        KVCache(STARTS).attend(1, *random_step(1, seed=0), None, 1.0)

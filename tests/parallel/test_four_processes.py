@@ -41,6 +41,7 @@ FOUR = {
         Case("lora-sequence-stages", {**DIVIDED, "recompute": True}, BIASED, *LORA),
         Case("lora-sequence-virtual", {**DIVIDED, **OUTER, "virtual_pp_degree": 2}, DEEP, *LORA),
         Case("prompt-sequence-stages", DIVIDED, DEEP, "prompt_tuning", {"num_tokens": 3}),
+        Case("prefix-sequence-stages", DIVIDED, DEEP, "prefix_tuning", {"num_tokens": 3}),
         Case("bottleneck-sequence-stages", DIVIDED, DEEP, "adapter", {"size": 8}),
         Case("pissa-tensor-stages", BOTH, DEEP, "pissa", {"rank": 4}),
         Case("plain-moslora-tensor-stages", BOTH, DEEP, "lora_use_mixer", {"rank": 4, "mixer_to_lora": True}),

@@ -1,4 +1,4 @@
-"""Who holds what in a pipeline, and what is refused before anything is read."""
+"""Who holds what in a pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.parallel.stages import StagePlan, plan_stages
 
 
@@ -67,13 +66,3 @@ def test_who_holds_a_parameter(name, holders):
 def test_more_chunks_than_layers_are_refused(degree, each, remedy):
     with pytest.raises(ValueError, match=remedy):
         plan_stages(config(4), degree, each)
-
-
-def test_generated_answers_are_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    keys = {"model_name_or_path": "m", "dataset_name_or_path": "d", "output_dir": tmp_path, "do_train": "true"}
-    keys |= {"do_eval": "true", "eval_with_do_generation": "true", "device": "cpu", "pipeline_parallel_degree": 2}
-    arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
-    with pytest.raises(ValueError) as error:
-        load_run_config(arguments, {})
-    assert "eval_with_do_generation is not available in a pipeline" in str(error.value)

@@ -76,20 +76,10 @@ def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> 
         )
 
 
-@check("pipeline_parallel_degree", "virtual_pp_degree", "eval_with_do_generation")
+@check("pipeline_parallel_degree", "virtual_pp_degree")
 def _pipeline(config: RunConfig, given: Given) -> None:
-    parallel = config.parallel
-    if parallel.pipeline_parallel_degree <= 1:
-        if parallel.virtual_pp_degree > 1:
-            given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
-        return
-    if config.generation.eval_with_do_generation:
-        given.refuse(
-            "eval_with_do_generation is not available in a pipeline, where no process has the whole model; train "
-            "without it, then evaluate the saved model with do_train: false and pipeline_parallel_degree: 1",
-            "eval_with_do_generation",
-            "pipeline_parallel_degree",
-        )
+    if config.parallel.pipeline_parallel_degree <= 1 < config.parallel.virtual_pp_degree:
+        given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
 
 
 @check(*FLAGS, *_DEGREES, "sharding")
