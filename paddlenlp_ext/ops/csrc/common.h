@@ -80,7 +80,11 @@ static inline float to_float(bf16 value) {
     return result;
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// To the nearest, ties to even; a NaN stays one. The instruction takes what is below the least normal float (1e-38) for
+// zero.
+#if defined(__AVX512BF16__)
+static inline u16x16 to_bf16(f32x16 value) { return (u16x16)_mm512_cvtneps_pbh((__m512)value); }
+#else
 static inline u16x16 to_bf16(f32x16 value) {
     u32x16 bits = (u32x16)value;
     u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -88,6 +92,7 @@ static inline u16x16 to_bf16(f32x16 value) {
     i32x16 is_nan = value != value;
     return __builtin_convertvector(is_nan ? quiet : rounded, u16x16);
 }
+#endif
 static inline void store(bf16* to, f32x16 value) {
     u16x16 half = to_bf16(value);
     std::memcpy(to, &half, sizeof half);

@@ -5,23 +5,12 @@
 
 #include "lanes.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 // The first of two values in the lower half.
 struct Pair {
     uint32_t bits;
 };
 
-static inline u16x16 rounded(f32x16 x) {
-#ifdef __AVX512BF16__
-    return (u16x16)_mm512_cvtneps_pbh((__m512)x);
-#else
-    return to_bf16(x);
-#endif
-}
-static inline u32x16 halves_of(f32x16 x) { return __builtin_convertvector(rounded(x), u32x16); }
+static inline u32x16 halves_of(f32x16 x) { return __builtin_convertvector(to_bf16(x), u32x16); }
 
 #ifdef __AVX512BF16__
 static inline f32x16 add_pairs(f32x16 sum, Pair factor, f32x16 columns) {
@@ -33,7 +22,7 @@ static inline f32x16 add_pairs(f32x16 sum, Pair factor, f32x16 columns) {
 inline void pair_along(i64 rows, i64 columns, const float* from, i64 ld_from, Pair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = 0; column < columns; column += LANES) {
-            const u16x16 half = rounded(load(from + row * ld_from + column));
+            const u16x16 half = to_bf16(load(from + row * ld_from + column));
             std::memcpy(to + row * ld_to + column / 2, &half, sizeof half);
         }
 }
