@@ -32,15 +32,18 @@ def cross_entropy_reference(
 
 
 def cross_entropy_native(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool, half: bool = False
 ) -> tuple[paddle.Tensor, int]:
-    """In C++ (csrc/cross_entropy.cpp): a row is read from memory once; sums in double precision."""
+    """In C++ (csrc/cross_entropy.cpp): a row is read from memory once; sums in double precision.
+
+    With `half` the gradient is bfloat16, in the first half of each row's memory.
+    """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels run from {lowest} to {highest}, and the vocabulary has {num_columns} tokens")
-    run, num_correct = function("cross_entropy", "ppiiip", "d"), ctypes.c_int64()
-    sizes = num_rows, num_columns, wants_gradient
+    run, num_correct = function("cross_entropy", "ppiiiip", "d"), ctypes.c_int64()
+    sizes = num_rows, num_columns, wants_gradient, half
     loss = run(pointer(logits_RV), pointer(targets_R), *sizes, ctypes.addressof(num_correct))
     return paddle.full([], loss), num_correct.value
 

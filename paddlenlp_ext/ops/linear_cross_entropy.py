@@ -38,7 +38,7 @@ def linear_cross_entropy(
     hidden_TD: paddle.Tensor,
     weight_VD: paddle.Tensor,
     labels_T: paddle.Tensor,
-    chunk: int = 256,
+    chunk: int | None = None,
     implementation: str | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Sum of the cross entropies of `hidden @ weight^T` against the labels, and how many argmaxes hit.
@@ -47,7 +47,8 @@ def linear_cross_entropy(
         hidden_TD: [T, D].
         weight_VD: [V, D]; its gradient is made only if it trains.
         labels_T: [T]; -100 marks rows that are not learned.
-        chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands.
+        chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands. None: 256, or 384 in native
+            products in bfloat16, which need no second such tensor for the rounded gradient.
         implementation: whose matrix products, "native" or "reference"; None: the best that can run.
 
     Returns:
@@ -65,19 +66,23 @@ def linear_cross_entropy(
 
 
 class _Products(NamedTuple):
-    """The matrix products of a head: its weight in their format, logits, and both gradients of the logits' gradient.
+    """The matrix products of a head: its weight in their format, rows at a time, logits, and both gradients of the
+    logits' gradient.
 
-    The weight's gradient is added to that of the chunks before.
+    The cross entropy leaves that where the logits were, as the products read it. The weight's gradient is added to that
+    of the chunks before.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
+    chunk: Callable[[paddle.Tensor], int]
     logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
+    cross_entropy: Callable[[paddle.Tensor, paddle.Tensor, bool, paddle.Tensor], tuple[paddle.Tensor, int]]
     hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
 
 
 def _sum_by_chunks(
-    products: _Products, hidden_RD: paddle.Tensor, weight_VD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int
+    products: _Products, hidden_RD: paddle.Tensor, weight_VD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int | None
 ) -> tuple[paddle.Tensor, int]:
     counter = _Counter()
     learns = paddle.is_grad_enabled()
@@ -99,10 +104,12 @@ class _LinearCrossEntropy(PyLayer):
         loss = paddle.zeros([], "float32")
         hidden_gradients, weight_gradient = [], None
         own_dtype, weight_VD = weight_VD.dtype, products.prepare(weight_VD, hidden_RD.dtype)
+        chunk = products.chunk(weight_VD) if chunk is None else chunk
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
             logits_RV = _in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
-            part, num_correct = cross_entropy_(logits_RV, targets_R, learns_hidden or learns_weight)
+            wants_gradient = learns_hidden or learns_weight
+            part, num_correct = products.cross_entropy(logits_RV, targets_R, wants_gradient, weight_VD)
             loss += part
             counter.correct += num_correct
             if learns_hidden:
@@ -142,13 +149,17 @@ def _paddle_weight_gradient(
 
 _PADDLE = _Products(
     prepare=_in_dtype,
+    chunk=lambda _: 256,
     logits=functools.partial(paddle.matmul, transpose_y=True),
+    cross_entropy=lambda logits_RV, targets_R, wants_gradient, _: cross_entropy_(logits_RV, targets_R, wants_gradient),
     hidden_gradient=_paddle_hidden_gradient,
     weight_gradient=_paddle_weight_gradient,
 )
 _NATIVE = _Products(
     native_products.prepare,
+    native_products.chunk,
     native_products.logits,
+    native_products.cross_entropy,
     native_products.hidden_gradient,
     native_products.weight_gradient,
 )

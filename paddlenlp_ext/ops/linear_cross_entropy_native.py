@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import paddle
 
+from paddlenlp_ext.ops.cross_entropy import cross_entropy_native
 from paddlenlp_ext.ops.half import as_half, halves
 from paddlenlp_ext.ops.linear_native import forward, readable
 from paddlenlp_ext.ops.native import empty, function, pointer
@@ -18,31 +19,43 @@ def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return as_half(weight_VD) if halves(weight_VD) else weight_VD
 
 
+def chunk(weight_VD: paddle.Tensor) -> int:
+    """Rows at a time: products of more are faster, and the logits of more need more memory."""
+    return 384 if weight_VD.dtype == paddle.bfloat16 else 256
+
+
 def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
     """`rows @ weight^T`, [R, V]."""
     return forward(rows_RD.contiguous(), weight_VD, None)
 
 
+def cross_entropy(
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool, weight_VD: paddle.Tensor
+) -> tuple[paddle.Tensor, int]:
+    """As `ops.cross_entropy.cross_entropy_`, the gradient in the format of the products: with a weight in bfloat16
+    it is that, in the first half of each row's memory, and only the functions below can read it.
+    """
+    return cross_entropy_native(logits_RV, targets_R, wants_gradient, weight_VD.dtype == paddle.bfloat16)
+
+
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
     """`gradient @ weight`, [R, D]."""
-    out_RD = empty([gradient_RV.shape[0], weight_VD.shape[1]])
-    return _product("linear_input_gradient", gradient_RV, weight_VD, out_RD)
+    (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
+    out_RD, half = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
+    run = function("head_hidden_gradient", "pppiiii")
+    run(pointer(gradient_RV), pointer(weight_VD), pointer(out_RD), num_rows, size, vocab_size, half)
+    return out_RD
 
 
 def weight_gradient(
     gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
 ) -> paddle.Tensor:
     """`gradient^T @ rows`, [V, D], added to `total_VD` in place where there is one."""
-    rows_RD = rows_RD.contiguous()
-    read_RD = as_half(rows_RD) if weight_VD.dtype == paddle.bfloat16 else rows_RD
-    if total_VD is None:
-        return _product("linear_weight_gradient", gradient_RV, read_RD, empty(weight_VD.shape))
-    return _product("linear_add_weight_gradient", gradient_RV, read_RD, total_VD)
-
-
-def _product(name: str, gradient_RV: paddle.Tensor, other: paddle.Tensor, out: paddle.Tensor) -> paddle.Tensor:
-    half = other.dtype == paddle.bfloat16
-    read_RV = as_half(gradient_RV) if half else gradient_RV
-    sizes = gradient_RV.shape[0], other.shape[1], gradient_RV.shape[1]
-    function(name, "pppiiii")(pointer(read_RV), pointer(other), pointer(out), *sizes, half)
-    return out
+    half, rows_RD = weight_VD.dtype == paddle.bfloat16, rows_RD.contiguous()
+    read_RD = as_half(rows_RD) if half else rows_RD
+    out_VD = empty(weight_VD.shape) if total_VD is None else total_VD
+    (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
+    run = function("head_weight_gradient", "pppiiiii")
+    inputs = pointer(gradient_RV), pointer(read_RD)
+    run(*inputs, pointer(out_VD), num_rows, size, vocab_size, total_VD is not None, half)
+    return out_VD

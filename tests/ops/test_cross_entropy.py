@@ -42,6 +42,20 @@ def test_loss_hits_and_gradient_are_those_of_the_formula(twin, num_rows, num_col
     np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
 
 
+@needs_native
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_gradient_in_bfloat16_is_the_other_one_rounded(num_rows, num_columns, threads, native_threads):
+    native_threads(threads)
+    logits, targets = 5.0 * normal(1, num_rows, num_columns), paddle.arange(num_rows) % num_columns
+    exact, rounded = paddle.to_tensor(logits), paddle.to_tensor(logits)
+    wanted, found = cross_entropy_native(exact, targets, True), cross_entropy_native(rounded, targets, True, half=True)
+    assert float(found[0]) == float(wanted[0]) and found[1] == wanted[1]
+    first_halves = np.ascontiguousarray(rounded.numpy()).view(np.uint16)[:, :num_columns]
+    actual = (first_halves.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(actual, exact.astype("bfloat16").astype("float32").numpy())
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_without_a_gradient_loss_and_hits_are_the_same(twin):
     logits, targets = normal(1, 5, 33), np.array([0, 32, 16, 1, 15])

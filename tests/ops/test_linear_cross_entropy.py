@@ -7,6 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.ops.elementwise import normal
 from tests.ops.needs_native import needs_native
@@ -132,3 +133,17 @@ def test_the_logits_of_one_chunk_stand_at_a_time():
     assert not loss.stop_gradient
     chunk_of_logits = 4 * 256 * 1024
     assert chunk_of_logits <= used_and_most()[1] - before < 2 * chunk_of_logits
+
+
+@needs_native
+@pytest.mark.parametrize("chunk", [None, 16, 1])
+def test_a_weight_that_trains_in_products_in_bfloat16_gets_its_gradient_to_their_rounding(chunk):
+    hidden, weight, labels = make(37, 40, 97, 0.6)
+    hidden_t, weight_t = (paddle.to_tensor(array, stop_gradient=False) for array in (hidden, weight))
+    with products_in_bf16():
+        loss, _ = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk)
+    loss.backward()
+    _, _, *wanted = dense(hidden, weight, labels)
+    for tensor, gradient in zip((hidden_t, weight_t), wanted, strict=True):
+        error = np.linalg.norm(tensor.grad.numpy() - gradient) / np.linalg.norm(gradient)
+        assert tensor.grad.dtype == paddle.float32 and 1e-4 < error < 3e-2

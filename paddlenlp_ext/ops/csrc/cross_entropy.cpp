@@ -33,19 +33,23 @@ double exponentials(float* row, i64 columns, float best, bool keep) {
     });
 }
 
-void subtract_target(float* row, i64 columns, i64 target, double total) {
+// `to` may be the row itself: bfloat16 takes no more than the place of what has been read.
+template <class Value>
+void subtract_target(float* row, i64 columns, i64 target, double total, Value* to) {
     float share = float(1.0 / total);
+    f32x16 at_target = all(row[target] * share - 1.0f);
     by_vectors(columns, [&](i64 start, i64 count) {
-        store_part(row + start, load_part(row + start, count) * share, count);
+        store_part(to + start, load_part(row + start, count) * share, count);
     });
-    row[target] -= 1.0f;
+    store_part(to + target, at_target, 1);
 }
 
 }  // namespace
 
 // The sum over the rows of logsumexp(logits) - logits[target]. logits [rows, columns] become softmax(logits), less one at
-// the target, if wants_gradient is 1. num_correct: in how many rows the first of the largest is the target.
-EXPORT double cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, i64 wants_gradient,
+// the target, if wants_gradient is 1; with `half` it is bfloat16 in the first half of each row. num_correct: in how many
+// rows the first of the largest is the target.
+EXPORT double cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, i64 wants_gradient, i64 half,
                             i64* num_correct) {
     std::vector<double> losses(rows);
     std::vector<char> hits(rows);
@@ -56,7 +60,11 @@ EXPORT double cross_entropy(float* logits, const i64* targets, i64 rows, i64 col
             hits[r] = is_hit(row, targets[r], best);
             double total = exponentials(row, columns, best, wants_gradient != 0);
             losses[r] = std::log(total) + best - picked;
-            if (wants_gradient != 0) subtract_target(row, columns, targets[r], total);
+            if (wants_gradient == 0) continue;
+            if (half != 0)
+                subtract_target(row, columns, targets[r], total, reinterpret_cast<bf16*>(row));
+            else
+                subtract_target(row, columns, targets[r], total, row);
         }
     });
     double loss = 0.0;

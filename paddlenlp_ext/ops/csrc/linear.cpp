@@ -16,15 +16,8 @@ void input_gradient(const Value* gradient, const Value* weight, float* to, i64 r
 }
 
 template <class Value>
-void weight_gradient(const Value* gradient, const Value* x, float beta, float* to, i64 rows, i64 in, i64 out) {
-    gemm(true, false, out, in, rows, 1.0f, gradient, out, x, in, beta, to, in);
-}
-
-void weight_gradient(const void* gradient, const void* x, float beta, float* to, i64 rows, i64 in, i64 out, i64 half) {
-    if (half)
-        weight_gradient(static_cast<const bf16*>(gradient), static_cast<const bf16*>(x), beta, to, rows, in, out);
-    else
-        weight_gradient(static_cast<const float*>(gradient), static_cast<const float*>(x), beta, to, rows, in, out);
+void weight_gradient(const Value* gradient, const Value* x, float* to, i64 rows, i64 in, i64 out) {
+    gemm(true, false, out, in, rows, 1.0f, gradient, out, x, in, 0.0f, to, in);
 }
 
 // A few rows: the weights stream from memory once and are all that costs time.
@@ -74,13 +67,10 @@ EXPORT void linear_input_gradient(const void* gradient, const void* weight, floa
 
 EXPORT void linear_weight_gradient(const void* gradient, const void* x, float* to, i64 rows, i64 in, i64 out,
                                    i64 half) {
-    weight_gradient(gradient, x, 0.0f, to, rows, in, out, half);
-}
-
-// The same, added to what `to` holds.
-EXPORT void linear_add_weight_gradient(const void* gradient, const void* x, float* to, i64 rows, i64 in, i64 out,
-                                       i64 half) {
-    weight_gradient(gradient, x, 1.0f, to, rows, in, out, half);
+    if (half)
+        weight_gradient(static_cast<const bf16*>(gradient), static_cast<const bf16*>(x), to, rows, in, out);
+    else
+        weight_gradient(static_cast<const float*>(gradient), static_cast<const float*>(x), to, rows, in, out);
 }
 
 // to [out] = the sum of the rows of gradient [rows, out]; in double, because thousands of rows are added one by one.
