@@ -5,7 +5,8 @@
 
 `cost`: bytes of the base's weights, peak memory of a process of its own for each kind, and time: all kinds in one
 process, one step of each in turn, the fastest step of each counts. `loss`: `llm/run_finetune.py` on the same rows with
-the same seed for each kind, all loss curves in one picture, and a table of the last losses.
+the same seed for each kind, all loss curves in one picture, and a table of the last losses; further keys, such as
+`--bf16 true`, go to every run.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, help="cost: 3, loss: 200")
     parser.add_argument("--dataset", help="folder with train.json, as --dataset_name_or_path")
     parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="where the runs of `loss` go")
-    args = parser.parse_args(argv)
+    args, keys = parser.parse_known_args(argv)
     if args.what == "cost":
+        if keys:
+            parser.error(f"cost takes no keys of a run: {' '.join(keys)}")
         rows = cost(args.model, args.documents, args.length, args.steps or 3)
         args.out.write_text(json.dumps({"rows": rows, **environment("paddlepaddle")}, indent=2) + "\n")
     else:
         if args.dataset is None:
             parser.error("loss needs --dataset")
-        compare_losses(args.out, args.model, args.dataset, args.steps or 200, args.work)
+        compare_losses(args.out, args.model, args.dataset, args.steps or 200, args.work, keys)
 
 
 def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, object]]:
@@ -123,9 +126,9 @@ def lora_keys(model: str, options: QuantOptions | None) -> list[str]:
     return keys
 
 
-def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path) -> None:
+def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]) -> None:
     """Train every kind, draw the curves, print and write (beside the picture) the last losses."""
-    runs = {kind: train(kind, options, model, dataset, steps, work) for kind, options in KINDS.items()}
+    runs = {kind: train(kind, options, model, dataset, steps, work, keys) for kind, options in KINDS.items()}
     named = [f"{kind}={run / 'metrics.jsonl'}" for kind, run in runs.items()]
     subprocess.run([sys.executable, str(HERE / "compare_losses.py"), str(out), *named], check=True)
     last = {
@@ -135,11 +138,13 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path) 
     print(f"| base | mean loss of the last {_LAST} of {steps} steps | to LoRA |\n|---|---|---|")
     for kind, loss in last.items():
         print(f"| {kind} | {loss:.4f} | {loss / last['LoRA'] - 1:+.2%} |")
-    record = {"last_losses": last, "steps": steps, **environment("paddlepaddle")}
+    record = {"last_losses": last, "steps": steps, "keys": keys, **environment("paddlepaddle")}
     out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
 
 
-def train(kind: str, options: QuantOptions | None, model: str, dataset: str, steps: int, work: Path) -> Path:
+def train(
+    kind: str, options: QuantOptions | None, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]
+) -> Path:
     """One run of the launcher; a finished run of the same name is taken as it is."""
     folder = work / kind
     if (folder / "train_results.json").is_file():
@@ -169,7 +174,7 @@ def train(kind: str, options: QuantOptions | None, model: str, dataset: str, ste
         for key, value in settings.items()
     ]
     script, base = HERE.parent / "llm" / "run_finetune.py", HERE.parent / "llm/config/smollm2/lora_argument.json"
-    subprocess.run([sys.executable, str(script), str(base), *words], check=True)
+    subprocess.run([sys.executable, str(script), str(base), *words, *keys], check=True)
     return folder
 
 
