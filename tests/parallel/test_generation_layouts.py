@@ -24,11 +24,13 @@ STAGES = {"pipeline_parallel_degree": 2}
 VIRTUAL = {**STAGES, "virtual_pp_degree": 2}
 DEEP = {"num_hidden_layers": 4}
 
-TWO = [
+FIRST_TWO = [
     Case("tensor", {**ANSWERS, **TENSOR}),
+    Case("virtual-lora-drawn", {**DRAWN, **VIRTUAL}, DEEP, "lora", {"rank": 4}),
+]
+TWO = [
     Case("sequence-drawn", {**DRAWN, **TENSOR, "sequence_parallel": True}, {"tie_word_embeddings": False}),
     Case("stages", {**ANSWERS, **STAGES}),
-    Case("virtual-lora-drawn", {**DRAWN, **VIRTUAL}, DEEP, "lora", {"rank": 4}),
     Case("virtual-prefix", {**ANSWERS, **VIRTUAL}, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
     Case("stages-prompt", {**ANSWERS, **STAGES}, {}, "prompt_tuning", {"num_tokens": 3}),
     Case("stages-reft", {**ANSWERS, **STAGES}, {}, "reft", {"rank": 4}),
@@ -62,6 +64,11 @@ def answers_of(folder: Path) -> tuple[list[str], dict[str, float]]:
 
 @pytest.mark.slow
 def test_two_processes_answer_as_one(tmp_path):
+    assert_the_same_answers(2, FIRST_TWO, tmp_path)
+
+
+@pytest.mark.layouts
+def test_two_processes_answer_as_one_in_more_layouts(tmp_path):
     assert_the_same_answers(2, TWO, tmp_path)
 
 
