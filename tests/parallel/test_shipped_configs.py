@@ -162,7 +162,7 @@ def without_weights(model: Path) -> Path:
     return bare
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_a_file_for_each_layout_starts(tmp_path):
     assert_start_or_are_refused(some_jobs(), 2, tmp_path)
 
