@@ -1,9 +1,9 @@
 """The same LoRA run in fp32, in bf16 and in transformers + peft: same rows, same steps, same start; one picture.
 
-    python benchmarks/loss_curves.py --gsm8k FOLDER [--steps 200 --out FOLDER --python PATH]
+    python benchmarks/loss_curves.py --gsm8k FOLDER [--steps 200 --max_length 1024 --out FOLDER]
 
-Every optimizer step is one pack of at most 1,024 tokens. Leaves losses.png and losses.json, and prints how far the
-curves are apart.
+Every optimizer step is one pack of at most `--max_length` tokens. Leaves losses.png and losses.json, and prints how
+far the curves are apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 LEARNING_RATE = "5e-4"
 KEYS = (
-    "--dataset_name_or_path {gsm8k} --src_length 512 --max_length 1024 --zero_padding true --greedy_zero_padding true "
+    "--dataset_name_or_path {gsm8k} --src_length {source} --max_length {length} "
+    "--zero_padding true --greedy_zero_padding true "
     "--per_device_train_batch_size 1 --do_train true --logging_steps 1 --device cpu --overwrite_output_dir true "
     f"--learning_rate {LEARNING_RATE} --lr_scheduler_type linear --warmup_steps {{warmup}} --max_steps {{steps}}"
 )
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--max_length", type=int, default=1024, help="tokens of a step, at most")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks")
     parser.add_argument("--python", type=Path, default=ROOT / PYTHONS["torch"], help="of the peer's environment")
     args = parser.parse_args(argv)
@@ -52,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     warmup = args.steps // 20
     words = {"model": model, "gsm8k": args.gsm8k, "steps": args.steps, "warmup": warmup}
+    words |= {"length": args.max_length, "source": args.max_length // 2}
     keys = shlex.split(f"{LORA_KEYS} {KEYS}".format(**words))
     run(sys.executable, FOLDER / "export_rows.py", rows, "--adapter", adapter, *keys, "--output_dir", work / "fp32")
 
@@ -71,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     draw(losses, args.out / "losses.png")
     lines = describe(losses)
     print("\n".join(lines))
-    content = {"environment": environment("paddlepaddle"), "summary": lines, "losses": losses}
+    content = {"environment": environment("paddlepaddle"), "tokens": args.max_length, "summary": lines, "losses": losses}
     (args.out / "losses.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 

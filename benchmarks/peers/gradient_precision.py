@@ -1,0 +1,51 @@
+"""benchmarks/gradient_precision.py in transformers + peft on PyTorch: the same rows, the same adapter.
+
+    .venv-peers/bin/python benchmarks/peers/gradient_precision.py FOLDER MODEL_FOLDER
+
+FOLDER is what `benchmarks/gradient_precision.py --export FOLDER` has left. As its users run it: the model in bfloat16,
+the adapter in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel
+from train_rows import collate
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gradient_distance import distances
+from measure import report
+
+
+def gradients(args: argparse.Namespace, dtype: torch.dtype) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss per learned token and the gradient of every trainable parameter."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+    model = PeftModel.from_pretrained(model, args.folder, is_trainable=True).train()
+    documents = json.loads((args.folder / "rows.jsonl").read_text(encoding="utf-8"))
+    ids, mask, labels = collate(documents)
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss.backward()
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return loss.item(), {name: parameter.grad.float().numpy() for name, parameter in trainable.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="rows.jsonl and the adapter")
+    parser.add_argument("model", help="Hugging Face folder")
+    args = parser.parse_args()
+    loss, exact = gradients(args, torch.float32)
+    loss_bf16, rounded = gradients(args, torch.bfloat16)
+    figures = {"loss_float32": loss, "loss_bfloat16": loss_bf16, **distances(rounded, exact)}
+    report("peer_gradient_precision", figures, "torch", "transformers", "peft")
+
+
+if __name__ == "__main__":
+    main()
