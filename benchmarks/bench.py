@@ -110,10 +110,11 @@ def measure_all(
 
 
 def measure(program: Program, args: argparse.Namespace, words: dict[str, str]) -> dict[str, Any]:
-    """One process of one program."""
+    """One process of one program; its command as cases.py has it, without this machine's folders."""
     steps = args.steps if program.steps is None else min(args.steps, program.steps)
-    command = f"{program.command.format(**words)} --steps {steps}"
-    return run_script(args.pythons[program.environment], command)
+    command = f"{program.command} --steps {steps}"
+    figures = run_script(args.pythons[program.environment], command.format(**words))
+    return {"command": command, **{key: value for key, value in figures.items() if key not in ("keys", "model")}}
 
 
 def main(argv: Sequence[str]) -> None:

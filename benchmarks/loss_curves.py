@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> None:
     draw(losses, args.out / "losses.png")
     lines = describe(losses)
     print("\n".join(lines))
-    content = {"environment": environment("paddlepaddle"), "tokens": args.max_length, "summary": lines, "losses": losses}
-    (args.out / "losses.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    content = {"environment": environment("paddlepaddle"), "tokens": args.max_length, "summary": lines}
+    (args.out / "losses.json").write_text(json.dumps({**content, "losses": losses}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
