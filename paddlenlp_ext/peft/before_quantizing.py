@@ -22,8 +22,9 @@ from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.offset import A_START, B_START, OffsetLoRALinear
 from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.svd import leading_svd
-from paddlenlp_ext.peft.targets import ALL_LINEAR, matches
+from paddlenlp_ext.peft.targets import ALL_LINEAR
 from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.utils.layer_patterns import matches
 
 SVDS = ("fast", "exact")
 """How triplets are found: by random projection, or the whole SVD."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.layer_patterns import matches, matching
 
 ALL_LINEAR = "all-linear"
 
@@ -50,14 +50,7 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
         raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers.")
     chosen: set[str] = set()
     for entry in entries:
-        matched = [name for name in names if matches(entry, name, key)]
-        if not matched:
-            leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
-            raise ValueError(
-                f"{key}: {entry!r} matches no linear layer of this model{did_you_mean(entry.strip('.*'), leaves)} "
-                f"Known: {', '.join(leaves)}."
-            )
-        chosen.update(matched)
+        chosen.update(matching(entry, names, key))
     return [name for name in names if name in chosen]
 
 
@@ -106,17 +99,3 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def _is_linear(layer: nn.Layer) -> bool:
     return hasattr(layer, "in_features") and hasattr(layer, "out_features")
-
-
-def matches(entry: str, name: str, key: str) -> bool:
-    """Whether `entry` is the end of a dotted name, or a regular expression for all of it. `key` is for the error.
-
-    Raises:
-        ValueError: neither, and no regular expression.
-    """
-    if name == entry or name.endswith(f".{entry}"):
-        return True
-    try:
-        return re.fullmatch(entry, name) is not None
-    except re.error as error:
-        raise ValueError(f"{key}: {entry!r} is no regular expression ({error}).") from None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from paddlenlp_ext.utils.layer_patterns import matches, matching
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 BLOCKWISE = ("nf4", "fp4")
 ALGOS = (*BLOCKWISE, "weight_only_int8", "weight_only_int4")
+_KEY = "weight_quantize_algo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class QuantOptions:
         for algo in self.algo.values() if isinstance(self.algo, Mapping) else (self.algo,):
             if algo is not None and algo not in ALGOS:
                 hint = did_you_mean(str(algo), ALGOS)
-                raise ValueError(f"weight_quantize_algo={algo!r} is not known{hint} Known: {', '.join(ALGOS)}.")
+                raise ValueError(f"{_KEY}={algo!r} is not known{hint} Known: {', '.join(ALGOS)}.")
         for key, value in (
             ("qlora_weight_blocksize", self.block_size),
             ("qlora_weight_double_quant_block_size", self.double_quant_block_size),
@@ -64,7 +65,7 @@ class QuantOptions:
         """The options of the layer `name`, of one algo; None where it stays as it is."""
         algo = self.algo
         if not isinstance(algo, str):
-            algo = next((algo for pattern, algo in algo.items() if _fits(pattern, name)), None)
+            algo = next((algo for pattern, algo in algo.items() if matches(pattern, name, _KEY)), None)
         if algo is None:
             return None
         return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
@@ -76,13 +77,7 @@ class QuantOptions:
             ValueError: a pattern that fits none of the names.
         """
         for pattern in self.algo if isinstance(self.algo, Mapping) else ():
-            if not any(_fits(pattern, name) for name in names):
-                leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
-                hint = did_you_mean(pattern.strip(".*"), leaves)
-                raise ValueError(
-                    f"weight_quantize_algo: {pattern!r} fits no linear layer of this model{hint} "
-                    f"Known: {', '.join(leaves)}."
-                )
+            matching(pattern, names, _KEY)
         chosen = {name: self.for_layer(name) for name in names}
         return {name: options for name, options in chosen.items() if options is not None}
 
@@ -90,12 +85,3 @@ class QuantOptions:
 def in_words(options: QuantOptions | None) -> str:
     """The format of a model's weights, for messages."""
     return "full precision" if options is None else options.describe()
-
-
-def _fits(pattern: str, name: str) -> bool:
-    if name == pattern or name.endswith(f".{pattern}"):
-        return True
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise ValueError(f"weight_quantize_algo: {pattern!r} is no regular expression ({error}).") from None

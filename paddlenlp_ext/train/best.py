@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paddlenlp_ext.config.sections.train import METRIC_SPELLINGS
+from paddlenlp_ext.config.sections.train import GENERATION_METRICS, METRIC_SPELLINGS
 
 _LOWER_IS_BETTER = ("loss", "perplexity")
-_GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 
 
 class BestMetric:
@@ -21,7 +20,7 @@ class BestMetric:
     def __init__(self, train: Any, with_generation: bool) -> None:
         name = (train.metric_for_best_model or "loss").removeprefix("eval_")
         self.name = METRIC_SPELLINGS.get(name, name)
-        if self.name in _GENERATION_METRICS and not with_generation:
+        if self.name in GENERATION_METRICS and not with_generation:
             raise ValueError(f"metric_for_best_model {name!r} needs eval_with_do_generation: true")
         greater = train.greater_is_better
         self.greater_is_better = self.name not in _LOWER_IS_BETTER if greater is None else greater

@@ -102,7 +102,7 @@ def test_a_map_keeps_layers_in_other_widths(folder: Path):
 
 def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
     load = AutoModelForCausalLM.from_pretrained
-    with pytest.raises(ValueError, match=r"'q_prj' fits no linear layer of this model.*q_proj"):
+    with pytest.raises(ValueError, match=r"'q_prj' matches no linear layer of this model.*q_proj"):
         load(folder, quantization=QuantOptions(algo={"q_prj": "nf4"}))
     load(folder, quantization=QuantOptions(algo="nf4")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="quantized already"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paddlenlp_ext.config.checks.table import Checks
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+from paddlenlp_ext.config.sections.train import GENERATION_METRICS
 from paddlenlp_ext.config.tree import RunConfig
 
 check = Checks()
-GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 
 
 @check()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from paddlenlp_ext.config.schema import option
 
 STRATEGIES = ("no", "steps", "epoch")
-METRICS = ("loss", "accuracy", "perplexity", "rouge1", "rouge2", "rougel", "bleu4", "exact_match")
+GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
+METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS)
 METRIC_SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "no"}
 _METRIC_NAMES = (*METRICS, *METRIC_SPELLINGS)
 
