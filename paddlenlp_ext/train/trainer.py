@@ -86,7 +86,8 @@ class Trainer:
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
         pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
-        self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id)
+        vocab_size = model.config.vocab_size
+        self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
         if dev_rows is None and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs dev rows: set do_eval: true and give a dev split")
         if config.train.load_best_model_at_end and not self._evaluates:

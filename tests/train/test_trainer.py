@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+from tiny_training import VOCABULARY, Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.train.callbacks import Callback
@@ -120,6 +120,16 @@ def test_a_broken_step_is_not_made_and_names_its_rows(tmp_path, infinite):
     assert state["step"] == 3 and all(math.isfinite(entry["loss"]) for entry in state["log_history"])
     moments = optimizer_state(trainer.optimizer, trainable_parameters(trainer.model))
     assert all(np.isfinite(moment.numpy()).all() for moment in moments.values())
+
+
+def test_a_token_that_the_model_has_not_is_an_error_that_names_the_row(tmp_path):
+    rows = Rows(4)
+    rows.rows[2].tokens[1] = VOCABULARY
+    trainer = Trainer(make_model(), make_config(tmp_path / "run"), rows, None, Tokenizer())
+    with pytest.raises(
+        ValueError, match=rf"row 2 \(train.json:3\) has the token id {VOCABULARY}, and .* {VOCABULARY}:"
+    ):
+        trainer.train()
 
 
 def test_nothing_learned_in_a_step_is_an_error(tmp_path):
