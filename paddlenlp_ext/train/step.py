@@ -53,7 +53,7 @@ class StepOptions:
 
 
 class OptimizerStep:
-    """Runs windows through a model in training mode; this rank takes every `ranks.size`-th micro-batch."""
+    """Runs windows through a model in training mode; this rank takes its share of each (`Window.share`)."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OptimizerStep:
         """
         started = time.perf_counter()
         batches = self._fetch(window)
-        num_learned, num_tokens, num_rows = self._count(batches)
+        num_learned, num_tokens, num_rows = self._count(list(batches.values()))
         if num_learned == 0:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
         share = self._run_batches(batches, window, step, num_learned)
@@ -109,16 +109,16 @@ class OptimizerStep:
         for parameter in self.model.parameters():
             parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
 
-    def _run_batches(self, batches: list[PackedBatch], window: Window, step: int, num_learned: int) -> float:
+    def _run_batches(self, own: dict[int, PackedBatch], window: Window, step: int, num_learned: int) -> float:
         """Add this rank's micro-batches to the gradients; returns this process's share of their loss sum."""
-        scales = [1.0 / num_learned] * len(batches)
+        places, batches, scales = list(own), list(own.values()), [1.0 / num_learned] * len(own)
         missing = math.ceil(len(window.micro_batches) / self.ranks.size) - len(batches)
         if self.ranks.moves_together and missing:  # to keep the others company
-            batches, scales = [*batches, self.collate_rows(window.micro_batches[0])], [*scales, 0.0]
-            missing = 0
+            places, batches = [*places, 0], [*batches, self.collate_rows(window.micro_batches[0])]
+            scales, missing = [*scales, 0.0], 0
 
         def around(number: int) -> AbstractContextManager[None]:
-            return self._around(batches[number], step, number * self.ranks.size + self.ranks.index)
+            return self._around(batches[number], step, places[number])
 
         def end_pass() -> None:
             self.ranks.end_pass(self.parameters)
@@ -136,9 +136,12 @@ class OptimizerStep:
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
             yield
 
-    def _fetch(self, window: Window) -> list[PackedBatch]:
-        """This rank's micro-batches; all of them before the first is run, because their learned tokens count."""
-        return [self.collate_rows(packs) for packs in window.micro_batches[self.ranks.index :: self.ranks.size]]
+    def _fetch(self, window: Window) -> dict[int, PackedBatch]:
+        """This rank's micro-batches by their place in the window; all of them before the first is run, because their
+        learned tokens count.
+        """
+        share = window.share(self.ranks.index, self.ranks.size)
+        return {place: self.collate_rows(packs) for place, packs in share.items()}
 
     def _count(self, batches: list[PackedBatch]) -> tuple[int, int, int]:
         """Learned tokens, tokens and rows of the whole window."""

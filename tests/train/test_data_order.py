@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_training import Rows, make_config
+from tiny_training import VOCABULARY, Rows, make_config, make_model
 
+from paddlenlp_ext.data.even_steps import attention_cost
 from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.train.collation import build_collate
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.train.hooks import training_hooks
+from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.train.ranks import SingleRank
+from paddlenlp_ext.train.step import OptimizerStep, StepOptions
 
 
 def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
@@ -73,3 +79,41 @@ def test_a_changed_order_is_named():
     edited.rows[3].tokens[2] += 1
     with pytest.raises(ValueError, match="dataset fingerprint was"):
         check_same_data_order(saved, data_order_facts(make_config("out"), edited))
+
+
+class OneOf(SingleRank):
+    """One of several ranks, which hears nothing of the others."""
+
+    def __init__(self, index, size):
+        self.index, self.size = index, size
+
+
+def test_a_step_deals_its_micro_batches_by_cost(tmp_path):
+    rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    window = next(build_data_order(config, rows, num_ranks=2).windows())
+    taken = [rows_taken_by(OneOf(index, 2), window, rows, config) for index in range(2)]
+    assert sorted(taken[0] + taken[1]) == sorted(window.row_indices)
+    assert taken[0] == [row for pack in window.share(0, 2).values() for (row,) in pack]
+    uneven = [
+        largest_over_mean(shares, rows) for shares in (taken, (window.row_indices[::2], window.row_indices[1::2]))
+    ]
+    assert uneven[0] < 1.1 < uneven[1]
+
+
+def rows_taken_by(ranks, window, rows, config):
+    model, taken = make_model(), []
+    collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
+
+    def collate_and_look(packs):
+        taken.extend(row for pack in packs for row in pack)
+        return collate(packs)
+
+    options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
+    optimizer = build_optimizer(model, config.optim)
+    OptimizerStep(model, training_hooks(model), optimizer, collate_and_look, ranks, options).run(window, 0, 1e-3)
+    return taken
+
+
+def largest_over_mean(shares, rows):
+    costs = [attention_cost(rows.lengths[share]) for share in shares]
+    return max(costs) / (sum(costs) / len(costs))
