@@ -21,7 +21,16 @@ RUNS = [
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("prompt", {"neftune": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
 ]
+FIRST_IS_BEST = {
+    "evaluation_strategy": "steps",
+    "eval_steps": 5,
+    "save_strategy": "steps",
+    "save_steps": 5,
+    "load_best_model_at_end": True,
+    "greater_is_better": True,  # of a loss that falls
+}
 ONLY_STAGE3 = [
+    Case("sft-back", FIRST_IS_BEST),
     Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("vera", switch="vera", peft={"rank": 8}),
     Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
