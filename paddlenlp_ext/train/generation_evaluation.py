@@ -30,9 +30,11 @@ def evaluate_generation(
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
+    # Neighbours, by their numbers among all: what is drawn for a prompt depends on its number.
+    own = slice(*(len(prompts) * index // ranks.size for index in (ranks.index, ranks.index + 1)))
     started = time.perf_counter()
     generated = model.generate(
-        [tokens for tokens, _, _ in prompts[ranks.index :: ranks.size]],
+        [tokens for tokens, _, _ in prompts[own]],
         max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
         decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
         top_k=options.top_k,
@@ -40,9 +42,10 @@ def evaluate_generation(
         temperature=options.temperature,
         seed=train.seed,
         batch_size=train.per_device_eval_batch_size,
+        first_row=own.start,
     )
     shares = ranks.collect([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
-    outputs = [shares[index % ranks.size][index // ranks.size] for index in range(len(prompts))]
+    outputs = list(itertools.chain.from_iterable(shares))
     if output_file is not None:
         lines = [
             json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)

@@ -25,6 +25,7 @@ VIRTUAL = {**STAGES, "virtual_pp_degree": 2}
 DEEP = {"num_hidden_layers": 4}
 
 FIRST_TWO = [
+    Case("data-drawn", DRAWN),
     Case("tensor", {**ANSWERS, **TENSOR}),
     Case("virtual-lora-drawn", {**DRAWN, **VIRTUAL}, DEEP, "lora", {"rank": 4}),
 ]
