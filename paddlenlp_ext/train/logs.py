@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.plan import whole_shape
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.checkpoint import write_json
-from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.utils.atomic import write_text
@@ -59,9 +60,14 @@ def train_results(state: TrainerState, model: Any) -> dict[str, float]:
         "train_learned_tokens_per_second": state.num_learned / seconds,
         "num_tokens": state.num_tokens,
         "num_learned_tokens": state.num_learned,
-        "trainable_parameters": sum(parameter.size for parameter in trainable_parameters(model).values()),
+        "trainable_parameters": num_trainable(model),
         "peak_memory_bytes": peak_memory_bytes(),
     }
+
+
+def num_trainable(model: Any) -> int:
+    """How many numbers of the whole model train, whatever part of it this process has."""
+    return sum(math.prod(whole_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
 
 
 def peak_memory_bytes() -> int:

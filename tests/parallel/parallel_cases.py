@@ -56,11 +56,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: the loss and gradient norm of every step, the evaluation, and the saved weights."""
+    """What a run came to: the loss and gradient norm of every step, the evaluation, how many numbers of the whole model
+    were said to train, and the saved weights.
+    """
 
     losses: np.ndarray
     norms: np.ndarray
     evaluation: float
+    num_trained: int
     weights: dict[str, np.ndarray]
     folder: Path
 
@@ -135,6 +138,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
         np.array([entry["loss"] for entry in steps]),
         np.array([entry["grad_norm"] for entry in steps]),
         evaluation,
+        json.loads((folder / case.name / "train_results.json").read_text())["trainable_parameters"],
         {name: stored.read(name) for name in stored.names()},
         folder / case.name,
     )
@@ -179,6 +183,7 @@ def differences(got: Outcome, want: Outcome) -> dict[str, float]:
     """
     assert got.weights.keys() == want.weights.keys()
     assert len(got.losses) == len(want.losses)
+    assert got.num_trained == want.num_trained
     shares = {"losses": np.abs(got.losses / want.losses - 1).max(), "norms": np.abs(got.norms / want.norms - 1).max()}
     shares["evaluation"] = abs(got.evaluation / want.evaluation - 1)
     for name, value in want.weights.items():
