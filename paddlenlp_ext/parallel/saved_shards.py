@@ -19,9 +19,11 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
+from paddlenlp_ext.peft.merge_files import copy_tokenizer
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
 
 _FORMATS = ("float32", "float16", "bfloat16")
@@ -39,7 +41,7 @@ class MergeReport:
 def merge_saved_shards(
     folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None
 ) -> MergeReport:
-    """Write the whole model in Hugging Face's layout.
+    """Write the whole model in Hugging Face's layout, its generation config and tokenizer along with it.
 
     Args:
         folder: PaddleNLP's, with its config.json.
@@ -54,6 +56,7 @@ def merge_saved_shards(
     dtype = str(content.get("torch_dtype") or "float32")
     with paddle.LazyGuard():
         model = AutoModelForCausalLM.from_config(content)
+    model.generation_config = read_generation_config(folder)
     ranks = [_without_family(_read_stages(stages), content["model_type"]) for stages in files]
     wanted = dict(model.named_parameters())
     _check_names(set(wanted), ranks, folder)
@@ -64,8 +67,11 @@ def merge_saved_shards(
         value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
         num_joined += joined
         tensors[name] = LazyTensor(value.shape, dtype, functools.partial(cast, value, "float32", dtype))
-    model.save_pretrained(str(output or folder), tensors=tensors)
-    return MergeReport(output or folder, len(tensors), num_joined)
+    output = output or folder
+    model.save_pretrained(str(output), tensors=tensors)
+    if output.resolve() != folder.resolve():
+        copy_tokenizer(folder, output)
+    return MergeReport(output, len(tensors), num_joined)
 
 
 def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[list[Path]]:

@@ -142,17 +142,18 @@ def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None)
     if (adapter / "run_config.json").is_file():
         shutil.copy(adapter / "run_config.json", folder)
     if (adapter / "tokenizer_config.json").is_file():
-        _copy_tokenizer(adapter, folder)
+        copy_tokenizer(adapter, folder)
     elif base.is_file():
         load_tokenizer(base).save_pretrained(folder)
     else:
-        _copy_tokenizer(base, folder)
+        copy_tokenizer(base, folder)
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy a model folder's tokenizer and chat template into another."""
     for pattern in (*_TOKENIZER_FILES, *_CHAT_TEMPLATE_FILES):
         for path in source.glob(pattern):
             if path.is_dir():
-                shutil.copytree(path, folder / path.name)
+                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
             else:
                 shutil.copy(path, folder)

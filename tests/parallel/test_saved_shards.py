@@ -68,6 +68,17 @@ def test_the_whole_model_comes_back(tmp_path, tensor, pipeline):
         assert np.array_equal(want.numpy(), got.numpy()), name
 
 
+@pytest.mark.parametrize("place", ["saved", "whole"])
+def test_where_answers_end_and_the_tokenizer_go_along(tmp_path, place):
+    write_shards(tmp_path / "saved", 2, 1, eos_token_id=5)
+    (tmp_path / "saved" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9], "top_p": 0.8}))
+    (tmp_path / "saved" / "tokenizer.json").write_text("{}")
+    merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / place)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / place)
+    assert whole.end_token_ids == [5, 9] and whole.generation_config["top_p"] == 0.8
+    assert (tmp_path / place / "tokenizer.json").read_text() == "{}"
+
+
 def test_a_vocabulary_that_does_not_divide_is_whole_on_all_ranks(tmp_path):
     model = write_shards(tmp_path / "saved", 2, 1, vocab_size=31)
     merge_saved_shards(tmp_path / "saved", 2, 1)
