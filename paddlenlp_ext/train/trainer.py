@@ -172,7 +172,7 @@ class Trainer:
 
         self.model.train()
         self.optimizer = build_optimizer(self.model, config.optim)
-        if config.optim.offload_optim:
+        if config.optim.offload_optim or "offload" in config.parallel.sharding.split():
             self.optimizer = offload_state(self.model, self.optimizer)
         options = StepOptions(
             seed=train.seed,

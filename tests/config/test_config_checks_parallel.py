@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from config_cases import SMALLEST, load, problems, write
 
-from paddlenlp_ext.config.checks import parallel
+from paddlenlp_ext.config.checks import parallel, precision
 from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.peft.registry import peft_methods
 
@@ -66,3 +66,20 @@ def test_flags_of_what_is_off_are_noted_once(tmp_path):
         "pipeline_parallel_config has no effect: there is no pipeline",
         "sharding_parallel_config has no effect: there is no sharding",
     ]
+
+
+@pytest.mark.parametrize(("degree", "num_notes"), [(-1, 0), (1, 0), (2, 1)])
+def test_a_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
+    notes = load(write(tmp_path, SMALLEST | {"sharding_parallel_degree": degree})).notes
+    assert (
+        sum(note.startswith("sharding_parallel_degree has no effect: sharding is off") for note in notes) == num_notes
+    )
+
+
+def test_offloading_is_for_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(precision, "has_gpu", lambda: True)
+    keys = SMALLEST | {"sharding": "stage2 offload"}
+    load(write(tmp_path, keys | {"device": "gpu"}))
+    (found,) = problems(write(tmp_path, keys | {"device": "cpu"}))
+    assert found.key == "sharding" and "in the host's memory anyway: use sharding stage2" in found.message

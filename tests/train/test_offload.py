@@ -50,7 +50,8 @@ def test_checkpoints_hold_the_inner_state(tmp_path, optim: str):
     assert all(not tensor.astype("float32").any() for tensor in got.values())
 
 
-def test_on_a_cpu_it_is_refused(tmp_path):
-    trainer = Trainer(make_model(lora=True), make_config(tmp_path, offload_optim=True), Rows(4), None, Tokenizer())
+@pytest.mark.parametrize("keys", [{"offload_optim": True}, {"sharding": "stage2 offload"}], ids=str)
+def test_on_a_cpu_it_is_refused(tmp_path, keys):
+    trainer = Trainer(make_model(lora=True), make_config(tmp_path, **keys), Rows(4), None, Tokenizer())
     with pytest.raises(ValueError, match=r"offload_optim .* host's memory anyway"):
         trainer.train()

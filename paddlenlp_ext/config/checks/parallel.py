@@ -13,7 +13,7 @@ check = Checks()
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
 
 
-@check("sharding", "optim", *_DEGREES)
+@check("sharding", "optim", "device", *_DEGREES)
 def _processes(config: RunConfig, given: Given) -> None:
     parallel, processes = config.parallel, world_size()
     try:
@@ -22,7 +22,12 @@ def _processes(config: RunConfig, given: Given) -> None:
         given.refuse(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
         return
     if parallel.sharding:
-        _sharding(parallel.sharding, degrees, processes, given)
+        _sharding(parallel.sharding, config.precision.device, degrees, processes, given)
+    elif parallel.sharding_parallel_degree > 1:
+        given.note(
+            "sharding_parallel_degree has no effect: sharding is off; set sharding to stage1, stage2 or stage3",
+            "sharding_parallel_degree",
+        )
     _method(config, degrees, processes, given)
     if degrees.tensor > 1 and config.optim.optim != "adamw":
         given.refuse(
@@ -53,20 +58,20 @@ def _method(config: RunConfig, degrees: Degrees, processes: int, given: Given) -
         )
 
 
-def _sharding(sharding: str, degrees: Degrees, processes: int, given: Given) -> None:
+def _sharding(sharding: str, device: str, degrees: Degrees, processes: int, given: Given) -> None:
     stages = [word for word in sharding.split() if word.startswith("stage")]
     if len(stages) != 1:
         given.refuse(
             f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
         )
-    elif "offload" in sharding.split():
+    elif "offload" in sharding.split() and device == "cpu":
         given.refuse(
-            "sharding offload is not available: on the CPU the state is in its memory already, on GPUs it is not "
-            f"built; use sharding {stages[0]}",
+            "sharding offload keeps optimizer state off the GPU; on the CPU it is in the host's memory anyway: use "
+            f"sharding {stages[0]}",
             "sharding",
         )
     elif processes == 1:
-        given.note(f"sharding {sharding} has no effect: there is one process", "sharding")
+        given.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")
     elif degrees.pipeline > 1 and degrees.sharding > 1 and stages[0] != "stage1":
         given.refuse(
             f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
