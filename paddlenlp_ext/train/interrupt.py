@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -12,6 +13,8 @@ from typing import Any
 from paddlenlp_ext.utils.log import get_logger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAID_AGAIN = 3.0
+"""Seconds in which one more SIGTERM is the same one: Paddle's launchers send each process two or three of them."""
 
 
 class TrainingStopped(SystemExit):
@@ -30,8 +33,8 @@ class _InterruptedError(Exception):
 
 
 class StopSignals:
-    """Context in which the first signal only sets `received`; the handlers of before come back at once, so that a
-    second signal stops hard. Outside the main thread, where Python can't handle signals, it does nothing.
+    """Context in which the first signal only sets `received`; a second one meets the handlers of before, so that it
+    stops hard. Outside the main thread, where Python can't handle signals, it does nothing.
 
     Args:
         share: where several processes train together, the largest of a number of theirs: `received` then changes in
@@ -42,6 +45,7 @@ class StopSignals:
         self.received: int | None = None
         self._share = share
         self._own = 0
+        self._since = 0.0
         self._interrupts = False
         self._before: dict[int, Any] = {}
 
@@ -54,10 +58,15 @@ class StopSignals:
         self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._own = number
+        if self._own:
+            if number == self._own == signal.SIGTERM and time.monotonic() - self._since < _SAID_AGAIN:
+                return
+            self._restore()
+            signal.raise_signal(number)
+            return
+        self._own, self._since = number, time.monotonic()
         if self._share is None:
             self.received = number
-        self._restore()
         get_logger(__name__).warning(
             "%s: finishing this optimizer step, then saving a checkpoint; once more to stop at once",
             signal.Signals(number).name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -17,6 +19,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _LOST_ANOTHER = re.compile(
     r"gloo/transport/.*(Connection|TIMEOUT|Timed out|Broken pipe)|TCPStore|TcpStore|tcp_(store|utils)"
 )
+_PR_SET_PDEATHSIG = 1
 _LAUNCHER_LOOKS_EVERY = 4.0  # seconds, and a little: Paddle's looks every 3
 
 
@@ -26,6 +29,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     Only a `ValueError` or `ModuleNotFoundError` that this project itself raised is a user's mistake; the same error out
     of a library, and any other, is a defect and keeps its traceback.
     """
+    _follow_launcher()
     try:
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
@@ -42,6 +46,15 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
             _leave_it_to_the_other(error)
         tell_launcher(traceback.format_exc())
         raise
+
+
+def _follow_launcher() -> None:
+    """Let the system send SIGTERM to this process of several when their launcher is gone, on Linux.
+
+    Paddle's launcher over gloo has no handler for a SIGTERM of its own: its processes would go on without it.
+    """
+    if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_about_another(error: Exception) -> bool:

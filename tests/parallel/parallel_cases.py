@@ -156,18 +156,20 @@ def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300
 
 def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """`python -m paddle.distributed.launch` with one thread a process; logs go to `folder/log`."""
+    how = launching(processes, command, folder)
+    return subprocess.run(**how, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def launching(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
+    """How `start` starts a process, in words of `subprocess`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
-    return subprocess.run(
-        [*launcher, "--backend", "gloo", "--log_dir", str(folder / "log"), *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return {
+        "args": [*launcher, "--backend", "gloo", "--log_dir", str(folder / "log"), *command],
+        "cwd": folder,
+        "env": environment,
+    }
 
 
 def logs(folder: Path) -> str:

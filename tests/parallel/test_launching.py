@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 
 import pytest
-from parallel_cases import ROOT, logs, start
+from parallel_cases import ROOT, launching, logs, start
 
 SCRIPT = str(ROOT / "llm" / "run_finetune.py")
 
@@ -58,6 +60,31 @@ def test_what_does_not_divide_is_refused_at_once(command, run_folders):
     assert "tensor_parallel_degree 3 need 3 processes, and 2 were started" in message
     assert "nearest with 2: tensor_parallel_degree 2" in message
     assert not (run_folders / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.layouts)])
+def test_a_launcher_that_is_stopped_lets_its_processes_save(command, run_folders, number):
+    keys = ["--max_steps", "3000", "--do_eval", "false", "--save_strategy", "no"]
+    how = launching(2, [*command, *keys], run_folders)
+    launcher = subprocess.Popen(**how, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = run_folders / "log" / "workerlog.0"
+
+    def wait_for(words):
+        most = time.monotonic() + 60
+        while not (log.is_file() and words in log.read_text()):
+            assert time.monotonic() < most, logs(run_folders)
+            time.sleep(0.05)
+
+    try:
+        wait_for("step 3/")
+        launcher.send_signal(number)
+        wait_for("To go on: resume_from_checkpoint: true")
+    finally:
+        launcher.terminate()
+        launcher.wait(60)
+    (folder,) = (run_folders / "out").glob("checkpoint-*")
+    assert 3 <= json.loads((folder / "trainer_state.json").read_text())["step"] < 3000
 
 
 FAILING = """

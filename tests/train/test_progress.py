@@ -8,6 +8,7 @@ import signal
 import pytest
 from rich.console import Console
 
+from paddlenlp_ext.train import interrupt
 from paddlenlp_ext.train.callbacks import StepReport
 from paddlenlp_ext.train.interrupt import StopSignals
 from paddlenlp_ext.train.loss_plot import smoothed
@@ -76,3 +77,18 @@ def test_the_first_signal_is_polite_and_the_second_is_not():
             assert heard == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_sigterm_said_again_at_once_is_the_same_one(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with StopSignals() as signals:
+            for _ in range(3):  # as Paddle's launchers do
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received == signal.SIGTERM and heard == []
+            monkeypatch.setattr(interrupt, "_SAID_AGAIN", 0.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
