@@ -182,7 +182,11 @@ def _replica_bytes(layout: Layout, step: Step, held: Numbers) -> float:
 
 
 def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
-    """Bytes of each part of a process's memory at the fullest moment of a step, buffers between them left out."""
+    """Bytes of each part of a process's memory at the fullest moment of a step, buffers between them left out.
+
+    Of sharding, even shares of what stands between passes: whole parameters are not as even where one is larger than a
+    share, stage 2 has all gradients of a micro-batch until its end, stage 3 has a layer or two and both ends on loan.
+    """
     held, sharding, stage = numbers(config, layout, step, process), layout.degrees.sharding, layout.stage
     is_adapter, size = step.lora_rank > 0, step.value_bytes
     lent = held.held - (held.trained if is_adapter else 0)
