@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
 from paddlenlp_ext.ops.half import products_are_half, products_in_bf16
 from paddlenlp_ext.ops.quantized_native import quantized_input_gradient_native, quantized_linear_native
 from paddlenlp_ext.ops.triton.launch_4bit import on_gpu_with_triton, product_triton
-from paddlenlp_ext.ops.weight_only import weight_only_linear
+from paddlenlp_ext.ops.weight_only import is_for_kernel, weight_only_linear
 
 _FEW = 32
 """Positions up to which reading the packed weight once is what takes the time."""
@@ -76,6 +76,11 @@ def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     return product_triton(x.reshape([-1, width]), weight).reshape([*leading, out])
 
 
+def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out] by Paddle's fused kernel; a weight that it cannot be given is dequantized by rows."""
+    return weight_only_linear(x, weight) if is_for_kernel(weight) else linear_reference(x, weight)
+
+
 _NATIVE = (quantized_linear_native, native.usable)
 _FOUR_BIT = Op(
     "quantized linear (nf4, fp4)",
@@ -85,7 +90,7 @@ _FOUR_BIT = Op(
 )
 _INTEGER = Op(
     "quantized linear (int8, int4)",
-    weight_only=(weight_only_linear, on_gpu_in_half),
+    weight_only=(linear_weight_only, on_gpu_in_half),
     native=_NATIVE,
     reference=linear_reference,
 )

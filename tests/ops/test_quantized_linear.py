@@ -21,7 +21,9 @@ from paddlenlp_ext.ops.quantized_native import (
     quantized_input_gradient_native,
     quantized_linear_native,
 )
+from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
 from tests.ops.elementwise import normal
 from tests.ops.needs_native import needs_native
@@ -228,3 +230,31 @@ def test_the_kernel_is_given_our_codes_and_scales(monkeypatch: pytest.MonkeyPatc
     else:
         halves = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
         assert np.array_equal(*halves)
+
+
+@pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])
+def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.MonkeyPatch, algo: str):
+    """Sizes that it is not for; and half of each row, whose largest code may be smaller than all that there are."""
+
+    def kernel(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+        raise AssertionError("given to the kernel")
+
+    monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
+    whole = packed((64, 256), QuantOptions(algo=algo))
+    assert weight_only.is_for_kernel(whole)
+    part = part_of(whole, Cut(axis=1, start=128, stop=256, size=256))
+    groups_of_32 = [packed((64, 128), QuantOptions(algo=algo, group_size=32))] if algo.endswith("4") else []
+    for weight in (
+        part,
+        packed((64, 48), QuantOptions(algo=algo)),
+        packed((24, 64), QuantOptions(algo=algo)),
+        *groups_of_32,
+    ):
+        x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
+        wanted = x.numpy() @ from_formula(weight).T
+        np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
+    assert weight_only.is_for_kernel(part_of(whole, Cut(axis=0, start=16, stop=32, size=64)))
+    zeros = quantize(np.zeros((64, 128), np.float32), QuantOptions(algo=algo))
+    assert weight_only.is_for_kernel(zeros)
+    with pytest.raises(AssertionError, match="given to the kernel"):
+        linear_module.linear_weight_only(paddle.ones([1, 256]), whole)
