@@ -75,7 +75,7 @@ class _Linear(PyLayer):
             x = as_half(x) if ctx.half else x
             _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
         if ctx.wanted[2]:
-            gradients[2] = paddle.empty([weight.shape[0]])
+            gradients[2] = native.empty([weight.shape[0]])
             of_bias, rows = native.function("linear_bias_gradient", "ppii"), math.prod(gradient.shape[:-1])
             of_bias(native.pointer(gradient), native.pointer(gradients[2]), rows, weight.shape[0])
         return tuple(gradients[: ctx.num_inputs])

@@ -96,6 +96,18 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
 
 
 @needs_native
+def test_the_default_number_format_has_no_part_in_it():
+    """The library writes float32, and what it writes into has to be that."""
+    x, weight, bias, gradient = numbers((9,), 17, 5)
+    paddle.set_default_dtype("bfloat16")
+    try:
+        actual = run_both_ways(linear_native, [x, weight, bias], gradient)
+    finally:
+        paddle.set_default_dtype("float32")
+    assert_all_close(actual, expected(x, weight, bias, gradient), atol=2e-5)
+
+
+@needs_native
 def test_a_strided_input_is_read_right():
     x, weight, bias, gradient = numbers((6, 10), 12, 5)
 
