@@ -118,6 +118,12 @@ def dequantize_rows_reference(weight: QuantizedWeight, first: int, last: int) ->
     return (values.reshape([-1, weight.block_size]) * scales_B1).flatten()[: end - begin].reshape([last - first, -1])
 
 
+def dequantize_rows_gpu(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    """The same by the Triton kernel, which reads both halves of a byte with one scale, unless two may meet there."""
+    way = dequantize_rows_reference if weight.block_size % 2 else dequantize_rows_triton
+    return way(weight, first, last)
+
+
 def dequantize_rows_numpy(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
     """The same on a CPU: a byte is looked up as the pair of weights that it holds."""
     begin, end, first_block, last_block = _extent(weight, first, last)
@@ -156,7 +162,7 @@ def _pairs(algo: str) -> np.ndarray:
 
 dequantize_op = Op(
     "dequantize",
-    triton=(dequantize_rows_triton, on_gpu_with_triton),
+    triton=(dequantize_rows_gpu, on_gpu_with_triton),
     native=(dequantize_rows_native, usable_on_codes),
     cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op
+from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized_linear import linear_op, linear_triton
 from paddlenlp_ext.ops.triton import launch_4bit
@@ -164,6 +164,15 @@ def test_paddles_tensors_dequantized_and_multiplied(launched, options):
     y = linear_triton(paddle.to_tensor(x), weight).numpy()
     np.testing.assert_allclose(y, x @ whole.T, rtol=1e-4, atol=1e-5)
     assert len(launched) == 2
+
+
+def test_a_byte_with_codes_of_two_rows_is_read_with_both_scales(launched):
+    """int4 has a scale a row, and rows of odd length end within a byte."""
+    weight = quantize(np.random.default_rng(0).standard_normal((6, 33)).astype(np.float32), OPTIONS[2])
+    rows = dequantize_rows_gpu(weight, 2, 6).numpy()
+    np.testing.assert_array_equal(rows, dequantize(weight).numpy()[2:])
+    assert not launched
+    assert dequantize_op._twins["triton"][0] is dequantize_rows_gpu
 
 
 def test_many_positions_are_multiplied_by_dequantized_rows(launched):
