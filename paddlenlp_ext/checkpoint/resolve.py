@@ -38,10 +38,9 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _from_hub(name)
     known = ", ".join(BUILTIN_MODELS)
-    suggestion = did_you_mean(name, BUILTIN_MODELS) or "."
     raise ValueError(
-        f"no model {name!r}{suggestion} It is no folder, no .gguf file, no built-in name ({known}) "
-        "and no hub id (organisation/name)"
+        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is no folder, no .gguf file, no built-in name "
+        f"({known}) and no hub id (organisation/name)"
     )
 
 

@@ -18,6 +18,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A ready half sentence, `; did you mean 'x'?`, or nothing."""
+    """How a sentence about an unknown word ends: `; did you mean 'x'?`, or just so."""
     match = nearest(word, known)
-    return f"; did you mean {match!r}?" if match else ""
+    return f"; did you mean {match!r}?" if match else "."

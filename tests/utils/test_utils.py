@@ -42,7 +42,7 @@ def test_suggestions():
     assert nearest("zzz", ["lora_rank"]) is None
     assert nearest("dora", ["sora", "lora", "use_dora"]) == "use_dora"
     assert did_you_mean("lora_rnak", ["lora_rank"]) == "; did you mean 'lora_rank'?"
-    assert did_you_mean("zzz", ["lora_rank"]) == ""
+    assert did_you_mean("zzz", ["lora_rank"]) == "."
 
 
 def test_registry_names_what_it_knows():
@@ -52,5 +52,7 @@ def test_registry_names_what_it_knows():
     assert registry.names() == ["red", "rouge"]
     with pytest.raises(ValueError, match="unknown colour 'rde'; did you mean 'red'"):
         registry.get("rde")
+    with pytest.raises(ValueError, match=r"unknown colour 'blue'\. Known: red, rouge\."):
+        registry.get("blue")
     with pytest.raises(AssertionError):
         registry.register("red")(2)
