@@ -13,6 +13,8 @@ from paddlenlp_ext.quant.options import BLOCKWISE, QuantOptions
 
 _OURS = "paddlenlp_ext"
 """`quant_method` where no other program reads the weights; and the entry of our options, in any case."""
+_BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
+"""What may share a scale there, 32 to 4096; of scales themselves 64 at least."""
 
 
 def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) ->
     if not algos:
         return plain
     fields = {_OURS: options_to_dict(model.quantization)}
-    if len(algos) == 1 and algos <= set(BLOCKWISE):
+    if len(algos) == 1 and algos <= set(BLOCKWISE) and _in_blocks_of_bitsandbytes(model.quantization):
         fields |= {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,
@@ -42,6 +44,11 @@ def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) ->
     else:
         fields["quant_method"] = _OURS
     return {**plain, "quantization_config": fields}
+
+
+def _in_blocks_of_bitsandbytes(options: QuantOptions) -> bool:
+    groups_fit = not options.double_quant or options.double_quant_block_size in _BITSANDBYTES_BLOCKS - {32}
+    return options.block_size in _BITSANDBYTES_BLOCKS and groups_fit
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantOptions | None:

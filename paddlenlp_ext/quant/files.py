@@ -108,7 +108,9 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
         raise ValueError(f"{source.path}: {what}.") from error
     num_codes = weight.num_weights if algo == "weight_only_int8" else -(-weight.num_weights // 2)
     num_scales = -(-weight.num_weights // weight.block_size)
-    if (weight.codes.size, weight.scales.size) != (num_codes, num_scales):
+    num_groups = 0 if weight.group_scales is None else -(-num_scales // weight.group_size)
+    found_groups = 0 if weight.group_scales is None else weight.group_scales.size
+    if (weight.codes.size, weight.scales.size, found_groups) != (num_codes, num_scales, num_groups):
         raise ValueError(f"{source.path}: the parts of the quantized {layer}.weight do not fit together.")
     return weight
 

@@ -72,6 +72,8 @@ def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: P
             assert (mine is None) == (its is None)
             assert mine is None or np.array_equal(mine.numpy(), its.numpy()), f"{name}.{part}"
     assert np.array_equal(logits(again), logits(model))
+    by = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert by == ("bitsandbytes" if options == FORMATS[0] else "paddlenlp_ext"), "that has no such formats or blocks"
 
 
 @pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
@@ -125,6 +127,18 @@ def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
             AutoModelForCausalLM.from_pretrained(tmp_path)
     save_sharded(tmp_path, {name: tensor for name, tensor in tensors.items() if name != scales})
     with pytest.raises(ValueError, match=r"up_proj\.weight is missing or damaged"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: Path, tmp_path: Path):
+    AutoModelForCausalLM.from_pretrained(folder, quantization=FORMATS[1]).save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    tensors = {name: source.read(name) for name in source.names()}
+    groups = "model.layers.0.mlp.up_proj.weight.nested_absmax"
+    save_sharded(tmp_path, {**tensors, groups: tensors[groups][:-1]})
+    with pytest.raises(
+        ValueError, match=r"the parts of the quantized model\.layers\.0\.mlp\.up_proj\.weight do not fit"
+    ):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
