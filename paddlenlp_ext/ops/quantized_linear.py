@@ -59,11 +59,12 @@ def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor
 
 
 def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """(dL/dy) W [..., in] in plain Paddle."""
+    """(dL/dy) W [..., in] in plain Paddle, float32: sums of dozens of parts in half precision would lose digits."""
     total = None
     for first, last in row_blocks(weight):
         rows = dequantize_rows(weight, first, last).astype(gradient.dtype)
         part = paddle.matmul(gradient[..., first:last], rows)
+        part = part if part.dtype == paddle.float32 else part.astype("float32")
         total = part if total is None else total.add_(part)
     return total
 

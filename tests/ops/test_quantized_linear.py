@@ -156,6 +156,26 @@ def test_product_and_gradient_are_those_of_the_dequantized_weight(
     np.testing.assert_allclose(x.grad.numpy(), gradient @ plain, rtol=1e-5, atol=1e-5)
 
 
+def test_in_half_precision_the_parts_of_a_gradient_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, whose products are given in the format of what is multiplied; the CPU has none of them."""
+
+    def rounded(values: paddle.Tensor) -> paddle.Tensor:
+        return values.astype("bfloat16")
+
+    def product(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
+        return rounded(multiply(x.astype("float32"), y.astype("float32")))
+
+    multiply, weight = paddle.matmul, packed((600, 32), FORMATS[0])
+    gradient = rounded(paddle.to_tensor(normal(2, 9, 600)))
+    plain = rounded(dequantize(weight)).astype("float32").numpy().astype(np.float64)
+    wanted = gradient.astype("float32").numpy() @ plain
+    monkeypatch.setattr(paddle, "matmul", product)
+    monkeypatch.setattr(linear_module, "row_blocks", lambda weight: dequantize_module.row_blocks(weight, 300))
+    found = linear_module.input_gradient_reference(gradient, weight)
+    assert found.dtype == paddle.float32
+    assert np.linalg.norm(found.numpy() - wanted) < 2.0**-8 * np.linalg.norm(wanted)
+
+
 def test_an_input_that_wants_no_gradient_gets_none(way: str):
     weight = packed((7, 64), FORMATS[0])
     x, scale = paddle.ones([2, 64]), paddle.ones([1])
