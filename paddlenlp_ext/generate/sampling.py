@@ -82,7 +82,11 @@ class RowSampler:
         self._streams: dict[int, np.random.Generator] = {}
 
     def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Draw token ids [B] from softmax(logits_BV); `rows` names the row that each line belongs to."""
+        """Draw token ids [B] from softmax(logits_BV); `rows` names the row that each line belongs to.
+
+        Raises:
+            ValueError: a line without a number.
+        """
         pairs = zip(logits_BV, rows, strict=True)
         return np.array([_inverse_cdf(row_V, self._stream(row).random()) for row_V, row in pairs], dtype=np.int64)
 
@@ -95,6 +99,8 @@ class RowSampler:
 def _inverse_cdf(row_V: Logits, uniform: float) -> int:
     """The token at which the cumulated probability, in the order of ids, passes `uniform` in [0, 1)."""
     possible = np.flatnonzero(row_V > -np.inf)
+    if not len(possible):
+        raise ValueError("no logit of a row is a number: the model's weights are damaged, or its training diverged.")
     weights = np.exp(row_V[possible] - row_V[possible].max())
     cumulated = np.cumsum(weights, dtype=np.float64)
     position = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")

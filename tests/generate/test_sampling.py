@@ -82,3 +82,10 @@ def test_a_row_draws_the_same_whoever_shares_its_batch():
     other_seed = sampling.RowSampler(seed=12)
     assert [int(other_seed.draw(step[2:], [2])[0]) for step in logits] != [int(token) for token in single]
     np.testing.assert_raises(AssertionError, np.testing.assert_array_equal, *np.array(batched).T[:2])
+
+
+def test_a_row_without_a_number_is_an_error_that_says_so():
+    """Of a model whose training diverged, whatever the filters."""
+    logits = np.full((1, 9), np.nan, np.float32)
+    with pytest.raises(ValueError, match="no logit of a row is a number: the model's weights are damaged"):
+        sampling.RowSampler(seed=0).draw(sampling.keep_top_p(sampling.keep_top_k(logits, 3), 0.7), [0])
