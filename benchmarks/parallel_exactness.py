@@ -35,6 +35,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "parallel_exactness.md"
 TINY = {"num_hidden_layers": 4}
 MICRO_BATCHES = 4
 LIMIT, MOVE, EPSILON = 1e-5, 1e-7, 1e-4
+RATE = 1e-5
+"""Learning rate for a trained model: the tiny one's would ruin it, and then any rounding grows with each step."""
 YARDSTICK = f"one process, its model off by {MOVE:.0e}"
 
 
@@ -199,7 +201,7 @@ def main() -> None:
         path, model = resolve_model(arguments.model), arguments.model
         heads = read_model_config(path)["num_key_value_heads"]
         tensor = next(degree for degree in (2, 3, 1) if heads % degree == 0)
-        keys["model_name_or_path"] = str(path)
+        keys |= {"model_name_or_path": str(path), "learning_rate": RATE}
     chosen = [layout for layout in layouts(tensor) if not arguments.layouts or layout.name in arguments.layouts]
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.folder or Path(made)

@@ -38,8 +38,8 @@ KINDS: dict[str, QuantOptions | None] = {
     "fp4": QuantOptions(algo="fp4", double_quant=True),
     "nf4": QuantOptions(algo="nf4", double_quant=True),
 }
-WITH_LOFTQ = "nf4, LoftQ"
-"""In the comparison of losses alone: the bytes and operations of a step are nf4's."""
+STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
+"""Over nf4, in the comparison of losses alone: the bytes and operations of a step are nf4's."""
 _LAST = 20
 """Steps whose mean loss stands for the end of a run."""
 
@@ -131,8 +131,8 @@ def lora_keys(model: str, options: QuantOptions | None) -> list[str]:
 def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]) -> None:
     """Train every kind, draw the curves, print and write (beside the picture) the last losses."""
     runs = {kind: train(kind, options, model, dataset, steps, work, keys) for kind, options in KINDS.items()}
-    loftq = [*keys, "--loftq", "true"]
-    runs[WITH_LOFTQ] = train(WITH_LOFTQ, KINDS["nf4"], model, dataset, steps, work, loftq)
+    for kind, switch in STARTS.items():
+        runs[kind] = train(kind, KINDS["nf4"], model, dataset, steps, work, [*keys, f"--{switch}", "true"])
     named = [f"{kind}={run / 'metrics.jsonl'}" for kind, run in runs.items()]
     subprocess.run([sys.executable, str(HERE / "compare_losses.py"), str(out), *named], check=True)
     last = {

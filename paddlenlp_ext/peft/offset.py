@@ -18,8 +18,8 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.lora import LoRALinear
-from paddlenlp_ext.plan import Style, cut_of
+from paddlenlp_ext.peft.lora import LoRALinear, set_own_part
+from paddlenlp_ext.plan import Style
 
 A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
 A_START, B_START = "lora_A_start", "lora_B_start"
@@ -66,14 +66,9 @@ class OffsetLoRALinear(LoRALinear):
 
         All are those of the whole layer; of one that is cut, this part's are taken.
         """
-        for tensor, value in (
-            (self.lora_A.weight, a),
-            (self.lora_B.weight, b),
-            (self.lora_A_start, a if taken_a is None else taken_a),
-            (self.lora_B_start, b if taken_b is None else taken_b),
-        ):
-            cut = cut_of(tensor)
-            tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
+        self.begin_at(a, b)
+        set_own_part(self.lora_A_start, a if taken_a is None else taken_a)
+        set_own_part(self.lora_B_start, b if taken_b is None else taken_b)
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""

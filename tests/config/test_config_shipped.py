@@ -152,14 +152,15 @@ def test_every_family_has_its_files():
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
-    assert names == expected and len(SHIPPED) == len(expected) == 65
+    assert names == expected and len(SHIPPED) == len(expected) == 68
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
     assert len(written) == len(SHIPPED), "two files that share an output_dir would resume one from the other"
 
 
-def test_loftq_without_quantization_is_refused(tmp_path):
-    (found,) = problems(write(tmp_path, COMMON | {"lora": True, "loftq": True}), methods=BUILT)
-    assert found.key == "loftq"
+@pytest.mark.parametrize("method", ["loftq", "qera"])
+def test_a_start_from_the_quantization_error_needs_quantization(tmp_path, method):
+    (found,) = problems(write(tmp_path, COMMON | {"lora": True, method: True}), methods=BUILT)
+    assert found.key == method
     assert "set weight_quantize_algo" in found.message
 
 

@@ -28,14 +28,18 @@ QUANTIZED = [
     Case("tensor-q-alone", {**TENSOR, **NF4}, WIDE, "lora", {**RANK, "target_modules": ["q_proj"]}),
     Case("tensor-dora", {**TENSOR, **NF4}, WIDE, "use_dora", RANK),
     Case("tensor-pissa", {**TENSOR, **NF4}, WIDE, "pissa", RANK),
+    Case("tensor-qera", {**TENSOR, **NF4}, WIDE, "qera", {**RANK, "batches": 2}),
+    Case("sequence-qera", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "qera", {**RANK, "batches": 2}),
     Case("tensor-sequence", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "lora", RANK),
     Case("stages-lora", {**STAGES, **DOUBLE}, {}, "lora", RANK),
     Case("stages-loftq", {**STAGES, **NF4}, {}, "loftq", RANK),
+    Case("stages-qera", {**STAGES, **NF4}, {}, "qera", {**RANK, "batches": 2}),
     Case("stages-random", {**STAGES, **MIXED, "continue_training": False}, {}, "lora", RANK),
 ]
 REPLICATED = [
     Case("data-lora", NF4, {}, "lora", RANK),
     Case("sharded-lora", {**SHARDED, **DOUBLE}, {}, "lora", RANK),
+    Case("sharded-qera", {**SHARDED, **NF4}, {}, "qera", {**RANK, "batches": 2}),
     Case("sharded-mini", {**SHARDED, "sharding": "stage2", "optim": "adamw_mini"}),
     Case("sharded-8bit", {**SHARDED, "sharding": "stage1", "optim": "adamw_8bit"}),
 ]
@@ -49,6 +53,7 @@ METHODS = {
     "lora_ga": {"rank": 4, "ga_batches": 2},
     "lora_use_mixer": RANK,
     "loftq": RANK,
+    "qera": {"rank": 4, "batches": 2},
     "sora": RANK,
     "vera": {"rank": 8},
     "lokr": {"rank": 2, "factor": 4},

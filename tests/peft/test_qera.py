@@ -1,0 +1,196 @@
+"""QERA over quantized weights: its start held to the paper's formula in NumPy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny_adapted import logits_of, loss_of, same_bits, state_of, tiny_model, train
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.qera import QERAConfig
+from paddlenlp_ext.quant.model import make_plain
+from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.quantize import quantize
+
+NF4, INT4 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int4")
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, stored."""
+    folder = tmp_path_factory.mktemp("original")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def adapted(folder: Path, config: Any, options: QuantOptions = NF4) -> PeftModel:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, quantization=options), config)
+    model.train()
+    return model
+
+
+def started(folder: Path, options: QuantOptions = NF4, **more: Any) -> PeftModel:
+    """After it has looked at its batches."""
+    model = adapted(folder, QERAConfig(**{"rank": RANK, "batches": 2, **more}), options)
+    model.before_training(lambda: loss_of(model).backward())
+    for parameter in model.parameters():
+        parameter.clear_gradient(False)
+    model.eval()
+    return model
+
+
+def inputs_of(folder: Path, options: QuantOptions) -> dict[str, np.ndarray]:
+    """What each linear layer of the quantized model reads, [tokens, in]."""
+    model, seen = adapted(folder, LoRAConfig(rank=RANK), options), {}
+    for name, layer in adapter_layers(model.base_model):
+        layer.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0].numpy()}))
+    logits_of(model)
+    return {name: x.reshape(-1, x.shape[-1]).astype(np.float64) for name, x in seen.items()}
+
+
+def best_update(error: np.ndarray, x: np.ndarray, rank: int) -> np.ndarray:
+    """The product of rank r that is nearest to error x^T, as the paper's theorem 1 has it."""
+    values, q = np.linalg.eigh(x.T @ x)
+    values = np.maximum(values, 1e-6 * values.max())
+    root, inverse = (q * np.sqrt(values)) @ q.T, (q / np.sqrt(values)) @ q.T
+    u, s, v_t = np.linalg.svd(error @ root)
+    return (u[:, :rank] * s[:rank]) @ v_t[:rank] @ inverse
+
+
+@pytest.mark.parametrize("options", [NF4, INT4], ids=lambda options: options.algo)
+def test_it_starts_at_the_least_output_error(original: Path, options: QuantOptions):
+    model, weights = started(original, options), tiny_model().state_dict()
+    inputs = inputs_of(original, options)
+    for name, layer in adapter_layers(model.base_model):
+        error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
+        wanted = best_update(error, inputs[name], RANK)
+        found = 2 * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()  # s = alpha / r = 2
+        assert np.abs(found - wanted).max() < 1e-3 * np.abs(wanted).max(), name
+        left = [np.linalg.norm((error - update) @ inputs[name].T) for update in (found, wanted, np.zeros_like(found))]
+        assert left[0] < 1.0001 * left[1] < left[2], name
+
+
+def test_independent_inputs_count_by_their_size_alone(original: Path):
+    model, weights = started(original, inputs="independent"), tiny_model().state_dict()
+    inputs = inputs_of(original, NF4)
+    for name, layer in adapter_layers(model.base_model):
+        error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
+        size = np.linalg.norm(inputs[name], axis=0)
+        u, s, v_t = np.linalg.svd(error * size)
+        wanted = (u[:, :RANK] * s[:RANK]) @ v_t[:RANK] / size
+        found = 2 * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
+        assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), name
+
+
+def test_the_started_model_is_nearer_to_the_original(original: Path):
+    wanted, plain = logits_of(tiny_model()), logits_of(adapted(original, LoRAConfig(rank=RANK)))
+    independent, whole = (logits_of(started(original, inputs=inputs)) for inputs in ("independent", "correlated"))
+    apart = [np.linalg.norm(logits - wanted) for logits in (plain, independent, whole)]
+    assert apart[2] < apart[1] < apart[0]
+
+
+def test_factors_are_balanced(original: Path):
+    for _, layer in adapter_layers(started(original).base_model):
+        rows = np.linalg.norm(layer.lora_A.weight.numpy(), axis=1)
+        columns = np.linalg.norm(layer.scaling * layer.lora_B.weight.numpy(), axis=0)
+        np.testing.assert_allclose(rows, columns, rtol=1e-3)
+
+
+def test_layers_that_read_the_same_share_what_is_kept(original: Path):
+    model = adapted(original, QERAConfig(rank=RANK, batches=1))
+    layers = dict(adapter_layers(model.base_model))
+    model._see_inputs(layers, lambda: loss_of(model).backward())
+    sums = {name: id(layer.inputs) for name, layer in layers.items()}
+    of = {leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")}
+    assert len(set(of.values())) == 1
+    assert len(set(sums.values())) == 4 * 2  # a layer reads four tensors: norms' two, attention's and the gate's
+
+
+def test_where_nothing_was_lost_it_still_trains(original: Path, tmp_path: Path):
+    """A stored model whose weights are levels of nf4 already."""
+    exact = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    make_plain(exact)
+    exact.save_pretrained(tmp_path)
+    model = started(tmp_path)
+    layer = next(layer for _, layer in adapter_layers(model.base_model))
+    assert np.abs(layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()).max() < 1e-4
+    before = logits_of(model)
+    train(model, steps=2)
+    assert np.abs(logits_of(model) - before).max() > 1e-3
+
+
+def test_files_are_a_plain_lora(original: Path, tmp_path: Path):
+    model = started(original)
+    train(model)
+    model.save_pretrained(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    loaded = PeftModel.from_pretrained(base, tmp_path)
+    assert type(loaded.peft_config) is QERAConfig
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (fields["r"], fields["init_lora_weights"]) == (RANK, True)
+    del fields["paddlenlp_ext"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(original, quantization=NF4), tmp_path)
+    assert type(plain.peft_config) is LoRAConfig
+    assert np.array_equal(logits_of(plain), logits_of(model))
+
+
+def test_a_warm_start_keeps_its_own_start(original: Path, tmp_path: Path):
+    model = started(original)
+    model.save_pretrained(tmp_path)
+    warm = adapted(original, QERAConfig(path=str(tmp_path), batches=5))
+    before = state_of(warm)
+    warm.before_training(lambda: pytest.fail("the adapter has its start"))
+    assert same_bits(before, state_of(warm))
+    assert warm.peft_config.batches == 5
+
+
+def test_a_base_without_its_original_is_refused(original: Path, tmp_path: Path):
+    quantized = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    quantized.save_pretrained(tmp_path)
+    stored = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), QERAConfig(rank=RANK))
+    with pytest.raises(ValueError, match=r"stored quantized, and qera starts from .*: load the original"):
+        stored.before_training(lambda: None)
+
+
+def test_another_models_weights_are_refused(original: Path):
+    model = adapted(original, QERAConfig(rank=RANK, batches=1))
+    other = AutoModelForCausalLM.from_config(tiny_model().config.source, seed=4)
+    for name, layer in adapter_layers(model.base_model):
+        layer.base._take(quantize(other.state_dict()[f"{name}.weight"].numpy(), NF4))
+    with pytest.raises(ValueError, match=r"q_proj: the weight in .* is not the one .*continue_training: true"):
+        model.before_training(lambda: loss_of(model).backward())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"batches": 0}, "qera_batches"),
+        ({"inputs": "correlate"}, r"qera_inputs.*correlated"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(config: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        QERAConfig(**config)
+
+
+def test_a_rank_beyond_the_layers_is_refused(original: Path):
+    with pytest.raises(ValueError, match=r"lora_rank=20 is more than .*k_proj has singular values"):
+        started(original, rank=20)
+
+
+def test_inputs_that_are_no_numbers_are_refused(original: Path):
+    model = adapted(original, QERAConfig(rank=RANK, batches=1))
+    model.base_model.model.embed_tokens.weight.set_value(paddle.full([61, 36], float("nan")))
+    with pytest.raises(ValueError, match="not finite"):
+        model.before_training(lambda: loss_of(model).backward())
