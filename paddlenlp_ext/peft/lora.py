@@ -37,7 +37,7 @@ from paddlenlp_ext.peft.targets import (
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.plan import Style, cut_of
+from paddlenlp_ext.plan import Style
 
 # Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
 # a run went.
@@ -171,12 +171,6 @@ class LoRALinear(LinearAdapter):
         self.lora_A = Factor(a, self.dtype)
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
-    @paddle.no_grad()
-    def begin_at(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
-        """Start at A = `a` [r, in] and B = `b` [out, r] of the whole layer."""
-        set_own_part(self.lora_A.weight, a)
-        set_own_part(self.lora_B.weight, b)
-
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
         base = self._base_in_step()
@@ -213,9 +207,3 @@ class LoRALinear(LinearAdapter):
         """Cut where the base is cut: B along the outputs, A along the inputs."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
-
-
-def set_own_part(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
-    """Give a tensor its values, or where it is cut, its part of them."""
-    cut = cut_of(tensor)
-    tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))

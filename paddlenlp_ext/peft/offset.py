@@ -18,8 +18,8 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.lora import LoRALinear, set_own_part
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.peft.lora import LoRALinear
+from paddlenlp_ext.plan import Style, cut_of
 
 A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
 A_START, B_START = "lora_A_start", "lora_B_start"
@@ -66,7 +66,8 @@ class OffsetLoRALinear(LoRALinear):
 
         All are those of the whole layer; of one that is cut, this part's are taken.
         """
-        self.begin_at(a, b)
+        set_own_part(self.lora_A.weight, a)
+        set_own_part(self.lora_B.weight, b)
         set_own_part(self.lora_A_start, a if taken_a is None else taken_a)
         set_own_part(self.lora_B_start, b if taken_b is None else taken_b)
 
@@ -97,3 +98,9 @@ class OffsetLoRALinear(LoRALinear):
         """The start is cut as what starts from it."""
         cuts = super().placements(style)
         return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}
+
+
+def set_own_part(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
+    """Give a tensor its values, or where it is cut, its part of them."""
+    cut = cut_of(tensor)
+    tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))

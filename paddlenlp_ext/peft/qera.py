@@ -1,16 +1,19 @@
-"""QERA: a start that makes good what quantizing does to a layer's output (Zhang et al. 2024, arXiv 2410.06040).
+"""QERA: what quantizing does to a layer's output is made good (Zhang et al. 2024, arXiv 2410.06040).
 
-    R = sum of x^T x over the inputs x of the layer in a few batches
+    R = mean of x^T x over the inputs x of the layer in a few batches
     U S V^T = (W - Q(W)) R^(1/2)
-    s B A = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (dropout(x) A^T) B^T
+    s B0 A0 = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (x A0^T) B0^T + s (dropout(x) A^T) B^T
 
-LoRA over a quantized base. LoftQ starts at the update of rank r that is nearest to the lost part of the weight; this
-one at the update with which the layer's *output* is nearest to what it was (theorem 1 there), and inputs are far from
-alike in all directions. With `independent` inputs R is its diagonal alone (theorem 2): cheaper, and less is made good.
+LoRA over a quantized base that is repaired first. Of all updates of rank r s B0 A0 leaves the least error in the
+layer's *output* (theorem 1 there); LoftQ's is the nearest to what the weight lost, and inputs are far from alike in all
+directions. With `independent` inputs R is its diagonal alone (theorem 2): cheaper, and less is made good.
 
-The base is the plainly quantized one, and the adapter a plain LoRA over it, in files too. The batches are the run's
-first, run once more than training does; the original weights are read a second time, one by one. Layers that read the
-same tensor, such as q, k and v, share their R.
+The paper goes on to train (A0, B0) itself. Here it stays as it is beside a fresh LoRA: at the rates at which LoRA
+learns, training undid half of it (docs/qlora.md). To the rest of the adapter it is a start that is taken off with the
+other sign (offset.py); files are a plain LoRA of rank 2r over the plainly quantized base (offset_files.py).
+
+The batches are the run's first, run once more than training does; the original weights are read a second time, one by
+one. Layers that read the same tensor, such as q, k and v, share their R.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import paddle
@@ -30,10 +33,12 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.weights import WeightSource, open_weights
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
-from paddlenlp_ext.peft.offset_files import MARK
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.offset import OffsetLoRALinear, set_own_part
+from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.svd import leading_svd
@@ -46,7 +51,6 @@ logger = get_logger("paddlenlp_ext.peft")
 INPUTS = ("correlated", "independent")
 """Whether R is taken whole or as its diagonal."""
 _NOISE = 1e-6  # of R's largest eigenvalue: below it sums in float32 say nothing of a direction
-_SMALLEST = 1e-3  # norm of a row of A: where nothing was lost B is zero, and through an A of zeros it would stay so
 _FOREIGN = 0.5  # of a weight's norm: more than this no format loses
 
 
@@ -54,7 +58,7 @@ class QERAModel(PeftModel):
     """Looks at the inputs of the quantized layers in the first batches before a fresh run."""
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Start every layer over a quantized base where its output errs least.
+        """Repair every layer over a quantized base.
 
         Raises:
             ValueError: the original weights are not to be had, an input is not finite, or a layer has fewer features
@@ -62,14 +66,14 @@ class QERAModel(PeftModel):
         """
         layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here and layer.loses}
         if self.peft_config.path or not layers:
-            return  # the adapter that is gone on with has its start; and where nothing was lost it is LoRA's
+            return  # the adapter that is gone on with has its repairs; over a plain base there is nothing to repair
         source = _original_weights(self.config.name_or_path)
         self._see_inputs(layers, run_batch)
         lost = left = 0.0
         for name, layer in layers.items():
             error = layer.lost_weight(source, name)
             a, b, before, after = least_output_error(error, layer.inputs.root, layer.rank, name)
-            layer.begin_at(a, b / layer.scaling)
+            layer.repair_by(a, b)
             layer.inputs, lost, left = None, lost + before, left + after
         share = 1 - left / lost if lost else 0.0
         logger.info(
@@ -89,14 +93,15 @@ class QERAModel(PeftModel):
 
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
-class QERAConfig(LoRAConfig):
-    """QERA: LoRA over a quantized base that starts where the layers' outputs err least.
+class QERAConfig(OffsetLoRAConfig):
+    """QERA: LoRA over a quantized base whose layers' outputs are repaired first.
 
     Raises:
         ValueError: a value out of its range.
     """
 
-    refines: ClassVar[str | None] = "lora"
+    variant: ClassVar[str] = "qera"
+    lost_start: ClassVar[str] = "names a start that the file does not hold: train again."
     model_class: ClassVar[type[nn.Layer] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no QERA
@@ -123,19 +128,6 @@ class QERAConfig(LoRAConfig):
     def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
         return replace(super().warm_start(stored), batches=self.batches, inputs=self.inputs)
 
-    # -- files: a plain LoRA, with a field of our own that names the method ------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        return {**super().to_adapter_config(model), MARK: {"switch": "qera"}}
-
-    @classmethod
-    def claims(cls, fields: Mapping[str, Any]) -> bool:
-        mark = fields.get(MARK)
-        return isinstance(mark, Mapping) and mark.get("switch") == "qera"
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
-        return super().from_adapter_config({name: value for name, value in fields.items() if name != MARK})
-
 
 class InputSum:
     """R of the layers that read one tensor: float32 [in, in], or [in] for its diagonal.
@@ -147,6 +139,7 @@ class InputSum:
     def __init__(self, correlated: bool) -> None:
         self._correlated = correlated
         self._total: paddle.Tensor | None = None
+        self._tokens = 0
 
     @paddle.no_grad()
     def add(self, x_TI: paddle.Tensor) -> None:
@@ -157,6 +150,7 @@ class InputSum:
         else:  # as a product: a sum along an axis loses digits on the CPU
             part = paddle.matmul(paddle.ones([1, x_TI.shape[0]]), x_TI.square())[0]
         self._total = part if self._total is None else self._total.add_(part)
+        self._tokens += x_TI.shape[0]
 
     @cached_property
     def root(self) -> Root:
@@ -165,7 +159,8 @@ class InputSum:
             raise ValueError("an input is not finite in the first batches: look at the first rows of the data.")
         values, turn = _eigh(self._total) if self._correlated else (self._total, None)
         self._total = None
-        return Root(values.clip(min=max(_NOISE * float(values.max()), 1e-30)).sqrt(), turn)
+        mean = values / self._tokens
+        return Root(mean.clip(min=max(_NOISE * float(mean.max()), 1e-30)).sqrt(), turn)
 
 
 class Root(NamedTuple):
@@ -200,8 +195,8 @@ class Sight:
         layer.inputs = self._last[1]
 
 
-class QERALinear(LoRALinear):
-    """A linear with a low-rank update that starts from its base's output error; arguments as `LoRALinear`'s.
+class QERALinear(OffsetLoRALinear):
+    """A linear with a low-rank update beside a frozen one that repairs its base; arguments as `LoRALinear`'s.
 
     Attributes:
         sight: while inputs are looked at, what looks.
@@ -222,10 +217,23 @@ class QERALinear(LoRALinear):
         return self.lora_A.weight.shape[0]
 
     def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out]; both updates in one product of rank 2r where there is no dropout between them."""
         if self.sight is not None:
             self.sight.see(self, x)
-        return super().adapted(x)
+        base = self._base_in_step()
+        if base is None:
+            return super().adapted(x)
+        a = paddle.concat([self.lora_A.weight, self.lora_A_start])
+        b = paddle.concat([self.lora_B.weight, -self.lora_B_start], axis=1)
+        return lora_linear(x, base, a, b, self.scaling)
+
+    def in_one_step(self) -> bool:
+        return self._base_in_step() is not None
+
+    def repair_by(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
+        """Add b a to the whole weight for good, a [r, in] and b [out, r]."""
+        set_own_part(self.lora_A_start, a)
+        set_own_part(self.lora_B_start, b / -self.scaling)
 
     def whole_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
         """All inputs, of which this layer may read a part."""
@@ -270,8 +278,8 @@ def least_output_error(
 ) -> tuple[paddle.Tensor, paddle.Tensor, float, float]:
     """A [r, in] and B [out, r] whose product leaves the least of `error` [out, in] in the output.
 
-    error R^(1/2) has the triplets of error Q diag(scale), its right vectors turned by Q. Row i of A is as long as
-    column i of B.
+    error R^(1/2) has the triplets of error Q diag(scale), its right vectors turned by Q. Factors share the root of the
+    singular values.
 
     Args:
         error: W - Q(W).
@@ -292,12 +300,10 @@ def least_output_error(
         )
     seen = root.times(error)
     u, s, v_t = leading_svd(seen, rank, name)
-    a = root.undone(v_t)
-    length = a.norm(axis=1)
-    size = (s * length).sqrt().clip(min=_SMALLEST)
     before = float(seen.square().sum())
     after = max(before - float(s.square().sum()), 0.0)
-    return a * (size / length).unsqueeze(1), u * (s * length / size), before, after
+    share = s.sqrt()
+    return root.undone(v_t) * share.unsqueeze(1), u * share, before, after
 
 
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
