@@ -269,8 +269,8 @@ full recompute; all tokens learned; sequence parallelism wherever there is tenso
 lies fallow between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
 (tensor parallelism wants one machine's) is not in the table. Sharding is counted in even shares that stand between
 passes. A run has more at its fullest: parameters are shared out whole, so that of 32 ranks the owner of the 8B's embedding
-has twice an even share (2 GB more of state); in stage 2 every process has a micro-batch's gradients whole until its way back
-is over; in stage 3 it has the embedding, the head and a layer or two on loan.
+has twice an even share (2 GB more of state); in stages 2 and 3 every process has, on the way back, the gradients of the
+embedding, the head and a layer or two beside its share, and in stage 3 their values on loan.
 
 """
 

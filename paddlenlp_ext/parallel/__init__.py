@@ -8,7 +8,7 @@
     pipeline     each stage has some layers, and sends on what they make;  schedule;  stages: whose is what
     loading      each rank reads its own slices
     collectives  the sums that gradients pass
-    sharding     optimizer state, gradients and values by owners;  loans: values lent layer by layer;  buckets
+    sharding     optimizer state, gradients and values by owners;  loans: layer by layer;  buckets
     whole        tensors of all processes made whole one at a time, while the main process writes them
     saved_shards   models that PaddleNLP saved as one file a rank
 

@@ -185,7 +185,8 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
     """Bytes of each part of a process's memory at the fullest moment of a step, buffers between them left out.
 
     Of sharding, even shares of what stands between passes: whole parameters are not as even where one is larger than a
-    share, stage 2 has all gradients of a micro-batch until its end, stage 3 has a layer or two and both ends on loan.
+    share; within a pass stages 2 and 3 have the gradients of a layer or two and of both ends besides, and stage 3 their
+    values on loan.
     """
     held, sharding, stage = numbers(config, layout, step, process), layout.degrees.sharding, layout.stage
     is_adapter, size = step.lora_rank > 0, step.value_bytes

@@ -1,8 +1,9 @@
-"""Sharding's third stage: a value stands at its owner, which lends it to the others for as long as a pass needs it.
+"""Sharding layer by layer: gradients go to their owners while the backward pass runs, values come for a pass alone.
 
-A decoder layer's parameters come before its forward pass and go after it, come again before its backward pass and go
-when the layer below has had its own. What stands outside the layers (embedding, last norm, head: a tied pair is one
-parameter) stays for the whole pass. All sharding ranks go through the same layers in the same order.
+A layer's gradients go when the layer below has had its backward pass. In the third stage a value stands at its owner,
+which lends it to the others: a decoder layer's parameters come before its forward pass and go after it, come again
+before its backward pass and go with the gradients. What stands outside the layers (embedding, last norm, head: a tied
+pair is one parameter) stays for the whole pass. All sharding ranks go through the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ Reduce = Callable[[list[paddle.Tensor]], None]
 
 
 class Loans:
-    """Hooks on a model that borrow values and give them back.
+    """Hooks on a model that hand gradients over, borrow values and give them back.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
-        parameters: of the model, to be lent; `parameter.owner` is the index of the rank that keeps it.
+        parameters: of the model; `parameter.owner` is the index of the rank that keeps what is shared out.
         axis: the sharding ranks.
         reduce: sums gradients of some parameters at their owners.
+        lends: whether the values are shared out too; else every rank has them all the time.
     """
 
-    def __init__(self, model: Any, parameters: list[paddle.Tensor], axis: Axis, reduce: Reduce) -> None:
+    def __init__(self, model: Any, parameters: list[paddle.Tensor], axis: Axis, reduce: Reduce, *, lends: bool) -> None:
         decoder = getattr(model, "base_model", model).model
-        self._reduce = reduce
-        self._layers = [_Unit(own, axis) for own in _of_each_layer(decoder.layers, parameters)]
+        self.lends, self._reduce = lends, reduce
+        self._layers = [_Unit(own, axis, lends) for own in _of_each_layer(decoder.layers, parameters)]
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
-        self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis)
+        self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, lends)
         self._in_backward, self._stays = False, False
-        self._begun: set[int] = set()  # layers whose backward pass has begun
+        self._left = set(range(len(self._layers)))  # layers that this pass has not finished
         decoder.embed_tokens.register_forward_pre_hook(self._borrow_others)
         decoder.layers[0].register_forward_pre_hook(self._borrow_others)
         decoder.norm.register_forward_post_hook(self._watch_for_backward)
@@ -49,11 +51,14 @@ class Loans:
         self._others.give_back()
 
     def end_pass(self) -> None:
-        """Send the gradients that are left to their owners, and give everything back."""
-        for index in sorted(self._begun, reverse=True):
-            self._finish(index)
+        """Send the gradients that are left to their owners, and give everything back.
+
+        A rank that had no backward pass does the same sums here as the others did in theirs, in their order.
+        """
+        self._finish_above(-1)
         self._reduce(self._others.parameters)
         self._others.give_back()
+        self._left.update(range(len(self._layers)))
         self._in_backward = False
 
     @contextmanager
@@ -82,8 +87,7 @@ class Loans:
     def _before_layer(self, index: int) -> Callable[..., None]:
         def is_done(gradient: paddle.Tensor) -> None:
             # One layer late: nodes aside of the way down, such as those of biases, may come after the input's.
-            for above in [other for other in sorted(self._begun, reverse=True) if other > index]:
-                self._finish(above)
+            self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
             self._layers[index].borrow()
@@ -95,7 +99,6 @@ class Loans:
     def _after_layer(self, index: int) -> Callable[..., None]:
         def begin(gradient: paddle.Tensor) -> None:
             self._layers[index].borrow()
-            self._begun.add(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
             if self._stays:
@@ -107,18 +110,20 @@ class Loans:
 
         return hook
 
-    def _finish(self, index: int) -> None:
-        self._begun.discard(index)
-        self._reduce(self._layers[index].parameters)
-        self._layers[index].give_back()
+    def _finish_above(self, index: int) -> None:
+        for above in sorted((layer for layer in self._left if layer > index), reverse=True):
+            self._left.discard(above)
+            self._reduce(self._layers[above].parameters)
+            self._layers[above].give_back()
 
 
 class _Unit:
-    """Parameters that come and go together."""
+    """Parameters whose gradients go together, and whose values come and go together where they are lent."""
 
-    def __init__(self, parameters: list[paddle.Tensor], axis: Axis) -> None:
+    def __init__(self, parameters: list[paddle.Tensor], axis: Axis, lends: bool) -> None:
         self.parameters, self._axis, self._is_whole = parameters, axis, True
-        for parameter in parameters:
+        self._lent = parameters if lends else []
+        for parameter in self._lent:
             parameter.is_lent = parameter.owner != axis.index
 
     @paddle.no_grad()
@@ -126,7 +131,7 @@ class _Unit:
         """Every value, from its owner; nothing where they are here already."""
         if self._is_whole:
             return
-        for parameter in self.parameters:
+        for parameter in self._lent:
             value = parameter.detach()
             if parameter.is_lent:
                 value = paddle.empty(parameter.shape, parameter.dtype)
@@ -137,7 +142,7 @@ class _Unit:
 
     def give_back(self) -> None:
         """Forget what is others'; shapes stay."""
-        for parameter in self.parameters:
+        for parameter in self._lent:
             if parameter.is_lent and parameter._is_initialized():
                 parameter._clear_data()
         self._is_whole = False

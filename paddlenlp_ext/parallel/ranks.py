@@ -99,10 +99,10 @@ class MeshRanks:
         elif self.size > 1:
             sum_gradients(list(parameters), self.mesh.replicas.group)
 
-    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+    def end_pass(self) -> None:
         """Let gradients go where sharding keeps them."""
         if self.sharding is not None:
-            self.sharding.end_pass(list(parameters))
+            self.sharding.end_pass()
 
     def send_updated(self) -> None:
         """Let every process have what others updated."""

@@ -1,8 +1,8 @@
 """Sharding: processes with micro-batches of their own share what they would all keep alike (ZeRO, arXiv 1910.02054).
 
     stage 1   each parameter is updated by one process, its owner, which alone keeps the optimizer's state of it
-    stage 2   the owner alone keeps its gradient too, between micro-batches
-    stage 3   the owner alone keeps its value too, between passes (loans.py)
+    stage 2   the owner alone keeps its gradient too: the others send it on, layer by layer (loans.py)
+    stage 3   the owner alone keeps its value too, between passes
 
 Whole parameters are shared out, not slices of them: an owner's optimizer does what it would do on one process,
 whichever optimizer it is. An adapter's own parameters are few: their gradients and values stay with all, since methods
@@ -49,19 +49,18 @@ class Sharding:
         scattered = trained if stage >= 2 and not is_adapter else []
         self._scattered = {id(parameter) for parameter in scattered}
         self._sent = [] if lent and not is_adapter else trained
-        self._loans = Loans(model, lent, self.axis, self._reduce) if lent else None
+        shared = lent or scattered
+        self._loans = Loans(model, shared, self.axis, self._reduce, lends=bool(lent)) if shared else None
 
     @property
     def moves_together(self) -> bool:
         """Whether every forward pass needs all ranks."""
-        return self._loans is not None
+        return self._loans is not None and self._loans.lends
 
-    def end_pass(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """After each micro-batch: gradients go to their owners, lent values go."""
+    def end_pass(self) -> None:
+        """After each micro-batch: the gradients that are left go to their owners, lent values go."""
         if self._loans is not None:
             self._loans.end_pass()
-        else:
-            self._reduce([parameter for parameter in parameters if id(parameter) in self._scattered])
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
         """At the end of a window: every gradient is summed over all replicas, where it stands."""

@@ -73,7 +73,7 @@ def evaluate_loss(
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
     ranks.wait()
-    ranks.end_pass(())  # what was lent for these passes goes: its owner may take other values before the next
+    ranks.end_pass()  # what was lent for these passes goes: its owner may take other values before the next
     measured = ranks.sum_stages([math.fsum(losses), num_correct])
     total, *counts = ranks.sum_numbers([*measured, num_learned, num_tokens, num_rows])
     num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)

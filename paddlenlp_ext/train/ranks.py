@@ -37,7 +37,7 @@ class Ranks(Protocol):
         absent.
         """
 
-    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+    def end_pass(self) -> None:
         """After each micro-batch of the longest share: gradients may go to where they are kept."""
 
     def send_updated(self) -> None:
@@ -93,7 +93,7 @@ class SingleRank:
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Nothing to add."""
 
-    def end_pass(self, parameters: Iterable[paddle.Tensor]) -> None:
+    def end_pass(self) -> None:
         """They are kept here."""
 
     def send_updated(self) -> None:

@@ -120,12 +120,9 @@ class OptimizerStep:
         def around(number: int) -> AbstractContextManager[None]:
             return self._around(batches[number], step, places[number])
 
-        def end_pass() -> None:
-            self.ranks.end_pass(self.parameters)
-
-        total = self.passes.run(batches, scales, around, end_pass)
+        total = self.passes.run(batches, scales, around, self.ranks.end_pass)
         for _ in range(missing):
-            end_pass()
+            self.ranks.end_pass()
         return float(total)
 
     @contextmanager

@@ -111,13 +111,22 @@ def run_case(case: Case, folder: Path) -> None:
 
 
 def watch_gradients(trainer: Any) -> dict[str, int]:
-    """Bytes of gradients that this process has at the end of a window, at most; filled while it trains."""
-    held, sum_gradients = {"gradients": 0}, trainer.ranks.sum_gradients
+    """Bytes of gradients that this process has, at most; filled while it trains.
+
+    "gradients": at the end of a window; "way back": whenever one more has come in a backward pass.
+    """
+    held, sum_gradients = {"gradients": 0, "way back": 0}, trainer.ranks.sum_gradients
+    trained = [parameter for parameter in trainer.model.parameters() if not parameter.stop_gradient]
+
+    def look(when: str) -> None:
+        held[when] = max(held[when], num_bytes(p.grad for p in trained if p.grad is not None))
 
     def sum_and_look(parameters) -> None:
-        held["gradients"] = max(held["gradients"], num_bytes(p.grad for p in parameters if p.grad is not None))
+        look("gradients")
         sum_gradients(parameters)
 
+    for parameter in trained:
+        parameter._register_backward_hook(lambda: look("way back"))
     trainer.ranks.sum_gradients = sum_and_look
     return held
 

@@ -12,7 +12,9 @@ from paddlenlp_ext.parallel.sharding import share_out
 UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}
 STAGES = ("stage1", "stage2", "stage3")
+DEEP = Case("sft-deep", {"gradient_accumulation_steps": 2}, {"num_hidden_layers": 8})
 RUNS = [
+    DEEP,
     Case("sft", {"max_grad_norm": 0.5, "weight_decay": 0.1}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
     Case("sft-recomputed", {"recompute": True, "gradient_accumulation_steps": 2}, UNTIED),
@@ -80,13 +82,22 @@ def test_two_processes_are_one(runs, alone, case):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_is_shared_is_held_once(runs, alone, stage):
-    whole = json.loads((alone(sharded(RUNS[0], stage)).folder / "held-0.json").read_text())
-    ranks = [json.loads((runs[0] / f"sft-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
+    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())
+    ranks = [json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
     shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
     for what in ("state", "gradients", "values"):
         copies = 1 if what in shared else 2
         assert sum(held[what] for held in ranks) == copies * whole[what]
         assert max(held[what] for held in ranks) <= (1.1 / 2 if copies == 1 else 1.0) * whole[what]
+
+
+@pytest.mark.parametrize("stage", ["stage2", "stage3"])
+def test_gradients_go_while_the_backward_pass_runs(runs, alone, stage):
+    """Beside the owner's share: two layers of eight, and the tied embedding."""
+    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["way back"]
+    for rank in range(2):
+        held = json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text())
+        assert held["gradients"] < held["way back"] <= 0.7 * whole
 
 
 def test_owners_get_like_shares():
