@@ -92,12 +92,13 @@ class Sharding:
         _choose_owners(trained, self.axis.size)
         for parameter in trained:
             parameter.is_updated_elsewhere = not self.is_owner(parameter)
-        if trained and not any(self.is_owner(parameter) for parameter in trained):
-            if not stays_with_all:
-                raise ValueError(
-                    f"sharding_parallel_degree {self.axis.size} is more than the {len(trained)} parameters that train; "
-                    f"choose one of at most {len(trained)}"
-                )
+        owners = {parameter.owner for parameter in trained}
+        if not stays_with_all and len(owners) < self.axis.size:  # known to all ranks, which end together
+            raise ValueError(
+                f"sharding_parallel_degree {self.axis.size} is too large for {len(trained)} parameters that train, of "
+                f"which every process needs one; choose one of at most {len(owners)}"
+            )
+        if trained and self.axis.index not in owners:
             # An optimizer needs something to update: this one repeats what the smallest parameter's owner does.
             min(trained, key=lambda parameter: parameter.size).is_updated_elsewhere = False
 

@@ -217,11 +217,10 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     if mesh.pipeline.size > 1:
         model, pipeline = build_staged_model(config, mesh)
         sharding = sharding_of(model, mesh, config.parallel.sharding)
-    elif mesh.tensor.size > 1 or "stage3" in config.parallel.sharding.split():
+    elif mesh.tensor.size > 1 or mesh.sharding.size > 1:
         model, sharding = build_cut_model(config, mesh)
     else:
-        model = build_model(config)
-        sharding = sharding_of(model, mesh, config.parallel.sharding)
+        model, sharding = build_model(config), None
     model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh, sharding)
     rows, passes = (data.train_rows, data.dev_rows), passes_of(model, pipeline)

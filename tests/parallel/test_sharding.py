@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+from parallel_cases import Case, assert_same_run, launch, outcome, run_case, write_model
 
+from paddlenlp_ext.parallel.mesh import Axis, Mesh
 from paddlenlp_ext.parallel.sharding import share_out
 
 UNTIED = {"tie_word_embeddings": False}
@@ -98,6 +99,17 @@ def test_gradients_go_while_the_backward_pass_runs(runs, alone, stage):
     for rank in range(2):
         held = json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text())
         assert held["gradients"] < held["way back"] <= 0.7 * whole
+
+
+@pytest.mark.parametrize("stage", ["stage2", "stage3"])
+@pytest.mark.parametrize("index", [0, 99])
+def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, monkeypatch, stage, index):
+    mesh = Mesh(sharding=Axis(index, 100, None, tuple(range(100))))
+    monkeypatch.setattr(Mesh, "from_config", lambda parallel: mesh)
+    case = Case("many", {"sharding": stage})
+    (write_model(case, tmp_path) / "model.safetensors").write_bytes(b"not to be read")
+    with pytest.raises(ValueError, match=r"sharding_parallel_degree 100 is too large for 20 .* at most 20"):
+        run_case(case, tmp_path)
 
 
 def test_owners_get_like_shares():
