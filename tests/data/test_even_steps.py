@@ -65,6 +65,16 @@ def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
     assert mean_unevenness(even) <= 1.10 < mean_unevenness(plain)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_several_packs_a_rank_even_out_every_single_step(num_ranks: int):
+    """The table of docs/parallel.md."""
+    lengths, per_step = long_tailed_lengths(4000, 2048), 4 * num_ranks
+    packs = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
+    costs = [attention_cost(lengths[pack]) for pack in packs]
+    steps = [costs[start : start + per_step] for start in range(0, len(costs) - per_step + 1, per_step)]
+    assert max(uneven(step, num_ranks) for step in steps) <= 1.10
+
+
 def test_the_order_depends_on_the_step_alone():
     lengths = long_tailed_lengths(500, 512)
     settings = {"packing": "greedy", "capacity": 512, "packs_per_step": 8}
