@@ -64,11 +64,11 @@ class QERAModel(PeftModel):
             ValueError: the original weights are not to be had, an input is not finite, or a layer has fewer features
                 than the rank.
         """
+        if self.peft_config.path:
+            return  # the adapter that is gone on with has its repairs
         layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here and layer.loses}
-        if self.peft_config.path or not layers:
-            return  # the adapter that is gone on with has its repairs; over a plain base there is nothing to repair
         source = _original_weights(self.config.name_or_path)
-        self._see_inputs(layers, run_batch)
+        self._see_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
         lost = left = 0.0
         for name, layer in layers.items():
             error = layer.lost_weight(source, name)

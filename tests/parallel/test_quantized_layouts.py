@@ -19,6 +19,7 @@ SHARDED = {"sharding": "stage3", "sharding_parallel_degree": 2}
 NF4 = {"weight_quantize_algo": "nf4"}
 DOUBLE = {**NF4, "weight_double_quant": True}
 MIXED = {"weight_quantize_algo": {"q_proj": "weight_only_int8", "o_proj": "fp4", ".*_proj": "weight_only_int4"}}
+FIRST = {"weight_quantize_algo": {".*layers.0..*": "nf4"}}  # nothing is quantized on the second stage
 WIDE = {"intermediate_size": 64, "attention_bias": True}
 RANK = {"rank": 4}
 
@@ -34,6 +35,7 @@ QUANTIZED = [
     Case("stages-lora", {**STAGES, **DOUBLE}, {}, "lora", RANK),
     Case("stages-loftq", {**STAGES, **NF4}, {}, "loftq", RANK),
     Case("stages-qera", {**STAGES, **NF4}, {}, "qera", {**RANK, "batches": 2}),
+    Case("stages-qera-of-one", {**STAGES, **FIRST}, {}, "qera", {**RANK, "batches": 2}),
     Case("stages-random", {**STAGES, **MIXED, "continue_training": False}, {}, "lora", RANK),
 ]
 REPLICATED = [
