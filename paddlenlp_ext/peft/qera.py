@@ -67,7 +67,7 @@ class QERAModel(PeftModel):
         if self.peft_config.path:
             return  # the adapter that is gone on with has its repairs
         layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here and layer.loses}
-        source = _original_weights(self.config.name_or_path)
+        source = _original_weights(self.config.name_or_path) if layers else None
         self._see_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
         lost = left = 0.0
         for name, layer in layers.items():
