@@ -67,7 +67,9 @@ def test_what_does_not_divide_is_refused_at_once(command, run_folders):
 def test_a_launcher_that_is_stopped_lets_its_processes_save(command, run_folders, number):
     keys = ["--max_steps", "3000", "--do_eval", "false", "--save_strategy", "no"]
     how = launching(2, [*command, *keys], run_folders)
-    launcher = subprocess.Popen(**how, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # A shell that starts these tests in the background has them ignore SIGINT, and what they start with them.
+    launcher = subprocess.Popen(**how, **quiet, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     log = run_folders / "log" / "workerlog.0"
 
     def wait_for(words):
