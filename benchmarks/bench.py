@@ -21,7 +21,7 @@ from typing import Any
 
 from bench_report import write_report
 from cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program
-from measure import environment
+from measure import STARTED_WITH, environment
 from ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.utils.cli import run_command
@@ -75,7 +75,7 @@ def run_script(python: str, command: str) -> dict[str, Any]:
     """
     words = [python, *shlex.split(command)]
     words[1] = str(FOLDER / words[1])
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=STARTED_WITH, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{shlex.join(words)}\nended with code {done.returncode}:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])

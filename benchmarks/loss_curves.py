@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cases import BF16_KEYS, LORA_KEYS, PYTHONS
 from compare_losses import describe, draw, read_losses
-from measure import environment
+from measure import STARTED_WITH, environment
 from ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.utils.cli import run_command
@@ -37,7 +37,7 @@ KEYS = (
 def run(python: str | Path, *words: str | Path) -> None:
     """Start one program of the comparison from the root of the project, and wait for it."""
     print(f"$ {shlex.join(map(str, words))}", flush=True)
-    subprocess.run([str(python), *map(str, words)], cwd=ROOT, check=True)
+    subprocess.run([str(python), *map(str, words)], cwd=ROOT, env=STARTED_WITH, check=True)
 
 
 def main(argv: Sequence[str]) -> None:
