@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 STARTED_WITH = dict(os.environ)
-"""The environment before this project's import sets threads and MKL's code path, for the programs it is held against."""
+"""The environment before this project's import sets threads and MKL's code path: what other programs are run in."""
 
 # SmolLM2-135M: the shape that the speed figures of this project are quoted for.
 SMOLLM2_SHAPE = {
