@@ -8,9 +8,9 @@ LoRA over a quantized base that is repaired first. Of all updates of rank r s B0
 layer's *output* (theorem 1 there); LoftQ's is the nearest to what the weight lost, and inputs are far from alike in all
 directions. With `independent` inputs R is its diagonal alone (theorem 2): cheaper, and less is made good.
 
-The paper goes on to train (A0, B0) itself. Here it stays as it is beside a fresh LoRA: at the rates at which LoRA
-learns, training undid half of it (docs/qlora.md). To the rest of the adapter it is a start that is taken off with the
-other sign (offset.py); files are a plain LoRA of rank 2r over the plainly quantized base (offset_files.py).
+The paper goes on to train (A0, B0) itself. Here it stays as it is beside a fresh LoRA: trained at the rates at which
+LoRA learns it did worse (docs/qlora.md). To the rest of the adapter it is a start that is taken off with the other sign
+(offset.py); files are a plain LoRA of rank 2r over the plainly quantized base (offset_files.py).
 
 The batches are the run's first, run once more than training does; the original weights are read a second time, one by
 one. Layers that read the same tensor, such as q, k and v, share their R.
@@ -76,9 +76,7 @@ class QERAModel(PeftModel):
             layer.repair_by(a, b)
             layer.inputs, lost, left = None, lost + before, left + after
         share = 1 - left / lost if lost else 0.0
-        logger.info(
-            "QERA: %d layers start with %.0f %% of the squared output error made good", len(layers), 100 * share
-        )
+        logger.info("QERA: %d layers repaired, %.0f %% of the squared output error made good", len(layers), 100 * share)
 
     def _see_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
         """Run the batches with all layers looking at what they read."""
