@@ -63,7 +63,7 @@ def answers_of(folder: Path) -> tuple[list[str], dict[str, float]]:
     return answers, {name: scores[name] for name in ("eval_rouge1", "eval_bleu4")}
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_two_processes_answer_as_one(tmp_path):
     assert_the_same_answers(2, FIRST_TWO, tmp_path)
 

@@ -51,6 +51,7 @@ def test_one_run_of_two_processes(command, run_folders):
     assert json.loads((out / "eval_results.json").read_text())["eval_num_rows"] == 12
 
 
+@pytest.mark.layouts
 def test_what_does_not_divide_is_refused_at_once(command, run_folders):
     started = time.perf_counter()
     result = start(2, [*command, "--tensor_parallel_degree", "3"], run_folders)
@@ -103,6 +104,7 @@ run_command(main)
 """
 
 
+@pytest.mark.layouts
 def test_the_error_of_any_process_is_shown_and_ends_the_run(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     started = time.perf_counter()
