@@ -39,7 +39,7 @@ KINDS: dict[str, QuantOptions | None] = {
     "nf4": QuantOptions(algo="nf4", double_quant=True),
 }
 STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
-"""Over nf4, in the comparison of losses alone: the bytes and operations of a step are nf4's."""
+"""Over nf4, in the comparison of losses alone: a step's cost is nf4's, with QERA that of twice the rank."""
 _LAST = 20
 """Steps whose mean loss stands for the end of a run."""
 

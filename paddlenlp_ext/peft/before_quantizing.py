@@ -21,7 +21,7 @@ from paddle import nn
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.offset import A_START, B_START, OffsetLoRALinear
 from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
-from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.peft.svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.targets import ALL_LINEAR
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.utils.layer_patterns import matches
@@ -130,11 +130,7 @@ def principal_factors(
     Raises:
         ValueError: the weight has no `rank` triplets.
     """
-    if rank > min(weight.shape):
-        raise ValueError(
-            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(weight.shape)}): lower it, "
-            "or leave this layer out of lora_target_modules."
-        )
+    require_triplets(rank, weight.shape, name)
     u, s, v_t = leading_svd(weight, rank, name, exact=exact)
     root = (s / scaling).sqrt()
     return v_t * root.unsqueeze(1), u * root

@@ -33,7 +33,7 @@ from paddlenlp_ext.peft.offset import OffsetLoRALinear
 from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.peft.svd import leading_svd, require_triplets
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -157,11 +157,7 @@ def gradient_factors(
         ValueError: the gradient is not finite or has not even r triplets.
     """
     available = min(gradient.shape)
-    if rank > available:
-        raise ValueError(
-            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(gradient.shape)}): lower "
-            "it, or leave this layer out of lora_target_modules."
-        )
+    require_triplets(rank, gradient.shape, name)
     if not bool(paddle.isfinite(gradient).all()):
         raise ValueError(f"the first batches' gradient of {name} is not finite: look at the first rows of the data.")
     last = min(2 * rank, available)

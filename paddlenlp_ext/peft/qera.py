@@ -41,7 +41,7 @@ from paddlenlp_ext.peft.offset import OffsetLoRALinear, set_own_part
 from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.peft.svd import leading_svd, require_triplets
 from paddlenlp_ext.quant.config import from_quantization_config
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.utils.log import get_logger
@@ -291,11 +291,7 @@ def least_output_error(
     Raises:
         ValueError: the layer has no `rank` triplets.
     """
-    if rank > min(error.shape):
-        raise ValueError(
-            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(error.shape)}): lower it, "
-            "or leave this layer out of lora_target_modules."
-        )
+    require_triplets(rank, error.shape, name)
     seen = root.times(error)
     u, s, v_t = leading_svd(seen, rank, name)
     before = float(seen.square().sum())

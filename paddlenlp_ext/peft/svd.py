@@ -11,6 +11,7 @@ Shapes: m, n sides of the matrix; k triplets; q width of the projection.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,19 @@ class LeadingSVD(NamedTuple):
     u: paddle.Tensor
     s: paddle.Tensor
     v_t: paddle.Tensor
+
+
+def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
+    """Refuse a rank that a matrix of this shape has no triplets for.
+
+    Raises:
+        ValueError: the rank is larger than the smaller side.
+    """
+    if rank > min(shape):
+        raise ValueError(
+            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(shape)}): lower it, or "
+            "leave this layer out of lora_target_modules."
+        )
 
 
 @paddle.no_grad()
