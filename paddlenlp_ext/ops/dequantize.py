@@ -25,7 +25,10 @@ from paddlenlp_ext.ops.quantized_native import dequantize_rows_native, usable_on
 from paddlenlp_ext.ops.triton.launch_4bit import dequantize_rows_triton, on_gpu_with_triton
 
 _CHUNK = 1 << 20
-"""Weights that are dequantized together: 4 MB in float32."""
+"""Weights that are dequantized together on a CPU: 4 MB in float32."""
+
+_CHUNK_GPU = 1 << 26
+"""The same on a GPU, where a product of few rows leaves most of it idle: 128 MB in half precision."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class QuantizedWeight:
         return sum(tensor.size * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-def row_blocks(weight: QuantizedWeight, limit: int = _CHUNK) -> Iterator[tuple[int, int]]:
+def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """(first row, row after the last) of parts that begin with a whole scale and a whole byte.
 
-    About `limit` weights each, or as many rows as it takes until a scale ends with a row.
+    About `limit` weights each (by default what the device is best at), or as many rows as it takes until a scale ends
+    with a row.
     """
+    limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
     out, width = weight.shape
     aligned = math.lcm(weight.block_size, 2, width) // width
     step = aligned * max(1, limit // (aligned * width))
@@ -86,9 +91,12 @@ def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
 
 
 @paddle.no_grad()
-def dequantize_rows(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """Those rows, one of `row_blocks`, float32 [last - first, in]."""
-    return dequantize_op.choose(weight.codes)(weight, first, last)
+def dequantize_rows(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """Those rows, one of `row_blocks`, [last - first, in]."""
+    rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype)
+    return rows if rows.dtype == dtype else rows.astype(dtype)
 
 
 def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
@@ -101,8 +109,10 @@ def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tenso
     return paddle.gather(table, scales.astype("int32")) * groups + weight.offset
 
 
-def dequantize_rows_reference(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """In plain Paddle, on any device."""
+def dequantize_rows_reference(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """In plain Paddle, on any device; in float32, whatever is asked for."""
     begin, end, first_block, last_block = _extent(weight, first, last)
     scales_B1 = block_scales(weight, first_block, last_block).unsqueeze(1)
     if weight.algo == "weight_only_int8":
@@ -118,14 +128,18 @@ def dequantize_rows_reference(weight: QuantizedWeight, first: int, last: int) ->
     return (values.reshape([-1, weight.block_size]) * scales_B1).flatten()[: end - begin].reshape([last - first, -1])
 
 
-def dequantize_rows_gpu(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+def dequantize_rows_gpu(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
     """The same by the Triton kernel, which reads both halves of a byte with one scale, unless two may meet there."""
     way = dequantize_rows_reference if weight.block_size % 2 else dequantize_rows_triton
-    return way(weight, first, last)
+    return way(weight, first, last, dtype)
 
 
-def dequantize_rows_numpy(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """The same on a CPU: a byte is looked up as the pair of weights that it holds."""
+def dequantize_rows_numpy(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """The same on a CPU, in float32: a byte is looked up as the pair of weights that it holds."""
     begin, end, first_block, last_block = _extent(weight, first, last)
     scales_B = _block_scales_numpy(weight, first_block, last_block)
     if weight.algo == "weight_only_int8":
@@ -167,3 +181,4 @@ dequantize_op = Op(
     cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,
 )
+"""Implementations take (weight, first, last, dtype) and may give float32 where they know no other format."""

@@ -21,11 +21,11 @@ from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize_rows, row_b
 from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
 from paddlenlp_ext.ops.half import products_are_half, products_in_bf16
 from paddlenlp_ext.ops.quantized_native import quantized_input_gradient_native, quantized_linear_native
-from paddlenlp_ext.ops.triton.launch_4bit import on_gpu_with_triton, product_triton
+from paddlenlp_ext.ops.triton.launch_4bit import on_gpu_with_triton, product_triton, takes_product
 from paddlenlp_ext.ops.weight_only import is_for_kernel, weight_only_linear
 
-_FEW = 32
-"""Positions up to which reading the packed weight once is what takes the time."""
+_FEW = 2
+"""Positions up to which the kernel that multiplies packed codes is the faster one (benchmarks/triton_dequantize.py)."""
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
@@ -52,18 +52,19 @@ class _QuantizedLinear(PyLayer):
 def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """x W^T [..., out] in plain Paddle."""
     parts = [
-        paddle.matmul(x, dequantize_rows(weight, first, last).astype(x.dtype), transpose_y=True)
+        paddle.matmul(x, dequantize_rows(weight, first, last, x.dtype), transpose_y=True)
         for first, last in row_blocks(weight)
     ]
     return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)
 
 
 def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """(dL/dy) W [..., in] in plain Paddle, float32: sums of dozens of parts in half precision would lose digits."""
+    """(dL/dy) W [..., in] in plain Paddle; parts are summed in float32, in half precision dozens would lose digits."""
     total = None
     for first, last in row_blocks(weight):
-        rows = dequantize_rows(weight, first, last).astype(gradient.dtype)
-        part = paddle.matmul(gradient[..., first:last], rows)
+        part = paddle.matmul(gradient[..., first:last], dequantize_rows(weight, first, last, gradient.dtype))
+        if (first, last) == (0, weight.shape[0]):
+            return part
         part = part if part.dtype == paddle.float32 else part.astype("float32")
         total = part if total is None else total.add_(part)
     return total
@@ -72,7 +73,7 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """x W^T [..., out]: for a few positions in one kernel, for many from dequantized rows."""
     (out, width), leading = weight.shape, x.shape[:-1]
-    if math.prod(leading) > _FEW or width % 2:
+    if math.prod(leading) > _FEW or not takes_product(weight):
         return linear_reference(x, weight)
     return product_triton(x.reshape([-1, width]), weight).reshape([*leading, out])
 

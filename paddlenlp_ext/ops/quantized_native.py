@@ -37,13 +37,16 @@ def usable_on_codes(codes: paddle.Tensor) -> str | None:
     return on_cpu(codes) or native.obstacle()
 
 
-def dequantize_rows_native(weight: QuantizedWeight, first: int, last: int, dtype: str = "float32") -> paddle.Tensor:
-    """Any rows, [last - first, in] in float32 or bfloat16."""
+def dequantize_rows_native(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """Any rows, [last - first, in] in bfloat16 where that is asked for, or else in float32."""
     out, width = weight.shape
     assert 0 <= first <= last <= out, "rows that there are"
-    rows = native.empty([last - first, width], dtype)
+    half = dtype == paddle.bfloat16
+    rows = native.empty([last - first, width], "bfloat16" if half else "float32")
     run = native.function("dequantize_weight", "piipi")
-    run(_packed(weight), first, last, native.pointer(rows), dtype == "bfloat16")
+    run(_packed(weight), first, last, native.pointer(rows), half)
     return rows
 
 

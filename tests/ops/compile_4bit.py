@@ -1,9 +1,11 @@
 """Compile the 4-bit kernels for a Hopper card, which needs no card: run by test_triton_4bit.py in a process of its own.
 
-Prints a line for each: kernel, format, whether scales are nested, matrix instructions in its assembly.
+Prints a line for each: kernel, format, whether scales are nested, loads of 8 bytes or more in its assembly.
 """
 
 from __future__ import annotations
+
+import re
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -12,22 +14,27 @@ from triton.compiler import ASTSource
 from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel, product_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CONSTANTS = {"BLOCK": 64, "GROUP": 256, "BYTES": 64, "POSITIONS": 16, "OUTPUTS": 16}
+CONSTANTS = {"BLOCK": 64, "GROUP": 256, "BYTES": 1024, "OUTPUTS": 2, "BLOCKS": 8}
+WARPS = {dequantize_kernel: 4, product_kernel: 1}
 
 
 def compile_kernel(kernel: triton.JITFunction, dtype: str, nested: bool) -> str:
-    """The kernel's PTX."""
+    """The kernel's PTX, as it is for a layer's sizes: addresses and widths are multiples of 16."""
+    names = kernel.arg_names
     pointers = dict.fromkeys(("levels", "scale_levels", "group_scales", "offset"), "*fp32")
     pointers |= dict.fromkeys(("x", "y", "out"), f"*{dtype}")
     pointers |= {"codes": "*u8", "scales": "*u8" if nested else "*fp32"}
-    constants = {name: value for name, value in CONSTANTS.items() if name in kernel.arg_names} | {"NESTED": nested}
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
-    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    return triton.compile(ASTSource(kernel, signature, places), target=HOPPER).asm["ptx"]
+    constants = {name: value for name, value in CONSTANTS.items() if name in names} | {"NESTED": nested}
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants}
+    source = ASTSource(kernel, signature, places, divisible)
+    return triton.compile(source, target=HOPPER, options={"num_warps": WARPS[kernel]}).asm["ptx"]
 
 
 if __name__ == "__main__":
-    for kernel in (dequantize_kernel, product_kernel):
+    for kernel in WARPS:
         for dtype in ("fp32", "bf16", "fp16"):
             for nested in (False, True):
-                print(kernel.__name__, dtype, nested, compile_kernel(kernel, dtype, nested).count("mma.sync"))
+                wide = re.findall(r"ld\.global\.v[24]\.b32", compile_kernel(kernel, dtype, nested))
+                print(kernel.__name__, dtype, nested, len(wide))

@@ -90,7 +90,7 @@ def test_natively_any_rows_are_dequantized(shape: tuple[int, int], options: Quan
     whole = from_formula(weight)
     for first, last in [(0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)]:
         assert np.array_equal(dequantize_rows_native(weight, first, last).numpy(), whole[first:last])
-        rounded = dequantize_rows_native(weight, first, last, "bfloat16").astype("float32").numpy()
+        rounded = dequantize_rows_native(weight, first, last, paddle.bfloat16).astype("float32").numpy()
         assert np.array_equal(rounded, paddle.to_tensor(whole[first:last]).astype("bfloat16").astype("float32").numpy())
 
 
@@ -188,9 +188,9 @@ def test_in_plain_paddle_no_whole_weight_is_ever_made(monkeypatch: pytest.Monkey
     largest = []
     rows = dequantize_module.dequantize_rows
 
-    def watched(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
+    def watched(weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype) -> paddle.Tensor:
         largest.append((last - first) * weight.shape[1])
-        return rows(weight, first, last)
+        return rows(weight, first, last, dtype)
 
     monkeypatch.setattr(linear_module, "dequantize_rows", watched)
     weight = packed((40, 64), FORMATS[0])

@@ -72,12 +72,17 @@ class Packed:
         return [HostArray(array) for array in arrays]
 
 
+def dequantize_all(kernels, packed, out):
+    count, grid = packed.weight.size, (math.ceil(packed.weight.size / 64),)
+    sizes = (count, math.ceil(count / 2), 0)
+    kernels.dequantize_kernel[grid](*packed.arguments(), out, *sizes, BYTES=32, **packed.format)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_dequantize(kernels, case):
     packed = Packed(*case)
     out = HostArray(np.full(packed.weight.size + 1, 99, np.float32))
-    count = packed.weight.size
-    kernels.dequantize_kernel[(math.ceil(count / 64),)](*packed.arguments(), out, count, 0, BYTES=32, **packed.format)
+    dequantize_all(kernels, packed, out)
     np.testing.assert_allclose(out.array[:-1].reshape(packed.weight.shape), packed.weight, rtol=1e-6, atol=1e-7)
     assert out.array[-1] == 99  # nothing beyond the weight is written
 
@@ -87,49 +92,56 @@ def test_a_part_of_the_rows(kernels):
     first, count = 4, 3 * 20
     out = HostArray(np.zeros(count, np.float32))
     arguments = packed.arguments(first_byte=first * 10, first_scale=first * 2)
-    kernels.dequantize_kernel[(2,)](*arguments, out, count, first * 2, BYTES=16, **packed.format)
+    kernels.dequantize_kernel[(2,)](*arguments, out, count, count // 2, first * 2, BYTES=16, **packed.format)
     np.testing.assert_allclose(out.array.reshape(3, 20), packed.weight[4:7], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_the_rounded_weight(kernels, dtype):
     packed = Packed(8, 64, 64, False, "nf4")
-    count, want = packed.weight.size, packed.weight.reshape(-1)
-    out = HostArray(np.zeros(count, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
-    kernels.dequantize_kernel[(8,)](*packed.arguments(), out, count, 0, BYTES=32, **packed.format)
+    want = packed.weight.reshape(-1)
+    out = HostArray(np.zeros(want.size, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
+    dequantize_all(kernels, packed, out)
     if dtype == "bfloat16":  # its upper bits: the interpreter cuts the rest off, where a GPU rounds
         assert np.array_equal(out.array, (want.view(np.uint32) >> 16).astype(np.uint16))
     else:
         assert np.array_equal(out.array, want.astype(np.float16))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("positions", [1, 18])
-def test_product(kernels, case, positions):
+PRODUCTS = [  # outputs, inputs, block, nested, algo
+    (1, 2, 2, False, "nf4"),
+    (7, 10, 2, True, "fp4"),
+    (5, 24, 8, True, "nf4"),
+    (20, 192, 64, False, "fp4"),
+    (17, 128, 64, True, "nf4"),
+]
+
+
+def product(kernels, packed, x, y, **sizes):
+    (positions, inputs), outputs = x.shape, packed.weight.shape[0]
+    grid = (math.ceil(outputs / sizes["OUTPUTS"]), positions)
+    kernels.product_kernel[grid](HostArray(x), *packed.arguments(), y, outputs, inputs, **sizes, **packed.format)
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=str)
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_product(kernels, case, positions, blocks):
     packed = Packed(*case)
     outputs, inputs = packed.weight.shape
     x = np.random.default_rng(7).standard_normal((positions, inputs)).astype(np.float32)
     y = HostArray(np.full((positions + 1, outputs), 99, np.float32))
-    grid = (math.ceil(outputs / 16), math.ceil(positions / 16))
-    kernels.product_kernel[grid](
-        HostArray(x), *packed.arguments(), y, positions, outputs, inputs,
-        POSITIONS=16, OUTPUTS=16, BYTES=16, **packed.format,
-    )  # fmt: skip
+    product(kernels, packed, x, y, OUTPUTS=4, BLOCKS=blocks)
     np.testing.assert_allclose(y.array[:-1], x @ packed.weight.T, rtol=1e-4, atol=1e-4)
     assert (y.array[-1] == 99).all()
 
 
 def test_product_in_half_precision(kernels):
-    # In float16: the interpreter takes the bits of bfloat16 numbers for whole numbers when it multiplies matrices.
     packed = Packed(20, 128, 64, True, "nf4")
     x = np.random.default_rng(8).standard_normal((3, 128)).astype(np.float16)
     y = HostArray(np.zeros((3, 20), np.float16))
-    kernels.product_kernel[(2, 1)](
-        HostArray(x), *packed.arguments(), y, 3, 20, 128,
-        POSITIONS=16, OUTPUTS=16, BYTES=32, **packed.format,
-    )  # fmt: skip
-    want = x.astype(np.float32) @ packed.weight.astype(np.float16).astype(np.float32).T
-    np.testing.assert_allclose(y.array, want, rtol=2e-3, atol=2e-2)
+    product(kernels, packed, x, y, OUTPUTS=4, BLOCKS=2)
+    np.testing.assert_allclose(y.array, x.astype(np.float32) @ packed.weight.T, rtol=2e-3, atol=2e-2)
 
 
 @pytest.fixture
@@ -147,7 +159,7 @@ def launched(kernels, monkeypatch):
 
 
 OPTIONS = [
-    QuantOptions(algo="nf4"),
+    QuantOptions(algo="nf4", block_size=32),
     QuantOptions(algo="fp4", block_size=16, double_quant=True, double_quant_block_size=4),
     QuantOptions(algo="weight_only_int4"),
 ]
@@ -160,7 +172,7 @@ def test_paddles_tensors_dequantized_and_multiplied(launched, options):
     whole = dequantize(weight).numpy()
     rows = launch_4bit.dequantize_rows_triton(weight, 8, 20).numpy()
     np.testing.assert_allclose(rows, whole[8:20], rtol=1e-6, atol=1e-7)
-    x = generator.standard_normal((5, 32)).astype(np.float32)
+    x = generator.standard_normal((2, 32)).astype(np.float32)
     y = linear_triton(paddle.to_tensor(x), weight).numpy()
     np.testing.assert_allclose(y, x @ whole.T, rtol=1e-4, atol=1e-5)
     assert len(launched) == 2
@@ -175,9 +187,10 @@ def test_a_byte_with_codes_of_two_rows_is_read_with_both_scales(launched):
     assert dequantize_op._twins["triton"][0] is dequantize_rows_gpu
 
 
-def test_many_positions_are_multiplied_by_dequantized_rows(launched):
-    weight = quantize(np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32), OPTIONS[0])
-    x = paddle.randn([100, 32])
+@pytest.mark.parametrize(("positions", "width"), [(100, 32), (1, 48)], ids=["many positions", "blocks in two rows"])
+def test_other_products_are_of_dequantized_rows(launched, positions, width):
+    weight = quantize(np.random.default_rng(0).standard_normal((24, width)).astype(np.float32), OPTIONS[0])
+    x = paddle.randn([positions, width])
     np.testing.assert_allclose(linear_triton(x, weight).numpy(), (x @ dequantize(weight).T).numpy(), atol=1e-5)
     assert not launched
 
@@ -192,9 +205,8 @@ def test_the_compiler_takes_the_kernels(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 12
-    for kernel, dtype, _, matrix_instructions in lines:
-        uses_tensor_cores = kernel == "product_kernel" and dtype != "fp32"
-        assert (int(matrix_instructions) > 0) == uses_tensor_cores
+    for kernel, dtype, nested, wide_loads in lines:
+        assert int(wide_loads) > 0, f"{kernel} reads codes byte by byte, {dtype}, nested scales {nested}"
 
 
 def test_on_a_cpu_the_kernels_are_no_choice():

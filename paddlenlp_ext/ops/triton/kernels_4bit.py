@@ -4,7 +4,8 @@
     scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        where the scales are quantized too
 
 over the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv 2305.14314); block and I are even, so
-that both halves of a byte have one scale and one row. Tested in Triton's interpreter, tests/ops/test_triton_4bit.py.
+that both halves of a byte have one scale and one row. Tested in Triton's interpreter (tests/ops/test_triton_4bit.py),
+measured on an H200 (docs/benchmarks.md).
 
 Names: T positions, O and I outputs and inputs. NESTED: the scales are codes; without it what belongs to them is
 unused. What divides is a constant of the compiled kernel.
@@ -26,6 +27,7 @@ def dequantize_kernel(
     offset,  # float32 [1]
     out,  # [count], of the type to be written
     count,  # weights
+    num_bytes,  # of codes: count / 2, rounded up
     first_scale,  # number of the first scale, within the whole weight
     BLOCK: tl.constexpr,  # weights that share a scale
     GROUP: tl.constexpr,  # scales that share one of group_scales
@@ -34,7 +36,7 @@ def dequantize_kernel(
 ):
     """Write `count` weights."""
     at = tl.program_id(0) * BYTES + tl.arange(0, BYTES)
-    inside = at * 2 < count
+    inside = at < num_bytes
     pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
     scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, first_scale, GROUP, NESTED)
     first = tl.load(levels + (pair >> 4)) * scale
@@ -53,36 +55,38 @@ def product_kernel(
     group_scales,
     offset,
     y,  # [T, O], of x's type
-    num_positions,
     num_outputs,
-    num_inputs,
-    BLOCK: tl.constexpr,
+    num_inputs,  # a multiple of BLOCK
+    BLOCK: tl.constexpr,  # a power of two
     GROUP: tl.constexpr,
     NESTED: tl.constexpr,
-    POSITIONS: tl.constexpr,  # of a program, at least 16
-    OUTPUTS: tl.constexpr,  # of a program, at least 16
-    BYTES: tl.constexpr,  # of a row, read at one time, at least 16
+    OUTPUTS: tl.constexpr,  # of a program
+    BLOCKS: tl.constexpr,  # of a row, read at one time
 ):
-    """y = x W^T for a few positions: W is read once, in 4 bits; products are summed in fp32."""
-    t = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
+    """y = x W^T, a program for a few outputs of one position; products are summed in fp32.
+
+    Instructions take the time here, not memory: so x is read in vectors, and the weights are put in line with it.
+    """
+    HALF: tl.constexpr = BLOCK // 2
+    t = tl.program_id(1)
     o = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row_bytes = num_inputs // 2
-    total = tl.zeros((POSITIONS, OUTPUTS), dtype=tl.float32)
-    for begin in range(0, row_bytes, BYTES):
-        column = begin + tl.arange(0, BYTES)
-        inside = (o[None, :] < num_outputs) & (column[:, None] < row_bytes)
-        at = o[None, :] * row_bytes + column[:, None]  # the weight transposed, [BYTES, OUTPUTS]
-        pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-        scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, 0, GROUP, NESTED)
-        read = (t[:, None] < num_positions) & (column[None, :] < row_bytes)
-        even = x + t[:, None] * num_inputs + column[None, :] * 2
-        x_even, x_odd = tl.load(even, mask=read, other=0.0), tl.load(even + 1, mask=read, other=0.0)
-        first = (tl.load(levels + (pair >> 4)) * scale).to(x_even.dtype)
-        second = (tl.load(levels + (pair & 15)) * scale).to(x_even.dtype)
-        total += tl.dot(x_even, first, input_precision="ieee")
-        total += tl.dot(x_odd, second, input_precision="ieee")
-    written = (t[:, None] < num_positions) & (o[None, :] < num_outputs)
-    tl.store(y + t[:, None] * num_outputs + o[None, :], total.to(y.dtype.element_ty), mask=written)
+    row_blocks = num_inputs // BLOCK
+    total = tl.zeros((OUTPUTS, BLOCKS, BLOCK), dtype=tl.float32)
+    for begin in range(0, row_blocks, BLOCKS):
+        b = begin + tl.arange(0, BLOCKS)
+        number = o[:, None] * row_blocks + b[None, :]
+        in_row = b < row_blocks
+        inside = (o < num_outputs)[:, None] & in_row[None, :]
+        at = number[:, :, None] * HALF + tl.arange(0, HALF)
+        pair = tl.load(codes + at, mask=inside[:, :, None], other=0).to(tl.int32)
+        scale = _scale(scales, scale_levels, group_scales, offset, number, inside, 0, GROUP, NESTED)[:, :, None]
+        first = tl.load(levels + (pair >> 4)) * scale
+        second = tl.load(levels + (pair & 15)) * scale
+        column = b[:, None] * BLOCK + tl.arange(0, BLOCK)
+        numbers = tl.load(x + t * num_inputs + column, mask=in_row[:, None], other=0.0).to(tl.float32)
+        total += numbers * tl.interleave(first, second)
+    sums = tl.sum(tl.sum(total, axis=2), axis=1)
+    tl.store(y + t * num_outputs + o, sums.to(y.dtype.element_ty), mask=o < num_outputs)
 
 
 @triton.jit

@@ -19,8 +19,9 @@ from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.dequantize import QuantizedWeight
 
-_BYTES = 1024  # of codes, for a program that dequantizes
-_POSITIONS, _OUTPUTS, _ROW_BYTES = 16, 16, 64  # for a program that multiplies
+# The sizes of a program, the fastest of those tried on an H200 (benchmarks/triton_dequantize.py).
+_BYTES = 1024  # of codes, to dequantize
+_OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # to multiply
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
@@ -32,43 +33,38 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
-def dequantize_rows_triton(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """Those rows of a weight in 4 bits, float32 [last - first, I]; they begin with a whole scale and a whole byte."""
+def dequantize_rows_triton(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """Those rows of a weight in 4 bits, [last - first, I]; they begin with a whole scale and a whole byte."""
     from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel
 
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
     assert begin % block == 0 and begin % 2 == 0, "rows that row_blocks gives"
-    out = paddle.empty([last - first, width], "float32", device=weight.codes.place)
+    out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
     grid = (-(-count // (2 * _BYTES)),)
-    launch(dequantize_kernel, grid, *arguments, count, begin // block, BYTES=_BYTES, **_format(weight))
+    launch(dequantize_kernel, grid, *arguments, count, -(-count // 2), begin // block, BYTES=_BYTES, **_format(weight))
     return out
 
 
+def takes_product(weight: QuantizedWeight) -> bool:
+    """Whether `product_triton` is for this weight: rows of whole blocks, blocks of a size that a program can hold."""
+    block = weight.block_size
+    return weight.shape[1] % block == 0 and 2 <= block <= _INPUTS and block & (block - 1) == 0
+
+
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [T, O] for a few positions, in the format of `x`. I is even."""
+    """x W^T [T, O] in the format of `x`, of a weight that `takes_product`; every position reads the codes again."""
     from paddlenlp_ext.ops.triton.kernels_4bit import product_kernel
 
+    assert takes_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
-    assert inputs % 2 == 0, "a row begins with a whole byte"
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
-    grid = (-(-outputs // _OUTPUTS), -(-positions // _POSITIONS))
-    launch(
-        product_kernel,
-        grid,
-        x_TI.contiguous(),
-        weight.codes,
-        *_tables(weight, 0),
-        y_TO,
-        positions,
-        outputs,
-        inputs,
-        POSITIONS=_POSITIONS,
-        OUTPUTS=_OUTPUTS,
-        BYTES=_ROW_BYTES,
-        **_format(weight),
-    )
+    arguments = (x_TI.contiguous(), weight.codes, *_tables(weight, 0), y_TO, outputs, inputs)
+    sizes = {"OUTPUTS": _OUTPUTS, "BLOCKS": _INPUTS // weight.block_size, "num_warps": _WARPS}
+    launch(product_kernel, (-(-outputs // _OUTPUTS), positions), *arguments, **sizes, **_format(weight))
     return y_TO
 
 
