@@ -5,7 +5,8 @@
     python benchmarks/parallel_exactness.py --layouts "tensor 2" "data 2" --methods SFT LoRA
 
 Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches a step, dealt over the replicas; a
-start for each layout, a run for each method in it. In a `--folder` that stays, what stands there is not run again.
+start for each layout, a run for each method in it. In a `--folder` that stays, what stands there is not run again, and
+`--collect` writes the page from what stands there and runs nothing.
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 
 
+ALONE = Layout("one process", 1, 1, {})
+
+
 def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
     """A run of that method in that layout."""
     switch, options = METHODS[method]
@@ -107,24 +111,38 @@ def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
     return Case(f"{layout.name} {method}", {**keys, **layout.keys, **accumulated}, TINY, switch, options)
 
 
-def compare(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """Layout -> method -> (difference of losses, of weights), the largest; None where the layout refuses the method."""
-    one = Layout("one process", 1, 1, {})
-    for method in methods:
-        if not is_done(alone := case_of(method, one, keys), folder):
+def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> None:
+    """Every run that does not stand in the folder: on one process, with the model moved, then layout by layout."""
+    for alone in (case_of(method, ALONE, keys) for method in methods):
+        if not is_done(alone, folder):
             run_case(alone, folder)
-    found = {YARDSTICK: {method: moved(case_of(method, one, keys), folder) for method in methods}}
+        if not is_done(with_moved_model(alone), folder):
+            path = moved_model(Path(keys.get("model_name_or_path") or write_model(alone, folder)), folder / "moved")
+            run_case(replace(with_moved_model(alone), keys={**alone.keys, "model_name_or_path": str(path)}), folder)
     for layout in chosen:
-        cases = {method: case_of(method, layout, keys) for method in methods if not layout.refuses(method)}
-        missing = [case for case in cases.values() if not is_done(case, folder)]
+        cases = [case_of(method, layout, keys) for method in methods if not layout.refuses(method)]
+        missing = [case for case in cases if not is_done(case, folder)]
         for case in missing:  # what a start that broke off has left
             shutil.rmtree(folder / case.name, ignore_errors=True)
         if missing:
             launch(layout.processes, missing, folder, timeout=3600)
-        found[layout.name] = dict.fromkeys(methods)
-        for method, case in cases.items():
-            found[layout.name][method] = apart(case, case_of(method, one, keys), folder)
-        print(layout.name, found[layout.name], flush=True)
+        print(layout.name, flush=True)
+
+
+def collect(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+    """Layout -> method -> (difference of losses, of weights), the largest.
+
+    None where the layout refuses the method, () where there is no run.
+    """
+    found: dict[str, dict[str, Any]] = {YARDSTICK: {}, **{layout.name: {} for layout in chosen}}
+    for method in methods:
+        alone = case_of(method, ALONE, keys)
+        runs = {YARDSTICK: with_moved_model(alone)}
+        runs |= {layout.name: case_of(method, layout, keys) for layout in chosen}
+        for name, case in runs.items():
+            found[name][method] = apart(case, alone, folder) if is_done(case, folder) else ()
+    for layout in chosen:
+        found[layout.name] |= {method: None for method in methods if layout.refuses(method)}
     return found
 
 
@@ -135,19 +153,20 @@ def apart(got: Case, want: Case, folder: Path) -> tuple[float, float]:
     return losses, max(shares.values())
 
 
-def moved(case: Case, folder: Path) -> tuple[float, float]:
-    """What becomes of a run on one process whose model differs by `MOVE`, relative, in each weight."""
-    start = Path(case.keys.get("model_name_or_path") or write_model(case, folder))
-    path, other = folder / "moved", replace(case, name=f"moved {case.name}")
+def with_moved_model(case: Case) -> Case:
+    """The same run with each of the model's weights off by `MOVE`, relative."""
+    return replace(case, name=f"moved {case.name}")
+
+
+def moved_model(start: Path, path: Path) -> Path:
+    """The folder of that model, written where it does not stand."""
     if not path.exists():
         shutil.copytree(start, path)
         stored, random = open_weights(start), np.random.default_rng(0)
         values = ((name, stored.read(name)) for name in stored.names())
         off = {n: (v * (1 + MOVE * random.standard_normal(v.shape))).astype(v.dtype) for n, v in values}
         write_safetensors(path / "model.safetensors", off)
-    if not is_done(other, folder):
-        run_case(replace(other, keys={**case.keys, "model_name_or_path": str(path)}), folder)
-    return apart(other, case, folder)
+    return path
 
 
 def is_done(case: Case, folder: Path) -> bool:
@@ -160,7 +179,7 @@ Written by `python benchmarks/parallel_exactness.py`. Largest relative differenc
 {model}:
 fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
 |want|, the largest of all steps; of a weight |got - want| / |want| as a whole tensor, the largest of all that the run
-saves. "-": the layout refuses the method (docs/parallel.md says why).
+saves. "-": the layout refuses the method (docs/parallel.md says why); an empty cell was not run.
 
 Demanded: at most 1e-5; {verdict}.
 
@@ -180,10 +199,15 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
     for number, title in enumerate(("Losses", "Weights")):
         lines = [["layout", *methods], ["---"] * (len(methods) + 1)]
         for name, row in found.items():
-            lines.append([name, *("-" if row[m] is None else f"{row[m][number]:.1e}" for m in methods)])
+            lines.append([name, *(cell(row[m], number) for m in methods)])
         parts.append(f"\n## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
     parts.append(f"\n{json.dumps(environment('paddlepaddle'))}\n")
     return "".join(parts)
+
+
+def cell(figures: tuple[float, ...] | None, number: int) -> str:
+    """What a table shows of a layout and method."""
+    return f"{figures[number]:.1e}" if figures else "-" if figures is None else ""
 
 
 def main() -> None:
@@ -193,8 +217,11 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--collect", action="store_true", help="only the page, of the runs in --folder")
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
+    if arguments.collect and not arguments.folder:
+        parser.error("--collect needs the --folder of the runs")
     keys: dict[str, Any] = {"max_steps": arguments.steps, "adam_epsilon": EPSILON}
     tensor, model = 2, "a random Llama of 4 layers, D 32, 61 tokens of vocabulary"
     if arguments.model:
@@ -206,7 +233,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        found = compare(chosen, arguments.methods, keys, folder.resolve())
+        runs = (chosen, arguments.methods, keys, folder.resolve())
+        if not arguments.collect:
+            run_missing(*runs)
+        found = collect(*runs)
     arguments.output.write_text(page(found, arguments.methods, model, arguments.steps), encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,15 @@ def test_in_half_precision_the_parts_of_a_gradient_are_summed_in_float32(monkeyp
     found = linear_module.input_gradient_reference(gradient, weight)
     assert found.dtype == paddle.float32
     assert np.linalg.norm(found.numpy() - wanted) < 2.0**-8 * np.linalg.norm(wanted)
+
+
+def test_on_a_gpu_a_layer_is_dequantized_in_one_piece():
+    def weight(is_gpu: bool) -> SimpleNamespace:
+        place = SimpleNamespace(is_gpu_place=lambda: is_gpu)
+        return SimpleNamespace(shape=(14336, 4096), block_size=64, codes=SimpleNamespace(place=place))
+
+    assert list(dequantize_module.row_blocks(weight(True))) == [(0, 14336)]
+    assert len(list(dequantize_module.row_blocks(weight(False)))) == 56
 
 
 def test_an_input_that_wants_no_gradient_gets_none(way: str):

@@ -29,6 +29,13 @@ METHODS = sorted(peft_methods())
 in_half = pytest.mark.skipif(half.obstacle() is not None, reason=f"{half.obstacle()}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_what_is_made_here_is_collected():
+    """`standing` collects six times a test; what other tests have left would be looked through each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def build(method: PeftConfig | None, num_layers: int = 2):
     model = AutoModelForCausalLM.from_config({**SHAPE, "num_hidden_layers": num_layers}, seed=1)
     return model if method is None else get_peft_model(model, method)
