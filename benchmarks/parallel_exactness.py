@@ -16,8 +16,10 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -112,13 +114,10 @@ def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
 
 
 def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> None:
-    """Every run that does not stand in the folder: on one process, with the model moved, then layout by layout."""
-    for alone in (case_of(method, ALONE, keys) for method in methods):
-        if not is_done(alone, folder):
-            run_case(alone, folder)
-        if not is_done(with_moved_model(alone), folder):
-            path = moved_model(Path(keys.get("model_name_or_path") or write_model(alone, folder)), folder / "moved")
-            run_case(replace(with_moved_model(alone), keys={**alone.keys, "model_name_or_path": str(path)}), folder)
+    """Every run that does not stand in the folder: on one process, layout by layout, and with the model moved."""
+    one_process = [case_of(method, ALONE, keys) for method in methods]
+    for alone in one_process:
+        run_alone(alone, folder)
     for layout in chosen:
         cases = [case_of(method, layout, keys) for method in methods if not layout.refuses(method)]
         missing = [case for case in cases if not is_done(case, folder)]
@@ -127,6 +126,16 @@ def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], 
         if missing:
             launch(layout.processes, missing, folder, timeout=3600)
         print(layout.name, flush=True)
+    for alone in one_process:
+        path = moved_model(Path(keys.get("model_name_or_path") or write_model(alone, folder)), folder / "moved")
+        run_alone(with_moved_model(alone), folder, {"model_name_or_path": str(path)})
+
+
+def run_alone(case: Case, folder: Path, keys: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Run the case here, with those keys beside its own, if it does not stand in the folder."""
+    if not is_done(case, folder):
+        shutil.rmtree(folder / case.name, ignore_errors=True)
+        run_case(replace(case, keys={**case.keys, **keys}), folder)
 
 
 def collect(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:

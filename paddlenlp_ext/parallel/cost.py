@@ -15,6 +15,7 @@ from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_byt
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.schedule import Pass, entries
 from paddlenlp_ext.parallel.stages import plan_stages
+from paddlenlp_ext.parallel.work import Work
 
 LOSS_CHUNK = 256
 """Learned positions whose logits stand at one time."""
@@ -88,7 +89,7 @@ def _ring(size: float, ranks: int) -> float:
 
 def numbers(config: Any, layout: Layout, step: Step, process: int) -> Numbers:
     """What the pipeline's process number `process` holds, one tensor rank of it."""
-    tensor, own = layout.degrees.tensor, len(_own_layers(config, layout, process))
+    tensor, own = layout.degrees.tensor, len(_own_layers(config, layout, step, process))
     hidden, rank = config.hidden_size, step.lora_rank
     queries, keys = config.head_dim * config.num_attention_heads, config.head_dim * config.num_key_value_heads
     by_outputs = [(hidden, queries), (hidden, keys), (hidden, keys), *[(hidden, config.intermediate_size)] * 2]
@@ -123,7 +124,7 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
         return 0.0
     stream = step.tokens * config.hidden_size * step.value_bytes
     is_first, is_last = process == 0, process == layout.degrees.pipeline - 1
-    sums = sum(4 + _sums_again(step.plan, layer) for layer in _own_layers(config, layout, process))
+    sums = sum(4 + _sums_again(step.plan, layer) for layer in _own_layers(config, layout, step, process))
     total = micro * all_reduce(sums * stream, tensor)
     if is_first:
         total += micro * all_reduce(stream, tensor)  # the embedding's vectors
@@ -214,7 +215,7 @@ def _activations(config: Any, layout: Layout, step: Step, process: int, kept: Ke
     degree = layout.degrees.pipeline
     if degree == 1:
         return kept_bytes(kept, range(config.num_hidden_layers))
-    bounds = plan_stages(config, degree, layout.virtual).bounds
+    bounds = _bounds(config, layout, step)
     one_way = [kept_bytes(kept, range(*bounds[c : c + 2])) - computed_again(kept) for c in range(len(bounds) - 1)]
     now = most = 0.0
     for entry in entries(process, degree, degree * layout.virtual, step.micro_batches, True):
@@ -224,10 +225,16 @@ def _activations(config: Any, layout: Layout, step: Step, process: int, kept: Ke
     return most + computed_again(kept)
 
 
-def _own_layers(config: Any, layout: Layout, process: int) -> list[int]:
+def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[int]:
     degree = layout.degrees.pipeline
     if degree == 1:
         return list(range(config.num_hidden_layers))
-    bounds = plan_stages(config, degree, layout.virtual).bounds
+    bounds = _bounds(config, layout, step)
     own = range(process, len(bounds) - 1, degree)
     return [layer for chunk in own for layer in range(bounds[chunk], bounds[chunk + 1])]
+
+
+def _bounds(config: Any, layout: Layout, step: Step) -> tuple[int, ...]:
+    """Which layers each chunk has, a micro-batch being one document."""
+    work = Work(step.learned / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
+    return plan_stages(config, layout.degrees.pipeline, layout.virtual, work).bounds

@@ -1,7 +1,7 @@
 """Which layers each process of a pipeline has, and marks at the parameters that say so.
 
 The embedding is the first chunk's, the last norm and the head are the last one's; where head and embedding are tied
-both have them. Chunks of neighbouring layers are as even as they can be, the head counted. Processes keep the shapes of
+both have them. Chunks of neighbouring layers cost as evenly as they can, the head counted. Processes keep the shapes of
 what others hold, without values: names, and all that is decided over the whole model, are the same everywhere.
 """
 
@@ -18,10 +18,12 @@ from paddle import nn
 
 from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.work import Work
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.plan import is_on_stage
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
+_Cut = tuple[float, float, tuple[int, ...]]  # the costliest chunk's cost, the sum of their squares, bounds
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class StagePlan:
     Attributes:
         degree: processes of the pipeline.
         bounds: chunk c has the layers from bounds[c] to bounds[c + 1]; it is process c % degree's.
-        loads: what each chunk costs, as multiplications a token; the head's with the last one.
+        loads: what each chunk costs, as multiplications a token (work.py); the head's with the last one.
         is_tied: whether the head is the embedding.
     """
 
     degree: int
     bounds: tuple[int, ...]
-    loads: tuple[int, ...]
+    loads: tuple[float, ...]
     is_tied: bool
 
     @property
@@ -74,18 +76,19 @@ class StagePlan:
         return "\n".join(lines)
 
 
-def plan_stages(config: Any, degree: int, chunks_each: int = 1) -> StagePlan:
+def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: Work | None = None) -> StagePlan:
     """Share a decoder's layers out; needs no weights.
 
     Args:
         config: the `DecoderConfig`.
         degree: processes of the pipeline.
         chunks_each: chunks of layers a process has (`virtual_pp_degree`).
+        work: what the run does with a token; by default all weights train and all tokens are learned.
 
     Raises:
         ValueError: there are fewer layers than chunks; names what would work.
     """
-    num_layers, num_chunks = config.num_hidden_layers, degree * chunks_each
+    work, num_layers, num_chunks = work or Work(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
         works = max(1, num_layers // degree)
         remedy = f"virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
@@ -93,9 +96,9 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1) -> StagePlan:
             f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} are {num_chunks} chunks, and the "
             f"model has {num_layers} layers; choose {remedy}"
         )
-    bounds = _even_bounds(num_layers, num_chunks, _layer_cost(config), config.vocab_size * config.hidden_size)
-    loads = [(bounds[c + 1] - bounds[c]) * _layer_cost(config) for c in range(num_chunks)]
-    loads[-1] += config.vocab_size * config.hidden_size
+    bounds = _even_bounds(num_layers, num_chunks, work.of_layer(config), work.of_head(config))
+    loads = [(bounds[c + 1] - bounds[c]) * work.of_layer(config) for c in range(num_chunks)]
+    loads[-1] += work.of_head(config)
     return StagePlan(degree, bounds, tuple(loads), config.tie_word_embeddings)
 
 
@@ -159,17 +162,13 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: Axis) -> None:
     parameter.grad.set_value(gradient)
 
 
-def _layer_cost(config: Any) -> int:
-    """Multiplications a token in one layer's matrices."""
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    return config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size)
-
-
-def _even_bounds(num_layers: int, num_chunks: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
     """Bounds whose costliest chunk costs least, and of these the most even ones; each chunk has a layer at least."""
-    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, (0,))}  # layers taken -> largest, squares, bounds
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {
+        0: (0, 0, (0,))
+    }  # layers taken -> largest, squares, bounds
     for chunk in range(num_chunks):
-        longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for taken, (largest, squares, bounds) in best.items():
             for end in range(taken + 1, num_layers - (num_chunks - chunk - 1) + 1):
                 load = (end - taken) * layer_cost + (head_cost if chunk == num_chunks - 1 else 0)

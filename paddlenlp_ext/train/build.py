@@ -26,6 +26,7 @@ from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.sharding import Sharding, sharding_of
 from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
+from paddlenlp_ext.parallel.work import Work
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.quant.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
@@ -102,8 +103,8 @@ def build_cut_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Sharding | None
     return model, sharding
 
 
-def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
-    """This stage's layers of the same model, read alone, and its part of the pipeline.
+def build_staged_model(config: RunConfig, mesh: Mesh, rows: TokenizedDataset | None) -> tuple[Any, Pipeline]:
+    """This stage's layers of the same model, read alone, and its part of the pipeline; `rows` tell what a layer costs.
 
     Raises:
         ValueError: the model has fewer layers than the pipeline has chunks, or can't be cut as the tensor plan says;
@@ -113,7 +114,8 @@ def build_staged_model(config: RunConfig, mesh: Mesh) -> tuple[Any, Pipeline]:
     if mesh.tensor.size > 1:
         quantization = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
         check_tensor_plan(model, mesh.tensor.size, quantization)
-    plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree)
+    work = Work.on_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
+    plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)
     logger.info("pipeline:\n%s", plan.table())
     mark_stages(model, plan, own)
     _fill(model, config)
@@ -215,7 +217,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     mesh = Mesh.from_config(config.parallel)
     pipeline = None
     if mesh.pipeline.size > 1:
-        model, pipeline = build_staged_model(config, mesh)
+        model, pipeline = build_staged_model(config, mesh, data.train_rows or data.dev_rows)
         sharding = sharding_of(model, mesh, config.parallel.sharding)
     elif mesh.tensor.size > 1 or mesh.sharding.size > 1:
         model, sharding = build_cut_model(config, mesh)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.stages import StagePlan, plan_stages
+from paddlenlp_ext.parallel.work import Work
 
 
 def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamespace:
@@ -23,25 +26,53 @@ def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamesp
     )
 
 
-LAYER = 32 * (2 * 32 + 2 * 16 + 3 * 48)
+LAYER = 3 * 32 * (2 * 32 + 2 * 16 + 3 * 48)
 
 
 @pytest.mark.parametrize("layers, chunks, vocabulary", [(7, 3, 61), (8, 2, 1000), (9, 4, 4000), (6, 6, 61), (10, 3, 7)])
 def test_no_other_cut_has_a_cheaper_costliest_chunk(layers, chunks, vocabulary):
     def costliest(bounds: tuple[int, ...]) -> int:
         loads = [(end - start) * LAYER for start, end in itertools.pairwise(bounds)]
-        return max(*loads[:-1], loads[-1] + vocabulary * 32)
+        return max(*loads[:-1], loads[-1] + 3 * vocabulary * 32)
 
     plan = plan_stages(config(layers, vocabulary), chunks)
     cuts = [(0, *inner, layers) for inner in itertools.combinations(range(1, layers), chunks - 1)]
     assert costliest(plan.bounds) == min(costliest(cut) for cut in cuts)
-    assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + vocabulary * 32
+    assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + 3 * vocabulary * 32
 
 
 def test_a_heavy_head_stands_beside_fewer_layers():
-    plan = plan_stages(config(8, vocabulary=4 * LAYER // 32), 2)
+    plan = plan_stages(config(8, vocabulary=4 * LAYER // (3 * 32)), 2)
     assert plan.bounds == (0, 6, 8)
     assert "layers 6-7, norm and head (1.00 of even)" in plan.table()
+
+
+def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
+    rows = [SimpleNamespace(learned=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
+    rows += [SimpleNamespace(learned=np.array([False] + [True] * 8)) for _ in range(1000)]
+    work = Work.on_rows(rows, trains_matrices=False)
+    assert work == Work(10 / 12, (4**2 + 8**2) / 2 / 12, trains_matrices=False)
+    matrices, attention = LAYER // 3, 32 * work.keys
+    assert work.of_layer(config(4)) == 2 * matrices + 7 * attention
+    assert work.of_head(config(4, 1000)) == pytest.approx(2 * 1000 * 32 * 10 / 12)
+
+
+@pytest.mark.parametrize(
+    "granularity, again",
+    [("full", LAYER // 3 + 2 * 32 * 5), ("full_attn", 32 * (2 * 32 + 2 * 16) + 2 * 32 * 5), ("core_attn", 2 * 32 * 5)],
+)
+def test_what_is_computed_again_counts_again(granularity, again):
+    less, more = (Work(keys=5, recompute=plan) for plan in (None, RecomputePlan(granularity, frozenset({1}))))
+    assert more.of_layer(config(4)) - less.of_layer(config(4)) == pytest.approx(again * 3 / 4)
+
+
+def test_without_rows_all_is_learned():
+    assert Work.on_rows(None) == Work.on_rows([]) == Work(1.0, 0.0)
+
+
+def test_few_learned_tokens_make_room_for_layers_beside_the_head():
+    heavy = config(8, vocabulary=4 * LAYER // (3 * 32))
+    assert plan_stages(heavy, 2, work=Work(learned=0.5)).bounds == (0, 5, 8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""How evenly the stages of a pipeline are busy: seconds of each process's own passes, waiting and sending left out.
+
+    python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \\
+        CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
+
+llm/run_finetune.py with a clock in it. The first process prints a JSON line at the end: for every stage its layers, its
+counted share of an even one (parallel/work.py), and its measured one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+
+import paddle.distributed as dist
+import run_finetune
+
+from measure import report
+from paddlenlp_ext.parallel import pipeline
+from paddlenlp_ext.parallel.stages import StagePlan
+from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.rank import is_main_rank
+
+
+class Busy:
+    """Seconds spent in passes, those of the first window left out: it makes what is made once."""
+
+    def __init__(self) -> None:
+        self.seconds, self.plan = 0.0, None
+        self._windows = 0
+
+    def watch(self) -> None:
+        """Put a clock around every pass of every pipeline from now on."""
+        of_class = pipeline.Pipeline
+        of_class._forward = self._timed(of_class._forward)
+        pipeline._backward = self._timed(pipeline._backward)
+        run = of_class.run
+
+        def counted(own: Any, *arguments: Any, **options: Any) -> None:
+            self.plan, self._windows = own.plan, self._windows + 1
+            run(own, *arguments, **options)
+
+        of_class.run = counted
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*arguments)
+            if self._windows > 1:
+                self.seconds += time.perf_counter() - start
+            return result
+
+        return timed
+
+
+def stages(plan: StagePlan, seconds: list[float]) -> list[dict[str, Any]]:
+    """A line for each stage: layers, counted and measured share of an even one."""
+    lines, degree = [], plan.degree
+    for stage in range(degree):
+        own = range(stage, plan.num_chunks, degree)
+        lines.append(
+            {
+                "layers": sum(plan.bounds[chunk + 1] - plan.bounds[chunk] for chunk in own),
+                "counted": round(sum(plan.loads[chunk] for chunk in own) * degree / sum(plan.loads), 3),
+                "measured": round(seconds[stage] * degree / sum(seconds), 3),
+            }
+        )
+    return lines
+
+
+def main(arguments: list[str]) -> None:
+    busy = Busy()
+    busy.watch()
+    run_finetune.main(arguments)
+    everyone: list[float] = []
+    dist.all_gather_object(everyone, busy.seconds)
+    if is_main_rank():
+        report("stage_balance", {"arguments": arguments, "stages": stages(busy.plan, everyone)}, "paddlepaddle")
+
+
+if __name__ == "__main__":
+    run_command(main)
