@@ -103,6 +103,9 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 
 
+OF_A_MODEL = {"LoKr": ("lokr", {"rank": 2, "factor": 12})}
+"""In their places for `--model`: sizes that 3 tensor ranks divide."""
+
 ALONE = Layout("one process", 1, 1, {})
 
 
@@ -238,6 +241,7 @@ def main() -> None:
         heads = read_model_config(path)["num_key_value_heads"]
         tensor = next(degree for degree in (2, 3, 1) if heads % degree == 0)
         keys |= {"model_name_or_path": str(path), "learning_rate": RATE}
+        METHODS.update(OF_A_MODEL)
     chosen = [layout for layout in layouts(tensor) if not arguments.layouts or layout.name in arguments.layouts]
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.folder or Path(made)
