@@ -51,7 +51,13 @@ def dequantize_rows_native(
 
 
 def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out] of x [..., in] in float32; the values alone."""
+    """x W^T [..., out] of x [..., in] in float32; the values alone.
+
+    Raises:
+        ValueError: x of another width.
+    """
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}")
     x, rows = in_one_piece(x), math.prod(x.shape[:-1])
     y = native.empty([*x.shape[:-1], weight.shape[0]])
     if rows <= FEW_ROWS:

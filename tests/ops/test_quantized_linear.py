@@ -113,6 +113,14 @@ def test_the_native_product_and_gradient_are_those_of_the_formula(
 
 
 @needs_native
+@pytest.mark.parametrize("rows", [3, 30])
+def test_an_input_of_another_width_is_refused_and_not_read_past_its_end(rows: int):
+    weight = packed((7, 64), FORMATS[0])
+    with pytest.raises(ValueError, match=rf"x \[{rows}, 32\] with a weight of shape \[7, 64\]"):
+        quantized_linear_native(paddle.to_tensor(normal(1, rows, 32)), weight)
+
+
+@needs_native
 @by_format
 def test_in_bfloat16_native_products_round_their_inputs(options: QuantOptions):
     weight = packed((130, 65), options)
