@@ -9,13 +9,13 @@ import paddle
 
 from paddlenlp_ext.ops.cross_entropy import cross_entropy_native
 from paddlenlp_ext.ops.half import as_half, halves
-from paddlenlp_ext.ops.linear_native import forward, readable
+from paddlenlp_ext.ops.linear_native import forward, in_one_piece, readable
 from paddlenlp_ext.ops.native import empty, function, pointer
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """The head's weight in the format of the products, once for all chunks; one that trains counts as float32."""
-    weight_VD = readable(weight_VD) if weight_VD.stop_gradient else weight_VD.astype("float32")
+    weight_VD = readable(weight_VD) if weight_VD.stop_gradient else in_one_piece(weight_VD.astype("float32"))
     return as_half(weight_VD) if halves(weight_VD) else weight_VD
 
 

@@ -57,6 +57,19 @@ def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_t
         np.testing.assert_allclose(weight_t.grad.numpy(), 0.25 * weight_gradient, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_weight_that_trains_may_lie_in_pieces(twin):
+    hidden, weight, labels = make(37, 8, 97, 0.6)
+    lying_DV = paddle.to_tensor(np.ascontiguousarray(weight.T), stop_gradient=False)
+    loss, _ = linear_cross_entropy(
+        paddle.to_tensor(hidden), lying_DV.transpose([1, 0]), paddle.to_tensor(labels), implementation=twin
+    )
+    loss.backward()
+    expected_loss, _, _, weight_gradient = dense(hidden, weight, labels)
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
+    np.testing.assert_allclose(lying_DV.grad.numpy(), weight_gradient.T, rtol=0, atol=1e-5)
+
+
 def test_the_reference_agrees():
     hidden, weight, labels = make(37, 8, 97, 0.6)
     loss, num_correct = linear_cross_entropy_reference(*map(paddle.to_tensor, (hidden, weight, labels)))
