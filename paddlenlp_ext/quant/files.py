@@ -110,7 +110,10 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     num_scales = -(-weight.num_weights // weight.block_size)
     num_groups = 0 if weight.group_scales is None else -(-num_scales // weight.group_size)
     found_groups = 0 if weight.group_scales is None else weight.group_scales.size
-    if (weight.codes.size, weight.scales.size, found_groups) != (num_codes, num_scales, num_groups):
+    codes_fit = weight.codes.dtype == (paddle.int8 if algo == "weight_only_int8" else paddle.uint8)
+    scales_fit = weight.scales.dtype == (paddle.float32 if weight.group_scales is None else paddle.uint8)
+    sizes_fit = (weight.codes.size, weight.scales.size, found_groups) == (num_codes, num_scales, num_groups)
+    if not (codes_fit and scales_fit and sizes_fit):
         raise ValueError(f"{source.path}: the parts of the quantized {layer}.weight do not fit together.")
     return weight
 
@@ -145,11 +148,12 @@ def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> Quantized
         return QuantizedWeight(algo, shape, block, read(""), read(".absmax").astype("float32"))
     if not np.array_equal(read(".nested_quant_map").numpy(), dynamic_levels()):
         raise ValueError(f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales.")
-    nested = (read(".absmax"), read(".nested_absmax"), paddle.to_tensor([state["nested_offset"]], "float32"))
+    groups = read(".nested_absmax").astype("float32")
+    nested = (read(".absmax"), groups, paddle.to_tensor([state["nested_offset"]], "float32"))
     return QuantizedWeight(algo, shape, block, read(""), *nested, group_size=int(state["nested_blocksize"]))
 
 
 def _read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
-    shape, scales = stored_shape(layer, algo, source), source.read(layer + _SCALE)
+    shape, scales = stored_shape(layer, algo, source), source.read(layer + _SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
     return QuantizedWeight(algo, shape, shape[1] // scales.shape[-1], codes, paddle.to_tensor(scales).flatten())

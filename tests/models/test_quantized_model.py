@@ -142,6 +142,32 @@ def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: P
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("options", [FORMATS[1], FORMATS[4]], ids=lambda options: options.algo)
+def test_scales_that_another_program_wrote_in_half_the_bytes_are_read_as_such(
+    folder: Path, tmp_path: Path, options: QuantOptions
+):
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+    model.save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    tensors = {name: paddle.to_tensor(source.read(name)) for name in source.names()}
+    scales = [name for name in tensors if name.endswith(("_scale", "nested_absmax"))]
+    save_sharded(tmp_path, {**tensors, **{name: tensors[name].astype("bfloat16") for name in scales}})
+    np.testing.assert_allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("part", ["", ".absmax"])
+def test_codes_of_another_width_are_refused(folder: Path, tmp_path: Path, part: str):
+    AutoModelForCausalLM.from_pretrained(folder, quantization=FORMATS[1]).save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    name = f"model.layers.0.mlp.up_proj.weight{part}"
+    tensors = {each: source.read(each) for each in source.names()}
+    save_sharded(tmp_path, {**tensors, name: tensors[name].astype(np.int32)})
+    with pytest.raises(
+        ValueError, match=r"the parts of the quantized model\.layers\.0\.mlp\.up_proj\.weight do not fit"
+    ):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["nf4_double", "fp4"])
 def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
     """Golden files of tests/golden/make_quantized_model_golden.py."""
