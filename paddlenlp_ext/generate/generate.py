@@ -17,6 +17,7 @@ from paddle import nn
 from paddlenlp_ext.generate.decoding import TokenChooser
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
+from paddlenlp_ext.generate.sampling import NO_NUMBERS
 
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
@@ -93,7 +94,8 @@ def generate(
         on_row: called with (row, tokens) when a row has ended.
 
     Raises:
-        ValueError: an option out of range, no room after a prompt, an empty prompt or a token outside the vocabulary.
+        ValueError: an option out of range, no room after a prompt, an empty prompt or a token outside the vocabulary;
+            logits that are no numbers.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1.")
@@ -176,7 +178,10 @@ def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> pa
     positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
     positions_BS = paddle.to_tensor(positions_BS)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
-    return model.logits(hidden_BSD[:, -1])
+    logits_BV = model.logits(hidden_BSD[:, -1])
+    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # of these argmax makes token 0, again and again
+        raise ValueError(NO_NUMBERS)
+    return logits_BV
 
 
 def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:

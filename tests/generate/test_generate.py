@@ -48,6 +48,15 @@ def test_greedy_in_batches_equals_decoding_by_definition(family):
     assert generate(model, prompts, max_new_tokens=24, eos_token_id=end, batch_size=4) == expected
 
 
+@pytest.mark.parametrize("strategy", ["greedy_search", "sampling"])
+def test_a_model_whose_training_diverged_answers_with_an_error(strategy):
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
+    weight = model.parameters()[3]
+    weight.set_value(paddle.full(weight.shape, float("nan")))
+    with pytest.raises(ValueError, match="no logit of a row is a number: the model's weights are damaged"):
+        generate(model, random_prompts((5, 1)), max_new_tokens=4, decode_strategy=strategy)
+
+
 def test_dynamic_rope_stretches_with_the_whole_prompt():
     """Far past the trained context the first new token is that of the logits without a cache."""
     rope = {"rope_type": "dynamic", "factor": 8.0}
