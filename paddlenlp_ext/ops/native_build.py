@@ -104,7 +104,9 @@ def _compile_all(compiler: list[str], objects: dict[Path, Path]) -> None:
 
 
 def _run(command: list[str], target: Path) -> None:
-    """Run a compiler that writes `target`, which appears whole or not at all."""
+    """Run a compiler that writes `target`, which appears whole or not at all, after a power failure too: half a library
+    would end every later process by a bus error.
+    """
     draft = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         done = subprocess.run([*command, "-o", str(draft)], capture_output=True, text=True)
@@ -113,6 +115,8 @@ def _run(command: list[str], target: Path) -> None:
     if done.returncode != 0:
         draft.unlink(missing_ok=True)
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[:2000]}")
+    with draft.open("rb") as written:
+        os.fsync(written.fileno())
     draft.replace(target)
 
 

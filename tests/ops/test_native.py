@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sou
     second = native_build.build(LIBRARIES)
     assert second != first and ctypes.CDLL(str(second)).answer() == 43
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+
+
+@needs_native
+def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources, monkeypatch):
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
+    folder = native_build.build(LIBRARIES).parent
+    built = [path for path in folder.iterdir() if path.suffix in (".o", ".so")]
+    assert len(built) == 2 and synced == {path.stat().st_ino for path in built}
 
 
 def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypatch, tmp_path):
