@@ -82,7 +82,10 @@ def _find_compiler(libraries: Path) -> list[str]:
     missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
     if missing:
         raise BuildError(f"this Paddle has no {' and no '.join(missing)} in {libraries}; paddlepaddle 3.3 for CPUs has")
-    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++")]
+    try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++")]
+    except ValueError as error:
+        raise BuildError(f"CXX={os.environ['CXX']!r} is no command line: {error}") from error
     if compiler == [None]:
         raise BuildError("there is no C++ compiler (g++); install it, on Debian and Ubuntu: apt install g++")
     return compiler

@@ -115,6 +115,11 @@ def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch
     assert ctypes.CDLL(str(native_build.build(LIBRARIES))).answer() == 42
 
 
+def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ '")
+    assert 'CXX="g++ \'" is no command line' in native.obstacle() or "this Paddle has no" in native.obstacle()
+
+
 @needs_native
 def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")
