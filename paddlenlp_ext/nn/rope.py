@@ -40,10 +40,13 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
 
+        Of two that say something different, the one that transformers takes: `rope_scaling`, and
+        `original_max_position_embeddings` where it stands beside them.
+
         Raises:
             ValueError: an unknown rope type, an odd head dimension, or settings that differ by layer type.
         """
-        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        given = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if any(isinstance(value, Mapping) for value in given.values()):
             raise ValueError(f"rope settings by layer type ({', '.join(given)}) are not supported.")
         rope_type = given.get("rope_type") or given.get("type") or "default"
@@ -56,6 +59,9 @@ class RopeSettings:
             raise ValueError(f"partial_rotary_factor {rotated_share}: only heads that turn whole (1.0) are supported.")
         theta = given.get("rope_theta", config.get("rope_theta"))
         scaling = {key: value for key, value in given.items() if key not in _NOT_SCALING}
+        trained = config.get("original_max_position_embeddings")
+        if trained is not None and rope_type in ("llama3", "yarn"):
+            scaling["original_max_position_embeddings"] = trained
         longest = int(config.get("max_position_embeddings", 2048))
         return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 

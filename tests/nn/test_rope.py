@@ -45,6 +45,32 @@ def test_both_spellings_mean_the_same(scaling):
     assert np.abs(first[0] - tables({"rope_theta": 5e5}, [3, 3000], head_dim=64)[0]).max() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("config", "meant"),
+    [
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        ),
+        (
+            {"original_max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
+        ),
+        (
+            {"original_max_position_embeddings": 512, "rope_scaling": {"type": "llama3", **LLAMA3}},
+            {"rope_scaling": {"type": "llama3", **LLAMA3, "original_max_position_embeddings": 512}},
+        ),
+        (
+            {"original_max_position_embeddings": 512, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        ),
+    ],
+    ids=["two places", "yarn", "llama3", "dynamic"],
+)
+def test_settings_in_two_places_are_read_as_transformers_reads_them(config, meant):
+    np.testing.assert_array_equal(tables(config, [3, 3000], head_dim=64), tables(meant, [3, 3000], head_dim=64))
+
+
 def test_llama3_keeps_fast_frequencies_and_stretches_slow_ones():
     cos, _ = tables({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, [1000], head_dim=64)
     plain = 5e5 ** (-np.arange(0, 64, 2) / 64)
