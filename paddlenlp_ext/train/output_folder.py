@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,23 +85,51 @@ def check_output_dir(config: Any) -> None:
         config: the run's `RunConfig`.
 
     Raises:
-        ValueError: there is no `output_dir`, it is the model's own folder, or it holds a run that is neither to be
-            resumed nor overwritten.
+        ValueError: there is no `output_dir`, it can't be written to, it is the model's own folder, it holds a run that
+            is neither to be resumed nor overwritten, or overwriting would remove what the run starts from.
     """
     train = config.train
     if train.output_dir is None:
         raise ValueError("output_dir is not set: name a folder for the run")
     output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
+    _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).resolve():
         raise ValueError(f"output_dir {output_dir} is the folder of the model itself: use another one")
     checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
-    if is_inside(checkpoint, output_dir) or train.overwrite_output_dir:
+    if is_inside(checkpoint, output_dir):
+        return
+    if train.overwrite_output_dir:
+        _check_start_stays(output_dir, {"model_name_or_path": model_path, "the adapter's path": _adapter_path(config)})
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(
             f"output_dir {output_dir} already holds a run. To go on with it: resume_from_checkpoint: true. To start "
             "anew: overwrite_output_dir: true (removes that run's files), or another output_dir"
         )
+
+
+def _check_writable(output_dir: Path) -> None:
+    """Refuse what can become no folder of files before the time that reading a model takes is spent."""
+    place = next(path for path in (output_dir, *output_dir.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir():
+        raise ValueError(f"output_dir {output_dir}: {place} is no folder; use another one")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"output_dir {output_dir}: {place} can't be written to; use another one")
+
+
+def _adapter_path(config: Any) -> str | None:
+    return None if config.peft is None else config.peft.path
+
+
+def _check_start_stays(output_dir: Path, starts: Mapping[str, str | None]) -> None:
+    """Refuse to remove, with an earlier run, the model or adapter that the new one starts from."""
+    going = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir))]
+    for what, path in starts.items():
+        if path is not None and Path(path).expanduser().resolve() in going:
+            raise ValueError(
+                f"{what} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}: use "
+                "another output_dir, or move what the run starts from"
+            )
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
@@ -114,10 +143,14 @@ def clear_run(output_dir: str | Path) -> None:
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
             path.unlink()
-    for path in folder.glob("checkpoint-*"):
-        if path.is_dir() and _CHECKPOINT.fullmatch(path.name):
-            _remove(path)
+    for path in _checkpoint_folders(folder):
+        _remove(path)
     clear_leftovers(folder)
+
+
+def _checkpoint_folders(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name, whole or not."""
+    return [path for path in folder.glob("checkpoint-*") if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
 
 
 def clear_leftovers(output_dir: str | Path) -> None:

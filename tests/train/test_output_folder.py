@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
+from paddlenlp_ext import LoRAConfig
 from paddlenlp_ext.train.output_folder import check_output_dir, find_checkpoint, list_checkpoints
 from paddlenlp_ext.train.trainer import Trainer
 
@@ -41,6 +43,32 @@ def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path):
 def test_the_models_own_folder_is_no_output_dir(tmp_path):
     with pytest.raises(ValueError, match="folder of the model itself"):
         make_trainer(tmp_path, model_name_or_path=str(tmp_path), overwrite_output_dir=True).train()
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoint-4"])
+def test_overwriting_does_not_remove_what_the_run_starts_from(tmp_path, inside):
+    checkpoint(tmp_path, 4)
+    start = str(tmp_path / inside)
+    config = make_config(tmp_path, overwrite_output_dir=True)
+    over_model = make_config(tmp_path, overwrite_output_dir=True, model_name_or_path=start)
+    with pytest.raises(ValueError, match=r"folder of the model itself|would remove from output_dir"):
+        check_output_dir(over_model)
+    with pytest.raises(ValueError, match="would remove from output_dir"):
+        check_output_dir(dataclasses.replace(config, peft=LoRAConfig(path=start)))
+    check_output_dir(dataclasses.replace(config, peft=LoRAConfig()))
+
+
+@pytest.mark.parametrize("below", ["", "runs/one"])
+def test_a_file_is_no_output_dir(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is no folder"):
+        check_output_dir(make_config(tmp_path / "file" / below))
+
+
+def test_an_output_dir_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ValueError, match="can't be written to"):
+        check_output_dir(make_config(tmp_path / "runs" / "one"))
 
 
 def test_only_complete_checkpoints_resume(tmp_path):
