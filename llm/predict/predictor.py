@@ -71,7 +71,7 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
 
 def has_tokenizer(folder: str) -> bool:
     """Whether a run saved its tokenizer beside its adapter."""
-    return (Path(folder) / "tokenizer_config.json").is_file()
+    return (Path(folder).expanduser() / "tokenizer_config.json").is_file()
 
 
 def choose_template(asked: str | None, folders: Sequence[str | None], tokenizer: Any) -> ChatTemplate:

@@ -39,7 +39,7 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
     parser.add_argument("--chat_template", help="Jinja or JSON file, or none; unset: the training's")
     arguments = vars(parser.parse_args(argv))
-    check_reft(Path(arguments["reft_path"]))
+    check_reft(Path(arguments["reft_path"]).expanduser())
     arguments["lora_path"] = arguments.pop("reft_path")
     arguments["total_max_length"] = arguments["max_length"]
     arguments["max_length"] = new_tokens = arguments["max_length"] - arguments["src_length"]

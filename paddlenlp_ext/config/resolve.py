@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os.path import expanduser
 
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.given import Given
@@ -37,12 +38,14 @@ def _resolve_train(train: TrainConfig, given: Given) -> TrainConfig:
     if train.evaluation_strategy != "no" and not train.do_eval and "do_eval" not in given.settings:
         given.note(f"do_eval is on, because evaluation_strategy is {train.evaluation_strategy}", "evaluation_strategy")
         train = replace(train, do_eval=True)
+    resume = train.resume_from_checkpoint or None
     return replace(
         train,
+        output_dir=None if train.output_dir is None else expanduser(train.output_dir),
         eval_steps=train.eval_steps or train.logging_steps,
         metric_for_best_model=metric,
         greater_is_better=metric not in LOWER_IS_BETTER if greater is None else greater,
-        resume_from_checkpoint=train.resume_from_checkpoint or None,
+        resume_from_checkpoint=expanduser(resume) if isinstance(resume, str) else resume,
         report_to=tuple(place for place in train.report_to if place != "none"),
     )
 

@@ -52,7 +52,7 @@ def predict_file(
         batch_size: prompts decoded together.
         options: further arguments of `generate`.
     """
-    output_file = Path(output_file)
+    output_file = Path(output_file).expanduser()
     output_file.parent.mkdir(parents=True, exist_ok=True)
     draft = output_file.with_name(f".{output_file.name}.incomplete")
     part_size = batch_size * _BATCHES_A_PART

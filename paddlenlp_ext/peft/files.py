@@ -84,7 +84,7 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     Raises:
         ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if (folder / CONFIG_FILE).is_file():
         return _read_huggingface(folder)
     for file in {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}:

@@ -103,7 +103,8 @@ def merge_adapter(
     require_mergeable_method(stored.config)
     base_name = _base_name(base, stored)
     base_path = resolve_model(base_name)
-    _check_output(Path(output), overwrite, (base_path, stored.folder))
+    output = Path(output).expanduser()
+    _check_output(output, overwrite, (base_path, stored.folder))
     base_config = read_model_config(base_path)
     quantization = stored.base_quantization(base_config)
     merged_into = _merged_into(merge_base, base_path, stored, quantization)
@@ -129,7 +130,7 @@ def merge_adapter(
         write_model_card(draft, stored, base_name, merged_into, effect, difference)
     if difference > effect / 2:
         logger.warning(_LOST[merge_base if quantization is not None else "dequantized"], effect, difference)
-    return MergeReport(Path(output), len(modules), merged_into, effect, difference)
+    return MergeReport(output, len(modules), merged_into, effect, difference)
 
 
 @dataclass

@@ -93,7 +93,7 @@ def check_output_dir(config: Any) -> None:
         raise ValueError("output_dir is not set: name a folder for the run")
     output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
     _check_writable(output_dir)
-    if model_path is not None and output_dir.resolve() == Path(model_path).resolve():
+    if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
         raise ValueError(f"output_dir {output_dir} is the folder of the model itself: use another one")
     checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
     if is_inside(checkpoint, output_dir):

@@ -159,6 +159,14 @@ def test_flat_dict_loads_to_the_same_tree(tmp_path):
     assert config.precision.device in ("cpu", "gpu")
 
 
+def test_a_path_that_begins_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    file = write(tmp_path, SMALLEST | {"output_dir": "~/runs", "resume_from_checkpoint": "~/runs/checkpoint-3"})
+    train = load(file).train
+    assert (train.output_dir, train.resume_from_checkpoint) == ("/home/me/runs", "/home/me/runs/checkpoint-3")
+    assert load(file, "--resume_from_checkpoint", "true").train.resume_from_checkpoint is True
+
+
 def test_command_keys_belong_to_the_command_line(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"dry_run": True}))
     assert found.line == 6 and "--dry_run" in found.message

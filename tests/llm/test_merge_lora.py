@@ -125,6 +125,13 @@ def test_the_base_may_be_the_one_that_the_adapter_names(script: ModuleType, base
     assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
+def test_paths_may_begin_at_home(script: ModuleType, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_adapter(tmp_path / "adapter", base=base)
+    assert run(script, "--lora_path", "~/adapter", "--output_path=~/merged") == 0
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
 def test_the_adapters_own_tokenizer_is_preferred(script: ModuleType, base: Path, tmp_path: Path):
     adapter = save_adapter(tmp_path / "adapter", base=base)
     (adapter / "tokenizer_config.json").write_text('{"mine": 1}')

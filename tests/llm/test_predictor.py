@@ -141,6 +141,14 @@ def test_an_adapter_can_be_named_beside_its_base_or_instead_of_it(base, adapter,
     assert answers(adapter, data_file) == beside
 
 
+def test_paths_may_begin_at_home(base, adapter, data_file, monkeypatch):
+    monkeypatch.setenv("HOME", str(data_file.parent))
+    (data_file.parent / "adapter").symlink_to(adapter)
+    paths = ["--data_file", "~/data.json", "--lora_path", "~/adapter", "--output_file", "~/answers/output.json"]
+    predictor.main(["--model_name_or_path", str(base), *paths, *LENGTHS])
+    assert len((data_file.parent / "answers" / "output.json").read_text(encoding="utf-8").splitlines()) == len(ROWS)
+
+
 def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapter, data_file, tmp_path):
     orphan = tmp_path / "orphan"
     orphan.mkdir()
