@@ -162,12 +162,16 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
     header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
     draft = path.with_name(f".{path.name}.incomplete")
-    with open(draft, "wb") as file:
-        file.write(len(header_bytes).to_bytes(8, "little"))
-        file.write(header_bytes)
-        for name, tensor in ordered:
-            values = tensor.read()
-            made, announced = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
-            assert made == announced, f"{name} was made as {made}, announced as {announced}"
-            np.ascontiguousarray(values).tofile(file)
-    draft.replace(path)
+    try:
+        with open(draft, "wb") as file:
+            file.write(len(header_bytes).to_bytes(8, "little"))
+            file.write(header_bytes)
+            for name, tensor in ordered:
+                values = tensor.read()
+                made, announced = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
+                assert made == announced, f"{name} was made as {made}, announced as {announced}"
+                file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        draft.replace(path)
+    except OSError as error:  # a full disk, most likely: what was written goes, and the message says where
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import numpy as np
 import paddle
@@ -246,3 +247,16 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(tmp_path):
     assert header_bytes % 8 == 0
     header = json.loads(data[8 : 8 + header_bytes])
     assert header["w"]["data_offsets"] == [0, 4] and header["codes"]["data_offsets"] == [4, 7]
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_is_named(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"weight": np.zeros(4, np.float32)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*model\.safetensors"):
+            write_safetensors(tmp_path / "model.safetensors", {"weight": np.ones(100_000, np.float32)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert open_weights(tmp_path).read("weight").tolist() == [0, 0, 0, 0]
