@@ -138,6 +138,9 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         if error.msg == "Expecting value":
             raise _expected(text, error.pos, "a value") from None
+        if "escape" in error.msg:
+            hint = r"in a string a backslash begins an escape: write / in paths, or \\"
+            raise _FaultError(hint, error.pos) from None
         raise _FaultError(error.msg[0].lower() + error.msg[1:], error.pos) from None
     except RecursionError:
         raise _FaultError("lists nested too deeply", at) from None

@@ -43,7 +43,8 @@ BROKEN = {
     '{"seed": 0x10}': (1, 11, "',' or '}'|double quotes"),
     '{"seed": 01}': (1, 11, "',' or '}'"),
     '{"output_dir": "a\nb"}': (1, 18, "control character"),
-    '{"output_dir": "C:\\data"}': (1, 19, "escape"),
+    '{"output_dir": "C:\\data"}': (1, 19, "write / in paths"),
+    '{"output_dir": "C:\\users"}': (1, 20, "write / in paths"),
     '{"output_dir": "out}': (1, 16, "unterminated string"),
     '{"seed": 1} {"seed": 2}': (1, 13, "more text"),
     '{"seed": 1}}': (1, 12, "more text"),
@@ -64,7 +65,7 @@ def test_broken_json_is_located(tmp_path, text):
 
 
 def test_number_of_broken_files():
-    assert len(BROKEN) == 37
+    assert len(BROKEN) == 38
 
 
 def test_every_truncation_is_an_error(tmp_path):
