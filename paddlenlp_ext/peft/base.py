@@ -315,11 +315,20 @@ class PeftModel(nn.Layer):
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """As `load_weights`, of an adapter that was read already.
+        """As `load_weights`, of an adapter that was read already; a base of another name is warned of.
 
         Raises:
             ValueError: as `load_weights`, or the base is now quantized otherwise than it was.
         """
+        before, now = stored.base_model, self.config.name_or_path
+        if before is not None and now is not None and os.path.realpath(before) != os.path.realpath(now):
+            logger.warning(
+                "%s was trained over %s, and goes on over %s: if these are not the same weights, the model is not the "
+                "trained one",
+                stored.folder,
+                before,
+                now,
+            )
         if stored.quantization != self.quantization:
             raise ValueError(
                 f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "

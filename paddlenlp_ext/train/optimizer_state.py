@@ -76,8 +76,9 @@ def restore_optimizer_state(
     missing, surplus = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
     if missing or surplus:
         raise ValueError(
-            f"the checkpoint's optimizer state is of another set of parameters: {len(missing)} missing "
-            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
+            f"the checkpoint's optimizer state is of another optimizer or other parameters: {len(missing)} missing "
+            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])}). Set optim, and what "
+            "chooses the parameters that train, as they were"
         )
     for name, tensor in live.items():
         value, cut = saved[name], cut_of(tensor)

@@ -194,3 +194,15 @@ def test_the_adapter_has_its_bases_format_on_disk_too(dtype: str, tmp_path: Path
     wanted = q_proj.base.weight.astype("float32") + q_proj.delta_weight()
     merged = adapted.merge_and_unload().model.layers[0].self_attn.q_proj.weight
     assert np.array_equal(merged.numpy(), wanted.astype(dtype).numpy())
+
+
+def test_resuming_over_another_base_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def adapted(base: str) -> PeftModel:
+        model = AutoModelForCausalLM.from_config(FAMILIES["llama"], name_or_path=base)
+        return get_peft_model(model, LoRAConfig(rank=2))
+
+    adapted("one").save_pretrained(tmp_path)
+    adapted("./one").load_weights(tmp_path)
+    assert not caplog.records
+    adapted("another").load_weights(tmp_path)
+    assert "trained over one, and goes on over another" in caplog.text

@@ -158,3 +158,9 @@ def test_another_adapter_is_refused(tmp_path):
     make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1.0).train()
     with pytest.raises(ValueError, match="lora_rank was 4 and is 2 now"):
         make_trainer(tmp_path, {**LORA, "rank": 2}, resume_from_checkpoint=True).train()
+
+
+def test_another_optimizer_is_refused_by_its_key(tmp_path):
+    make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    with pytest.raises(ValueError, match=r"another optimizer or other parameters.*Set optim"):
+        make_trainer(tmp_path, max_steps=2, resume_from_checkpoint=True, optim="adamw_8bit").train()
