@@ -25,6 +25,10 @@ def main(argv: Sequence[str]) -> None:
     from paddlenlp_ext.data.questions import read_questions
     from paddlenlp_ext.generate.chat import chat
 
+    if arguments.data_file is not None:
+        from paddlenlp_ext.generate.predict import check_output_file
+
+        check_output_file(arguments.output_file, arguments.data_file)
     base, adapter = find_model_and_adapter(arguments)
     questions = read_questions(arguments.data_file) if arguments.data_file else None
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)

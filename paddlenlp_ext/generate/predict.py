@@ -30,6 +30,22 @@ class PredictionRow:
     tgt: Any
 
 
+def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
+    """Find out, before the time is spent, whether the answers can be written where they are to go.
+
+    Raises:
+        ValueError: they would replace the rows, or can't be written there.
+    """
+    output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
+    if output.resolve() == data.resolve():
+        raise ValueError(f"--output_file {output_file} is the data file itself: its rows would be lost; name another.")
+    if output.is_dir():
+        raise ValueError(f"--output_file {output_file} is a folder; name a file in it.")
+    place = next(path for path in output.absolute().parents if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_file {output_file}: nothing can be written to {place}; name another.")
+
+
 def predict_file(
     model: Decoder,
     rows: Sequence[PredictionRow],

@@ -227,11 +227,16 @@ def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
         (["--device", "tpu"], "device 'tpu' is not here"),
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
         (["--data_file", "absent.json"], "'absent.json' is no file"),
+        (["--output_file", "ROWS"], "is the data file itself"),
+        (["--output_file", "FOLDER"], "is a folder"),
+        (["--output_file", "ROWS/output.json"], "nothing can be written to .*data.json"),
     ],
 )
 def test_a_mistake_is_one_clear_error(base, data_file, words, message):
+    named = [word.replace("ROWS", str(data_file)).replace("FOLDER", str(data_file.parent)) for word in words]
     with pytest.raises(ValueError, match=message):
-        answers(base, data_file, *words)
+        answers(base, data_file, *named)
+    assert data_file.read_text(encoding="utf-8").startswith(json.dumps(ROWS[0]))
 
 
 @pytest.mark.parametrize(
