@@ -59,8 +59,10 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
     An adapter folder given as the model is the adapter; its base is the one it names, or its run's.
 
     Raises:
-        ValueError: an adapter without a base, or two adapters.
+        ValueError: an adapter without a base or with one that is not there, or two adapters.
     """
+    from paddlenlp_ext.checkpoint.resolve import resolve_base
+
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
         return arguments.model_name_or_path, arguments.adapter_path
@@ -69,6 +71,7 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
     for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
         base = json.loads((named / file).read_text(encoding="utf-8")).get(key) if (named / file).is_file() else None
         if base:
+            resolve_base(base, named, f"--model_name_or_path BASE --lora_path {named}")
             return base, str(named)
     raise ValueError(f"{named} does not name its base model: give --model_name_or_path BASE --lora_path {named}.")
 

@@ -44,6 +44,17 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     )
 
 
+def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
+    """As `resolve_model`, of the base that an adapter's folder names; the error says so, and what else to give."""
+    try:
+        return resolve_model(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path counts from the folder "
+            f"the command runs in): {error}. Where it is elsewhere: {remedy}"
+        ) from error
+
+
 def _from_hub(hub_id: str) -> Path:
     """Download (or find in the hub's own cache) what is read here: no pickles, no other frameworks' files."""
     import huggingface_hub

@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.resolve import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
@@ -102,7 +102,7 @@ def merge_adapter(
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
     base_name = _base_name(base, stored)
-    base_path = resolve_model(base_name)
+    base_path = resolve_model(base) if base else resolve_base(base_name, stored.folder, "--model_name_or_path BASE")
     output = Path(output).expanduser()
     _check_output(output, overwrite, (base_path, stored.folder))
     base_config = read_model_config(base_path)

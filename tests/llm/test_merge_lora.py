@@ -125,6 +125,15 @@ def test_the_base_may_be_the_one_that_the_adapter_names(script: ModuleType, base
     assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
+def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    adapter = save_adapter(tmp_path / "adapter", base=tmp_path / "absent")
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 2
+    error = capsys.readouterr().err
+    assert f"{adapter} names its base model as" in error and "--model_name_or_path BASE" in error
+
+
 def test_paths_may_begin_at_home(script: ModuleType, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     save_adapter(tmp_path / "adapter", base=base)

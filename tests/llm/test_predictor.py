@@ -164,6 +164,18 @@ def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapte
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
+def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(base, adapter, data_file, tmp_path):
+    lost = tmp_path / "lost"
+    shutil.copytree(adapter, lost)
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    (lost / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": "absent"}))
+    with pytest.raises(
+        ValueError, match=r"lost names its base model as 'absent'.*--model_name_or_path BASE --lora_path .*lost"
+    ):
+        answers(lost, data_file)
+    assert answers(base, data_file, "--lora_path", str(lost)) == answers(adapter, data_file)
+
+
 def trained_with(base: Path, folder: Path, settings: dict[str, object]) -> Path:
     """A copy of the model as a run leaves it."""
     shutil.copytree(base, folder)
