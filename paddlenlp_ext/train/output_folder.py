@@ -30,6 +30,7 @@ _RUN_FILES = (
     "config.json",
     "generation_config.json",
 )
+_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 _LEFTOVERS = (".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint-*.removed")
 
 
@@ -86,7 +87,8 @@ def check_output_dir(config: Any) -> None:
 
     Raises:
         ValueError: there is no `output_dir`, it can't be written to, it is the model's own folder, it holds a run that
-            is neither to be resumed nor overwritten, or overwriting would remove what the run starts from.
+            is neither to be resumed nor overwritten, or weights of none, or overwriting would remove what the run
+            starts from.
     """
     train = config.train
     if train.output_dir is None:
@@ -105,6 +107,12 @@ def check_output_dir(config: Any) -> None:
         raise ValueError(
             f"output_dir {output_dir} already holds a run. To go on with it: resume_from_checkpoint: true. To start "
             "anew: overwrite_output_dir: true (removes that run's files), or another output_dir"
+        )
+    weights = next((output_dir / name for name in _WEIGHT_FILES if (output_dir / name).is_file()), None)
+    if train.do_train and weights is not None:
+        raise ValueError(
+            f"output_dir {output_dir} holds a model or adapter, {weights.name}, that this run would replace or lie "
+            "beside: use another output_dir, or overwrite_output_dir: true to remove it"
         )
 
 

@@ -58,6 +58,15 @@ def test_overwriting_does_not_remove_what_the_run_starts_from(tmp_path, inside):
     check_output_dir(dataclasses.replace(config, peft=LoRAConfig()))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"])
+def test_weights_of_no_run_are_not_replaced_unasked(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=rf"{name}.*overwrite_output_dir: true"):
+        check_output_dir(make_config(tmp_path))
+    check_output_dir(make_config(tmp_path, overwrite_output_dir=True))
+    check_output_dir(make_config(tmp_path, do_train=False, do_eval=True))
+
+
 @pytest.mark.parametrize("below", ["", "runs/one"])
 def test_a_file_is_no_output_dir(tmp_path, below):
     (tmp_path / "file").write_text("")
