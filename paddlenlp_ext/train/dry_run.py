@@ -79,8 +79,11 @@ def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder |
     parameters = [(math.prod(p.shape), p.stop_gradient) for p in model.parameters()]
     trained = sum(size for size, is_frozen in parameters if not is_frozen)
     total = sum(size for size, _ in parameters)
-    table.add_row("model", f"{config.model.model_name_or_path} ({total:,} parameters)")
-    table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({trained / total:.3%})")
+    with paddle.LazyGuard():
+        base = sum(math.prod(p.shape) for p in _base(config).parameters())
+    share = f"{trained / total:.3%}" + (" of model and adapter" if config.peft_switch else "")
+    table.add_row("model", f"{config.model.model_name_or_path} ({base:,} parameters)")
+    table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({share})")
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
     if data.train_rows is not None and order is not None:

@@ -61,7 +61,15 @@ def test_a_dry_run_counts_everything_and_reads_no_weights(config_file, run_folde
     (run_folders / "model" / "model.safetensors").unlink()
     result = launch(config_file, "--dry_run")
     assert result.returncode == 0, result.stderr
-    for words in ("12 of 12 read", "optimizer steps", "3 (", "activations", "total", "lora: 7,424 parameters"):
+    for words in (
+        "12 of 12 read",
+        "optimizer steps",
+        "3 (",
+        "activations",
+        "total",
+        "17,472 parameters",
+        "lora: 7,424 parameters",
+    ):
         assert words in result.stdout, result.stdout
     assert not (run_folders / "out").exists()
 
