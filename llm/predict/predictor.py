@@ -65,6 +65,8 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
 
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
+        if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
+            logger.warning("%s holds a model and an adapter: the model answers; --lora_path adds the adapter", named)
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:
         raise ValueError(f"--model_name_or_path {named} is an adapter itself: name its base there.")

@@ -164,6 +164,18 @@ def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapte
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
+def test_a_model_beside_an_adapter_answers_and_says_so(base, adapter, data_file, tmp_path, caplog):
+    both = tmp_path / "both"
+    shutil.copytree(base, both)
+    for file in adapter.glob("adapter*"):
+        shutil.copy(file, both)
+    assert answers(both, data_file) == answers(base, data_file)
+    assert "both holds a model and an adapter: the model answers" in caplog.text
+    caplog.clear()
+    assert answers(both, data_file, "--lora_path", str(both)) == answers(adapter, data_file)
+    assert "holds a model and an adapter" not in caplog.text
+
+
 def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(base, adapter, data_file, tmp_path):
     lost = tmp_path / "lost"
     shutil.copytree(adapter, lost)
