@@ -25,7 +25,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.prefix_layers import PrefixAttention, PrefixModel
+from paddlenlp_ext.peft.prefix_layers import PrefixAttention, PrefixModel, in_layer_order
 from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
@@ -123,7 +123,7 @@ class PrefixConfig(PeftConfig):
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Keys and values of all layers side by side, [P, layers * 2 * E]; what makes them beside it, to train on."""
         if not self.projection:
-            return {STORED: paddle.concat([tensor.flatten(1) for tensor in tensors.values()], axis=1)}
+            return {STORED: paddle.concat([tensors[name].flatten(1) for name in in_layer_order(tensors)], axis=1)}
         made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(made, axis=1), **tensors}
 

@@ -7,7 +7,8 @@ projection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -197,8 +198,13 @@ class PrefixModel(PeftModel):
         """Keys and values that a projection makes, [P, 2 * E] for each layer, from the adapter's own tensors."""
         encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
         hidden_PF = project(*encoder).tanh()
-        names = [name.removesuffix("_weight") for name in tensors if name.endswith(".prefix_weight")]
+        names = [name.removesuffix("_weight") for name in in_layer_order(tensors) if name.endswith(".prefix_weight")]
         return [project(hidden_PF, tensors[f"{name}_weight"], tensors[f"{name}_bias"]) for name in names]
+
+
+def in_layer_order(names: Iterable[str]) -> list[str]:
+    """Names with a layer's number in them, in the order of the layers: 2 before 10, however they come."""
+    return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
 def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:

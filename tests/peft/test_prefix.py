@@ -89,6 +89,18 @@ def test_a_projection_is_saved_to_train_on_and_its_result_to_be_used(tmp_path: P
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
+def test_layers_are_stored_in_their_order_however_they_come(options: dict[str, Any]):
+    """Several processes give them by name, layer 10 before layer 2."""
+    deep = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "num_hidden_layers": 12}, seed=3)
+    model = get_peft_model(deep, PrefixConfig(**{"num_tokens": 6, **options}))
+    tensors = model.adapter_state()
+    by_name = {name: tensors[name] for name in sorted(tensors)}
+    assert list(by_name) != list(tensors)
+    stored, wanted = (model.peft_config.to_stored(given)["prompt_embeddings"] for given in (by_name, tensors))
+    assert np.array_equal(stored.numpy(), wanted.numpy())
+
+
 def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:
     folder.mkdir()
     config = {
