@@ -30,6 +30,8 @@ def gathered(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> pa
     if missing:  # gloo and NCCL gather equal parts
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
+    if not part.size:  # of a layer that AdaLoRA left no rank; gloo divides by what there is to gather
+        return paddle.zeros([*part.shape[:axis], sum(sizes), *part.shape[axis + 1 :]], part.dtype)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=group)
     return paddle.concat([p.slice([axis], [0], [size]) for p, size in zip(parts, sizes, strict=True)], axis)

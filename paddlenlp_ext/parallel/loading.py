@@ -22,10 +22,11 @@ def read_own_part(model: nn.Layer, source: WeightSource) -> None:
         ValueError: the stored tensors are not this model's.
     """
     decoder = getattr(model, "base_model", model)
-    for parameter in decoder.parameters():
+    parameters = base_parameters(decoder)
+    for parameter in parameters.values():
         if is_here(parameter) and not parameter._is_initialized():
             parameter.initialize()
-    load_parameters(base_parameters(decoder), source, decoder.held_by_others)
+    load_parameters(parameters, source, decoder.held_by_others)
 
 
 def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:

@@ -41,7 +41,8 @@ class Sharding:
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
-        trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p)]
+        # One of no numbers, of a layer that AdaLoRA left no rank, has nothing to share.
+        trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p) and p.size]
         lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in lent if parameter.stop_gradient]
         self._give_owners(trained, stays_with_all=is_adapter or stage == 1)
