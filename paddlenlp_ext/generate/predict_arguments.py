@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
 from paddlenlp_ext.generate.options import DecodingOptions
+from paddlenlp_ext.utils.rank import world_size
 from paddlenlp_ext.utils.suggest import nearest
 
 
@@ -107,7 +108,7 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
 
     Raises:
         ValueError: an unknown argument (the nearest known one is named), a value of the wrong type or out of range, or
-            an argument that asks for what is not available yet.
+            an argument that asks for what is not available yet; or a launcher started several processes.
     """
     parser = _Parser(prog="predictor.py", allow_abbrev=False, description="Answer a file of rows, or chat.")
     for argument in fields(PredictorArguments):
@@ -125,6 +126,11 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
         parser.add_argument(f"--{name}", nargs="?", const="true", help=argparse.SUPPRESS)
     parsed, unknown = parser.parse_known_args(_joined_by_underscores(argv))
     _refuse_unknown(unknown)
+    if world_size() > 1:  # each would answer every row, and write to the file in which the others write
+        raise ValueError(
+            f"{world_size()} processes were started, and answering takes one: start it without the launcher, or with "
+            "--nproc_per_node 1."
+        )
     values = vars(parsed)
     _refuse_not_available({name: values.pop(name) for name in _ONLY_NEUTRAL})
     return _checked(PredictorArguments(**{name: _unset(value) for name, value in values.items()}))

@@ -25,6 +25,15 @@ def test_values_and_spellings():
     assert parse_arguments([*MODEL, "--lora_path", "a-b", "--dtype", "null"]).lora_path == "a-b"
 
 
+def test_several_processes_are_refused(monkeypatch):
+    """They would all write to `.output.json.incomplete`."""
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
+    parse_arguments(MODEL)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    with pytest.raises(ValueError, match="2 processes were started, and answering takes one"):
+        parse_arguments(MODEL)
+
+
 @pytest.mark.parametrize("name", _ONLY_NEUTRAL)
 def test_arguments_not_taken_up_accept_what_asks_for_nothing_and_refuse_the_rest(name):
     neutral = _ONLY_NEUTRAL[name]
