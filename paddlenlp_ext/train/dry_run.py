@@ -13,17 +13,21 @@ from rich.table import Table
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.models.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
 from paddlenlp_ext.models.auto import stored_quantization
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops import native
+from paddlenlp_ext.parallel.stages import plan_stages
+from paddlenlp_ext.parallel.tensor import check_tensor_plan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize, packed_size
 from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
+from paddlenlp_ext.utils.rank import world_size
 
 _GB = 1e9
 
@@ -31,23 +35,38 @@ _GB = 1e9
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
     """Print the plan: rows and tokens, packs and steps, what trains, memory part by part.
 
+    Steps are those of as many processes as the launcher started; memory is one process's that has the whole model.
+
     Args:
         config: the run's configuration.
         data: what `load_data` gave for it.
         console: where to; standard output if absent.
 
     Raises:
-        ValueError: the adapter method's schedule does not fit into the run.
+        ValueError: the adapter method's schedule does not fit into the run, or the model can't be cut as it asks.
     """
     console = console or Console()
+    degrees = complete_degrees(config.parallel, world_size())
+    _check_layout(config, degrees)
     model = build_skeleton(config)
-    order = None if data.train_rows is None else build_data_order(config, data.train_rows)
+    replicas = degrees.data * degrees.sharding
+    order = None if data.train_rows is None else build_data_order(config, data.train_rows, replicas)
     if order is not None:
         training_hooks(model).plan_steps(order.total_steps)
     packed = packed_weights(config)
     console.print(_plan_table(config, data, model, order, packed))
     if order is not None:
         console.print(_memory_table(config, data, model, order, packed))
+
+
+def _check_layout(config: RunConfig, degrees: Degrees) -> None:
+    """Refuse what the run would refuse of the model's shapes."""
+    with paddle.LazyGuard():
+        model = _base(config)
+    quantization = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
+    check_tensor_plan(model, degrees.tensor, quantization)
+    if degrees.pipeline > 1:
+        plan_stages(model.config, degrees.pipeline, config.parallel.virtual_pp_degree)
 
 
 def build_skeleton(config: RunConfig) -> Any:

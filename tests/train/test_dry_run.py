@@ -1,0 +1,52 @@
+"""A dry run of several processes: their steps, and what their layout can't do."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.build import load_data
+from paddlenlp_ext.train.dry_run import describe_run
+
+
+@pytest.fixture
+def plan(run_folders, monkeypatch):
+    """What is printed for so many processes, of 12 rows for one epoch, two at a time."""
+
+    def describe(processes, **keys):
+        monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+        paths = {"model_name_or_path": "model", "dataset_name_or_path": "data", "data_cache_dir": "cache"}
+        values = {name: run_folders / path for name, path in {**paths, "output_dir": "out"}.items()}
+        values |= {"device": "cpu", "do_train": True, "num_train_epochs": 1, "per_device_train_batch_size": 2, **keys}
+        config = load_run_config([word for key, v in values.items() for word in (f"--{key}", str(v))], peft_methods())
+        printed = io.StringIO()
+        describe_run(config, load_data(config), Console(file=printed, width=120))
+        return printed.getvalue()
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("processes", "keys", "steps"),
+    [
+        (1, {}, 6),
+        (2, {}, 3),
+        (2, {"sharding": "stage2"}, 3),
+        (2, {"tensor_parallel_degree": 2}, 6),
+        (4, {"pipeline_parallel_degree": 2}, 3),
+    ],
+)
+def test_steps_are_those_of_the_replicas(plan, processes, keys, steps):
+    assert re.search(rf"optimizer steps +.?  *{steps} \(1.00 epochs\)", plan(processes, **keys))
+
+
+def test_what_the_model_does_not_divide_into_is_refused(plan):
+    with pytest.raises(ValueError, match=r"tensor_parallel_degree 4 does not divide num_key_value_heads 2"):
+        plan(4, tensor_parallel_degree=4)
+    with pytest.raises(ValueError, match="are 4 chunks, and the model has 2 layers"):
+        plan(4, pipeline_parallel_degree=4)
