@@ -25,7 +25,7 @@ from paddle import nn
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.nn.tree import layer_at
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layer import Factor, LinearAdapter, Parts, adapter_layers
 from paddlenlp_ext.peft.ranges import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
@@ -200,6 +200,20 @@ class OFTLinear(LinearAdapter):
         """Blocks are cut with the inputs; where blocks share, nothing is."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        """Turn the inputs that are left here.
+
+        Raises:
+            ValueError: the cut goes through a block.
+        """
+        super().become_part(style, parts)
+        if self.in_features % self.block_size:
+            raise ValueError(
+                f"tensor_parallel_degree {parts.size} leaves a process {self.in_features} inputs of a layer, which "
+                f"OFT's blocks of {self.block_size} do not divide: set oft_block_size to a divisor of "
+                f"{self.in_features}, or tensor_parallel_degree 1"
+            )
 
 
 def turn(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:

@@ -17,6 +17,7 @@ from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.oft import OFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.plan import cut_of, whole_shape
 
@@ -125,3 +126,11 @@ def test_an_adapter_is_cut_as_its_base():
     assert dataclasses.astuple(cut_of(down.lora_A.weight)) == (1, 24, 48, 48) and cut_of(down.lora_B.weight) is None
     assert up.lora_A.weight.is_partial and down.lora_B.weight.is_partial and up.out_features == 24
     assert up.base.weight.stop_gradient and not up.lora_B.weight.stop_gradient
+
+
+@pytest.mark.parametrize("blocks", [{"num_blocks": 1}, {"block_size": 32}, {"block_size": 32, "block_share": True}])
+def test_a_cut_through_a_block_of_oft_is_refused(blocks):
+    """An even number of tokens would be turned in blocks of two halves."""
+    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL), OFTConfig(**blocks))
+    with pytest.raises(ValueError, match=r"leaves a process 16 inputs of a layer, which OFT's blocks of 32 .* divisor"):
+        apply_tensor_plan(model, rank(1))
