@@ -76,6 +76,14 @@ def test_a_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
     )
 
 
+@pytest.mark.parametrize("keys", [{"tensor_parallel_degree": 2}, {"sharding_parallel_degree": 1}])
+def test_sharding_that_no_process_is_left_for_is_noted(tmp_path, monkeypatch, keys):
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    words = "sharding stage3 has no effect: the degrees are tensor_parallel_degree"
+    assert any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | keys | {"sharding": "stage3"})).notes)
+    assert not any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | {"sharding": "stage3"})).notes)
+
+
 def test_offloading_is_for_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(precision, "has_gpu", lambda: True)

@@ -72,7 +72,9 @@ def _sharding(sharding: str, device: str, degrees: Degrees, processes: int, give
         )
     elif processes == 1:
         given.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")
-    elif degrees.pipeline > 1 and degrees.sharding > 1 and stages[0] != "stage1":
+    elif degrees.sharding == 1:
+        given.note(f"sharding {stages[0]} has no effect: the degrees are {degrees}", "sharding")
+    elif degrees.pipeline > 1 and stages[0] != "stage1":
         given.refuse(
             f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
             "pipeline_parallel_degree 1",
