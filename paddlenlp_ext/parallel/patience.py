@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
+from typing import Any
 
 from paddle.base import core
 
@@ -29,8 +31,17 @@ def meet() -> None:
     if world_size() == 1 or not is_impatient():
         return
     store, name = core.create_or_get_global_tcp_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
-    arrived, pause = store.add(name, 1), _FIRST_PAUSE
+    arrived, pause = _add(store, name, 1), _FIRST_PAUSE
     while arrived < world_size():
         time.sleep(pause)  # the store's own wait looks only ten times a second
         pause = min(2 * pause, _LONGEST_PAUSE)
-        arrived = store.add(name, 0)
+        arrived = _add(store, name, 0)
+
+
+def _add(store: Any, name: str, amount: int) -> int:
+    """`store.add`, while signals wait: Paddle's store takes one that comes while it receives for an error."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        return store.add(name, amount)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

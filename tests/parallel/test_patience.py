@@ -1,0 +1,40 @@
+"""Meetings at the launcher's store."""
+
+from __future__ import annotations
+
+import signal
+
+from paddle.base import core
+
+from paddlenlp_ext.parallel import patience
+
+
+class Store:
+    """Counts, and meanwhile this process is asked to stop."""
+
+    def __init__(self):
+        self.counted, self.got_inside, self.got = 0, [], []
+        signal.signal(signal.SIGTERM, lambda number, _: self.got.append(number))
+
+    def add(self, name, amount):
+        self.counted += max(amount, self.counted)  # the second process comes at the second look
+        if not amount:
+            signal.raise_signal(signal.SIGTERM)
+            self.got_inside += self.got
+        return self.counted
+
+
+def test_a_signal_waits_until_the_store_has_answered(monkeypatch):
+    """What interrupts Paddle's store while it receives ends the run in an error."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(patience, "world_size", lambda: 2)
+    monkeypatch.setenv("PADDLE_DISTRI_BACKEND", "gloo")
+    try:
+        store = Store()
+        monkeypatch.setattr(core, "create_or_get_global_tcp_store", lambda: store)
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        patience.meet()
+        assert (store.got_inside, store.got) == ([], [signal.SIGTERM])
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
+    finally:
+        signal.signal(signal.SIGTERM, before)
