@@ -33,6 +33,8 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     try:
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
+        if _is_about_another(error):
+            _leave_it_to_the_other(error)
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         scripts = Path(main.__code__.co_filename).resolve().parent
         if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
@@ -59,7 +61,8 @@ def _follow_launcher() -> None:
 
 def _is_about_another(error: Exception) -> bool:
     """Whether this process only noticed that it has lost another one of the run."""
-    return isinstance(error, RuntimeError) and bool(_LOST_ANOTHER.search(str(error)))
+    # Where the launcher's store is gone, Paddle calls that an invalid argument: a ValueError.
+    return isinstance(error, (RuntimeError, ValueError)) and bool(_LOST_ANOTHER.search(str(error)))
 
 
 def _leave_it_to_the_other(error: Exception) -> NoReturn:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paddlenlp_ext.utils import cli
 from paddlenlp_ext.utils.cli import run_command
 
 
@@ -20,6 +21,29 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
 def test_an_error_out_of_a_library_keeps_its_traceback():
     with pytest.raises(json.JSONDecodeError):
         run_command(lambda argv: json.loads(argv[0]), ["{"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"),
+        ValueError(
+            "(InvalidArgument) TCP connection reset by peer. (at /paddle/phi/core/distributed/store/tcp_utils.h:111)"
+        ),
+    ],
+)
+def test_who_lost_another_process_has_no_error_of_its_own(capsys, monkeypatch, error):
+    """The second is what Paddle makes of the store that went with the first process."""
+    monkeypatch.setattr(cli, "_LAUNCHER_LOOKS_EVERY", 0.0)
+    monkeypatch.setattr(cli, "tell_launcher", lambda text: pytest.fail(text))
+
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as exit_info:
+        run_command(main, [])
+    assert exit_info.value.code == 1
+    assert capsys.readouterr().err.startswith("error: another process of the run has ended")
 
 
 def test_success_returns():
