@@ -21,37 +21,55 @@ import torch
 import triton
 
 from measure import report
-from paddlenlp_ext.ops.quant_levels import levels
+from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel, product_kernel
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336)]  # [out, in] of Llama 3 8B's projections
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 BLOCK, BYTES = 64, 1024
-OUTPUTS, BLOCKS, WARPS = 2, 8, 1
+OUTPUTS, INPUTS, WARPS = 2, 512, 1
+CHECKED = [  # shape, format, weights that share a scale, scales that share one
+    ((50, 192), "nf4", 64, 0),
+    ((48, 192), "nf4", 64, 3),
+    ((37, 96), "fp4", 32, 7),
+    ((5, 64), "nf4", 2, 4),
+    ((33, 512), "fp4", 512, 5),
+]
 FEW, MANY = (1, 2, 4), 2048
 """Positions of a decoding step, and of a training step."""
 
 
 class PackedWeight:
-    """A random nf4 weight [outputs, inputs] without double quantization."""
+    """A random weight [outputs, inputs] in 4 bits, its scales in full precision or in 8 bits by groups."""
 
-    def __init__(self, outputs: int, inputs: int, device: str) -> None:
-        count = outputs * inputs
+    def __init__(
+        self, outputs: int, inputs: int, device: str, algo: str = "nf4", block: int = BLOCK, group: int = 0
+    ) -> None:
+        count, num_scales = outputs * inputs, outputs * inputs // block
         self.shape = (outputs, inputs)
         self.codes = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, device=device)
-        self.scales = torch.rand(count // BLOCK, device=device) + 0.5
-        self.levels = torch.from_numpy(levels("nf4").copy()).to(device)
-        self.format = {"BLOCK": BLOCK, "GROUP": 1, "NESTED": False}
+        self.levels = torch.from_numpy(levels(algo).copy()).to(device)
+        self.format = {"BLOCK": block, "GROUP": max(1, group), "NESTED": group > 0}
+        if group:
+            self.scales = torch.randint(0, 256, (num_scales,), dtype=torch.uint8, device=device)
+            groups = torch.rand(-(-num_scales // group), device=device) + 0.5
+            offset = torch.full((1,), 0.25, device=device)
+            self.nested = (torch.from_numpy(dynamic_levels().copy()).to(device), groups, offset)
+            each = groups.repeat_interleave(group)[:num_scales]
+            self.full_scales = self.nested[0][self.scales.int()] * each + offset
+        else:
+            self.scales = self.full_scales = torch.rand(num_scales, device=device) + 0.5
+            self.nested = (self.levels, self.levels, self.levels)  # not read
 
     @property
     def num_bytes(self) -> int:
         """Codes and scales."""
-        return self.codes.numel() + 4 * self.scales.numel()
+        return self.codes.numel() + self.scales.numel() * self.scales.element_size()
 
     @property
     def tables(self) -> tuple[torch.Tensor, ...]:
-        """levels, scales and what only nested scales have: the last three are not read."""
-        return (self.levels, self.scales, self.levels, self.levels, self.levels)
+        """levels, scales, scale levels, group scales and offset."""
+        return (self.levels, self.scales, *self.nested)
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:
         """By the kernel, into `out`."""
@@ -63,7 +81,7 @@ class PackedWeight:
     def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
         """The same in PyTorch's own operations."""
         pairs = torch.stack([self.codes >> 4, self.codes & 15], dim=1).flatten()
-        blocks = self.levels[pairs.int()].reshape(-1, BLOCK) * self.scales[:, None]
+        blocks = self.levels[pairs.int()].reshape(-1, self.format["BLOCK"]) * self.full_scales[:, None]
         return blocks.reshape(self.shape).to(dtype)
 
     def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -72,22 +90,24 @@ class PackedWeight:
         grid = (triton.cdiv(outputs, OUTPUTS), len(x))
         product_kernel[grid](
             x, self.codes, *self.tables, y, outputs, inputs,
-            OUTPUTS=OUTPUTS, BLOCKS=BLOCKS, num_warps=WARPS, **self.format,
+            OUTPUTS=OUTPUTS, BLOCKS=INPUTS // self.format["BLOCK"], num_warps=WARPS, **self.format,
         )  # fmt: skip
         return y
 
 
 def check(device: str) -> None:
-    """Hold both kernels to PyTorch on a small weight."""
-    weight = PackedWeight(50, 192, device)
-    for dtype in FORMATS.values():
-        if device == "cpu" and dtype == torch.bfloat16:
-            continue  # where a GPU rounds, the interpreter cuts off (tests/ops/test_triton_4bit.py)
-        want = weight.dequantize_in_torch(dtype)
-        torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
-        x = torch.randn(3, 192, device=device).to(dtype)
-        got = weight.product(x, torch.empty(3, 50, dtype=dtype, device=device))
-        torch.testing.assert_close(got, (x.float() @ want.float().T).to(dtype), rtol=1e-2, atol=5e-2)
+    """Hold both kernels to PyTorch on small weights."""
+    for shape, algo, block, group in CHECKED:
+        weight = PackedWeight(*shape, device, algo, block, group)
+        for dtype in FORMATS.values():
+            if device == "cpu" and dtype == torch.bfloat16:
+                continue  # where a GPU rounds, the interpreter cuts off (tests/ops/test_triton_4bit.py)
+            want = weight.dequantize_in_torch(dtype)
+            torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
+            x = torch.randn(2, shape[1], device=device).to(dtype)
+            got = weight.product(x, torch.empty(2, shape[0], dtype=dtype, device=device))
+            exact = x.double() @ weight.dequantize_in_torch(torch.float32).double().T
+            assert (got - exact).norm() < (1e-6 if dtype == torch.float32 else 4e-3) * exact.norm(), (shape, dtype)
 
 
 def milliseconds(run: Callable[[], object]) -> float:
@@ -142,7 +162,7 @@ def measure_shape(outputs: int, inputs: int, name: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only hold the kernels to PyTorch on a small weight")
+    parser.add_argument("--check", action="store_true", help="only hold the kernels to PyTorch on small weights")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not args.check:

@@ -12,6 +12,7 @@ CASES = [
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
     Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
+    Case("prefix-12-layers", {}, {"num_hidden_layers": 12}, "prefix_tuning", {"num_tokens": 3}),  # 10 is not before 2
 ]
 
 
