@@ -33,6 +33,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries find their objects alive at the exit, and say so
+
+
 @pytest.fixture
 def run_folders(tmp_path: Path) -> Path:
     """`model/` with weights and a tokenizer, and `data/`, whose answers are the question's words in reverse."""
