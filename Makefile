@@ -37,14 +37,15 @@ clean:
 
 # The golden files, written again by PyTorch, transformers and peft in an environment of their own (.venv-peers).
 golden: .venv-peers/installed
-	for script in tests/golden/make_*_golden.py; do echo $$script; .venv-peers/bin/python $$script || exit 1; done
+	for name in $(basename $(notdir $(wildcard tests/golden/generators/make_*_golden.py))); do \
+	  echo $$name; .venv-peers/bin/python -m tests.golden.generators.$$name || exit 1; done
 
 # Models and adapters made here, loaded by transformers and PEFT: the same logits.
 check-peers: .venv/installed-dev .venv-peers/installed
 	rm -rf build/for_peers
-	$(BIN)/python tests/golden/export_for_peers.py build/for_peers
-	.venv-peers/bin/python tests/golden/check_adapter_in_peft.py $$(find build/for_peers -name adapter_config.json -printf '%h ')
-	.venv-peers/bin/python tests/golden/check_model_in_transformers.py $$(find build/for_peers -path '*_merged/config.json' -printf '%h ')
+	$(BIN)/python -m tests.golden.peer_checks.export_for_peers build/for_peers
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_adapter_in_peft $$(find build/for_peers -name adapter_config.json -printf '%h ')
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_model_in_transformers $$(find build/for_peers -path '*_merged/config.json' -printf '%h ')
 
 .venv-peers/installed: requirements-peers.txt .venv-peers/installed-torch
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -13,18 +13,18 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
-from bench import parse_arguments, reason_to_skip, run_script  # noqa: E402
-from scaling import SERIES, write  # noqa: E402
-
 import ours  # noqa: E402
 from arithmetic import linear_shapes, step_operations  # noqa: E402
+from bench import parse_arguments, reason_to_skip, run_script  # noqa: E402
 from bench_report import markdown, summarize, write_report  # noqa: E402
 from cases import CASES, GSM8K_KEYS, LORA_KEYS  # noqa: E402
 from compare_losses import describe, differences, draw  # noqa: E402
 from measure import SMOLLM2_SHAPE, time_steps, tokens_per_second  # noqa: E402
+from scaling import SERIES, write  # noqa: E402
+from step_profile import seconds_by_kernel  # noqa: E402
+
 from paddlenlp_ext import AutoModelForCausalLM, get_peft_model  # noqa: E402
 from paddlenlp_ext.nn.linear import Linear  # noqa: E402
-from step_profile import seconds_by_kernel  # noqa: E402
 
 TINY = {**SMOLLM2_SHAPE, "vocab_size": 37, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}

@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+from tests.golden import DATA
+
 LLAMA = {
     "llama.context_length": 128,
     "llama.embedding_length": 32,
@@ -26,7 +27,7 @@ LLAMA = {
 @pytest.fixture
 def golden() -> Path:
     """The folder of the golden files."""
-    return GOLDEN
+    return DATA
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 # settings -> words that the one problem must have; its place is the line of the key named first
 CONTRADICTIONS = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config.checks import parallel, precision
 from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config import device, resolve
 from paddlenlp_ext.config.checks import precision
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 
 @pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from config_cases import SMALLEST, edits, known, load, problems, write
 
 from paddlenlp_ext.config.schema import Option
+from tests.config.config_cases import SMALLEST, edits, known, load, problems, write
 
 KNOWN = known()
 SPELLINGS = sorted(KNOWN.keys)

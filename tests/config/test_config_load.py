@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from config_cases import METHODS, SMALLEST, FakeLoKrConfig, FakeLoRAConfig, FakePissaConfig, load, problems, write
 
 from paddlenlp_ext.config import ConfigError, load_run_config
+from tests.config.config_cases import (
+    METHODS,
+    SMALLEST,
+    FakeLoKrConfig,
+    FakeLoRAConfig,
+    FakePissaConfig,
+    load,
+    problems,
+    write,
+)
 
 
 def test_defaults_follow_the_documentation():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from config_cases import SMALLEST, load, problems, write
 
 from paddlenlp_ext.config.problems import Place
 from paddlenlp_ext.config.reader import read_text
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)
 

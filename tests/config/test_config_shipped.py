@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from config_cases import load, problems, write
 
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.common.scripts import LLM
+from tests.config.config_cases import load, problems, write
 
-ROOT = Path(__file__).parents[2] / "llm" / "config"
+ROOT = LLM / "config"
 SHIPPED = sorted(ROOT.rglob("*.json"))
 BUILT = peft_methods()
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.known import KnownKeys, known_keys
 from paddlenlp_ext.config.tree import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.common.scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).with_name("known_keys.txt")
 
 
@@ -70,15 +68,7 @@ def test_no_key_is_taken_in_silence():
 
 
 def test_the_page_has_the_tables_of_the_code():
-    maker = _load(ROOT / "docs" / "make_configuration.py")
+    maker = load_script(ROOT / "docs" / "make_configuration.py")
     page = maker.PAGE.read_text(encoding="utf-8")
     assert maker.renew(page) == page, "run: python docs/make_configuration.py"
     assert all(f"`{spelling}`" in page for spelling in known().keys)
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from config_cases import SMALLEST, load, problems, write
+
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 MAP = {".*q_proj": "nf4", "down_proj": "weight_only_int8", "v_proj": None}
 LORA = {"lora": True}

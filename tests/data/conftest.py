@@ -6,7 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_tokenizers import make_tokenizer
+
+from tests.data.tiny_tokenizers import make_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 from tokenizers import normalizers
 
 import paddlenlp_ext
@@ -18,6 +17,7 @@ from paddlenlp_ext.data import fingerprint
 from paddlenlp_ext.data.account import DataAccount
 from paddlenlp_ext.data.cache import TokenStore, load_or_build
 from paddlenlp_ext.data.dataset import load_dataset
+from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 
 ROWS = [{"src": "2 + 2?", "tgt": "vier"}, {"src": "Und?", "tgt": "Antwort"}]
 

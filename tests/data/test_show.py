@@ -7,10 +7,10 @@ import json
 
 import pytest
 from rich.console import Console
-from tiny_tokenizers import CHATML
 
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.show import LEARNED_STYLES, colour_row, show_data
+from tests.data.tiny_tokenizers import CHATML
 
 
 @pytest.fixture

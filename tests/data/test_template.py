@@ -6,10 +6,10 @@ import json
 import random
 
 import pytest
-from tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
 
 from paddlenlp_ext.data.rows import Conversation, RowError
 from paddlenlp_ext.data.template import load_template
+from tests.data.tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
 
 ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))
 # The answers occur in their questions, in each other, and hold what looks like markers.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 from paddlenlp_ext.data.rows import Conversation, RowError
 from paddlenlp_ext.data.template import load_template
 from paddlenlp_ext.data.truncate import Limits, fit, fit_text
 from paddlenlp_ext.data.turns import join_turns
+from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 # Every digit is a token of its own.
 QUESTION, ANSWER = "0123456789", "9876543210"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny import tiny_model
 
 from paddlenlp_ext.generate.chat import TextStream, chat
 from paddlenlp_ext.generate.generate import generate
+from tests.generate.tiny_models import tiny_model
 
 
 def decode(tokens: list[int]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import paddle
 import pytest
@@ -13,13 +11,11 @@ from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path[:0] = [str(GOLDEN), str(Path(__file__).parent)]
-from generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts  # noqa: E402
-from model_cases import CASES as MODELS  # noqa: E402
-from model_cases import make_weight  # noqa: E402
-from tiny import FAMILIES, SIZES, greedy_without_cache, random_prompts, tiny_model  # noqa: E402
+from tests.generate.tiny_models import FAMILIES, SIZES, greedy_without_cache, random_prompts, tiny_model
+from tests.golden import DATA
+from tests.golden.cases.generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts
+from tests.golden.cases.model_cases import CASES as MODELS
+from tests.golden.cases.model_cases import make_weight
 
 LENGTHS = (5, 1, 17, 40, 9, 2, 23)
 END = (3, 5, 7)
@@ -32,7 +28,7 @@ def test_continuations_are_transformers(case, option):
     model = CausalLM(DecoderConfig.from_dict(MODELS[case]))
     for name, parameter in model.named_parameters():
         parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
-    expected = json.loads((GOLDEN / "continuations.json").read_text())[case][option]
+    expected = json.loads((DATA / "continuations.json").read_text())[case][option]
     assert {len(tokens) for tokens in expected} == {NUM_NEW}
     assert generate(model, make_prompts(case), max_new_tokens=NUM_NEW, **OPTIONS[option]) == expected
 

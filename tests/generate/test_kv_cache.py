@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.generate import kv_cache
 from paddlenlp_ext.generate.kv_cache import KVCache
-from tests.ops.cached_attention import cached_attention
+from tests.common.attention import cached_attention
 
 B, N, K, H = 3, 6, 2, 8
 STARTS = [0, 2, 5]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny import random_prompts, tiny_model
 
 from paddlenlp_ext.generate import predict
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.generate.predict import PredictionRow, predict_file
+from tests.generate.tiny_models import random_prompts, tiny_model
 
 PROMPTS = random_prompts((5, 20, 1, 9, 3, 14, 2))
 ROWS = [PredictionRow(prompt, f"frage ß {number}", "") for number, prompt in enumerate(PROMPTS)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from paddlenlp_ext.generate import sampling
+from tests.golden import DATA
 
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "logits_filters.npz")
+GOLDEN = np.load(DATA / "logits_filters.npz")
 LOGITS, SEEN = GOLDEN["logits"], GOLDEN["seen"].tolist()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import paddle
@@ -20,18 +18,13 @@ from paddlenlp_ext.peft.mora import MoRAConfig
 from paddlenlp_ext.peft.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
 from paddlenlp_ext.utils.cli import run_command
+from tests.common.models import ODD_SIZES
+from tests.common.scripts import LLM, load_script
 
-FOLDER = Path(__file__).parents[2] / "llm"
 CONFIG = {
     "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 36,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
+    **ODD_SIZES,
     "tie_word_embeddings": False,
-    "initializer_range": 0.2,
     "torch_dtype": "float32",
 }
 ADAPTERS = {
@@ -43,16 +36,9 @@ ADAPTERS = {
 }
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(name: str, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
-        run_command(script(name).main, [str(argument) for argument in arguments])
+        run_command(load_script(LLM / f"{name}.py").main, [str(argument) for argument in arguments])
         raise SystemExit(0)
     return ended.value.code
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,18 +14,13 @@ from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lokr import LoKrConfig
-
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "peft"))
-from tiny_adapted import logits_of, tiny_model, train  # noqa: E402
+from tests.common.adapters import logits_of, tiny_model, train
+from tests.common.scripts import LLM, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("merge_lokr_params", TESTS.parent / "llm" / "merge_lokr_params.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(LLM / "merge_lokr_params.py")
 
 
 @pytest.mark.parametrize("output_argument", ["--output_path", "--merge_lokr_model_path"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -23,28 +22,20 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.utils.cli import run_command
+from tests.common.models import ODD_SIZES
+from tests.common.scripts import LLM, load_script
 
-SCRIPT = Path(__file__).parents[2] / "llm" / "merge_lora_params.py"
 CONFIG = {
     "model_type": "qwen2",
-    "vocab_size": 61,
-    "hidden_size": 36,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
+    **ODD_SIZES,
     "tie_word_embeddings": True,
-    "initializer_range": 0.2,
     "torch_dtype": "float32",
 }
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("merge_lora_params", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(LLM / "merge_lora_params.py")
 
 
 def base_model() -> CausalLM:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import paddle
@@ -24,17 +22,12 @@ from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
 from paddlenlp_ext.utils.cli import run_command
+from tests.common.models import ODD_SIZES
+from tests.common.scripts import LLM, load_script
 
-LLM = Path(__file__).parents[2] / "llm"
 CONFIG = {
     "model_type": "qwen2",
-    "vocab_size": 61,
-    "hidden_size": 36,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
+    **ODD_SIZES,
 }
 IDS = paddle.to_tensor(np.random.default_rng(1).integers(0, 61, (3, 17)))
 NF4 = QuantOptions(algo="nf4", double_quant=True)
@@ -49,16 +42,9 @@ METHODS = {
 }
 
 
-def script(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, LLM / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(path: str, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
-        run_command(script(path).main, [str(argument) for argument in arguments])
+        run_command(load_script(LLM / path).main, [str(argument) for argument in arguments])
         raise SystemExit(0)
     return ended.value.code
 
@@ -166,7 +152,7 @@ def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(
     wanted = trained(base, tmp_path / "adapter", method)
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
-    model = script("predict/predictor.py").load_model(arguments, str(base), str(tmp_path / "adapter"))
+    model = load_script(LLM / "predict" / "predictor.py").load_model(arguments, str(base), str(tmp_path / "adapter"))
     assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
     assert np.array_equal(logits(model), wanted)
     assert "quantized: 14 layers" in caplog.text

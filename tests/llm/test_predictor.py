@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import shutil
@@ -22,8 +21,9 @@ from paddlenlp_ext.generate.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
+from tests.common.models import TINY_LLAMA
+from tests.common.scripts import LLM, load_script
 
-SCRIPT = Path(__file__).parents[2] / "llm" / "predict" / "predictor.py"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,14 +36,7 @@ ROWS = [
 LENGTHS = ["--src_length", "150", "--max_length", "8", "--decode_strategy", "greedy_search"]
 
 
-def load_script():
-    spec = importlib.util.spec_from_file_location("predictor", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-predictor = load_script()
+predictor = load_script(LLM / "predict" / "predictor.py")
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -63,16 +56,10 @@ def save_tokenizer(folder: Path) -> None:
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        **TINY_LLAMA,
         "vocab_size": 258,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
         "initializer_range": 0.3,
+        "tie_word_embeddings": False,
         "eos_token_id": 257,
     }
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

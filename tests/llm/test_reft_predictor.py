@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.data.template import load_template
@@ -17,17 +15,17 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.reft import ReftConfig
+from tests.common.scripts import LLM, load_script
+from tests.llm.test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
 
-FOLDER = Path(__file__).parents[2] / "llm" / "predict"
+FOLDER = LLM / "predict"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch):
     """The script as a module; run as a program, its own folder is where it finds predictor.py."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("reft_predictor", FOLDER / "reft_predictor.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(FOLDER / "reft_predictor.py")
     yield module
     sys.modules.pop("predictor", None)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.common.scripts import ROOT
+
 SCRIPT = ROOT / "llm" / "run_finetune.py"
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddlenlp_ext import AutoModelForCausalLM
-from tests.models.tiny import TINY, make_model
+from tests.models.tiny_model import TINY, make_model
 
 
 def values(model) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from tests.models.tiny import TINY, make_model
+from tests.models.tiny_model import TINY, make_model
 
 
 @pytest.mark.parametrize(

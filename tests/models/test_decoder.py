@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-from tests.models.tiny import TINY, make_model
+from tests.models.tiny_model import TINY, make_model
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
 WINDOWED = {"model_type": "mistral", "sliding_window": 9}

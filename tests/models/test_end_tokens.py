@@ -7,8 +7,7 @@ import json
 import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-
-from .tiny import make_model
+from tests.models.tiny_model import make_model
 
 
 def test_end_tokens_are_read_extended_and_written(tmp_path):

@@ -1,9 +1,6 @@
-"""Every family's logits, loss and gradients against transformers' (tests/golden/make_model_golden.py)."""
+"""Every family's logits, loss and gradients against transformers' (tests/golden/generators/make_model_golden.py)."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -13,10 +10,8 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-from model_cases import CASES, make_inputs, make_weight  # noqa: E402
+from tests.golden import DATA
+from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
 
 TOLERANCE = 1e-5
 
@@ -34,7 +29,7 @@ def test_every_family_has_a_case():
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_gradients(case: str):
-    golden = np.load(GOLDEN / "models" / f"{case}.npz")
+    golden = np.load(DATA / "models" / f"{case}.npz")
     model = build(case)
     input_ids, labels = (paddle.to_tensor(array) for array in make_inputs(case))
 

@@ -19,8 +19,8 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quant.model import make_plain, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
+from tests.golden import DATA
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CONFIG = {
     "model_type": "qwen2",
     "vocab_size": 61,
@@ -170,8 +170,8 @@ def test_codes_of_another_width_are_refused(folder: Path, tmp_path: Path, part: 
 
 @pytest.mark.parametrize("name", ["nf4_double", "fp4"])
 def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
-    """Golden files of tests/golden/make_quantized_model_golden.py."""
-    path = GOLDEN / "quantized_model" / name
+    """Golden files of tests/golden/generators/make_quantized_model_golden.py."""
+    path = DATA / "quantized_model" / name
     model = AutoModelForCausalLM.from_pretrained(path)
     assert len(quantized_linears(model)) == 14
     stored = np.load(path / "golden.npz")
@@ -182,7 +182,7 @@ def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
 
 def test_our_folder_has_their_tensors(tmp_path: Path):
     """Loaded and saved again, their folder has the same tensors to the bit."""
-    path = GOLDEN / "quantized_model" / "nf4_double"
+    path = DATA / "quantized_model" / "nf4_double"
     AutoModelForCausalLM.from_pretrained(path).save_pretrained(tmp_path)
     theirs, ours = open_weights(path), open_weights(tmp_path)
     assert set(ours.names()) == set(theirs.names())

@@ -1,9 +1,8 @@
-"""The pretrained model of the quick start against transformers (tests/golden/make_smollm2_golden.py)."""
+"""The pretrained model of the quick start against transformers (tests/golden/generators/make_smollm2_golden.py)."""
 
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -11,8 +10,9 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from tests.golden import DATA
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "smollm2.npz"
+GOLDEN = DATA / "models" / "smollm2.npz"
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
-from tests.ops.elementwise import normal
+from tests.common.arrays import normal
 
 
 def make(bias: bool) -> Linear:

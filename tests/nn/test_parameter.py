@@ -8,7 +8,7 @@ import pytest
 from paddle import nn
 
 from paddlenlp_ext.nn.parameter import new_parameter
-from tests.ops.elementwise import normal
+from tests.common.arrays import normal
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "train"))
-
-from tiny_training import MODEL
 
 from paddlenlp_ext.config.recompute import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -19,6 +12,7 @@ from paddlenlp_ext.nn.recompute import RecomputePlan, passing
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.prefix import PrefixConfig
+from tests.common.models import TINY_LLAMA
 
 ALL_KEPT = dict.fromkeys(REFINED_OPS, -1)
 PLANS = {
@@ -39,7 +33,7 @@ ADAPTERS = {
 
 
 def make_model(adapter: str):
-    model = AutoModelForCausalLM.from_config(MODEL, seed=1)
+    model = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1)
     if ADAPTERS[adapter] is not None:
         model = get_peft_model(model, ADAPTERS[adapter])
         draw = np.random.default_rng(5)

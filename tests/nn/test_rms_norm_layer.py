@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from tests.ops.elementwise import normal
+from tests.common.arrays import normal
 
 
 def test_the_norm_of_a_sum_is_the_norm_after_the_addition():

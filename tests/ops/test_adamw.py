@@ -9,8 +9,8 @@ import pytest
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_native, adamw_reference
 from paddlenlp_ext.ops.native import set_threads
 from paddlenlp_ext.runtime import threads_per_process
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
 SHAPES = [[1], [17, 3], [8, 576], [131, 257]]

@@ -18,8 +18,8 @@ from paddlenlp_ext.ops.adamw_8bit import (
     adamw_8bit_reference,
 )
 from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 
 def new_moments(size: int) -> Moments8Bit:

@@ -8,8 +8,8 @@ from paddle.base.framework import _dygraph_tracer
 
 from paddlenlp_ext.ops import attention_blocks, attention_tiles
 from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
-from tests.ops.cached_attention import cached_attention
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.attention import cached_attention
 
 LAYOUTS = {
     "one document": ([[50]], None),

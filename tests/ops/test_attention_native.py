@@ -13,8 +13,8 @@ from paddlenlp_ext.ops.attention import AttentionLayout, attention
 from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.native import function, pointer, set_threads
 from paddlenlp_ext.runtime import threads_per_process
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 pytestmark = needs_native
 

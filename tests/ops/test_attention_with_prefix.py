@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.ops import attention_flashmask, attention_tiles
 from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
+from tests.common.arrays import assert_all_close, normal, run_both_ways
 
 LAYOUTS = {
     "one document": ([[50]], None),

@@ -9,8 +9,8 @@ import pytest
 from paddlenlp_ext.ops.cross_entropy import cross_entropy_native, cross_entropy_reference
 from paddlenlp_ext.ops.native import set_threads
 from paddlenlp_ext.runtime import threads_per_process
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 TWINS = [pytest.param(cross_entropy_native, marks=needs_native), cross_entropy_reference]
 

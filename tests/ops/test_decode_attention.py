@@ -8,8 +8,8 @@ import pytest
 
 from paddlenlp_ext.ops import decode_attention as ops
 from paddlenlp_ext.ops.decode_attention import SeenPlaces
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 TWINS = [pytest.param(ops.decode_attention_native, marks=needs_native), ops.decode_attention_reference]
 STORES = [pytest.param(ops.store_keys_native, marks=needs_native), ops.store_keys_reference]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
 
 from paddlenlp_ext.ops.dynamic_8bit import Dynamic8Bit, _Table, dynamic_8bit
 from paddlenlp_ext.ops.quant_levels import dynamic_levels
+from tests.golden import DATA
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "adamw_8bit.npz"
+GOLDEN = DATA / "adamw_8bit.npz"
 
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])

@@ -5,8 +5,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.embedding import embedding, embedding_native, embedding_reference
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 NATIVE = pytest.param(embedding_native, marks=needs_native)
 

@@ -14,8 +14,8 @@ from paddlenlp_ext.ops.gradients import (
 )
 from paddlenlp_ext.ops.native import set_threads
 from paddlenlp_ext.runtime import threads_per_process
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 SHAPES = [[1], [3, 5], [16384], [129, 301]]
 SUM_NATIVE = pytest.param(sum_of_squares_native, marks=needs_native)

@@ -8,8 +8,8 @@ import pytest
 
 from paddlenlp_ext.ops import half, native
 from paddlenlp_ext.ops.linear import linear, linear_native, linear_reference
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 NATIVE = pytest.param(linear_native, marks=needs_native)
 # (leading axes of x, in, out): no row, one, a few, the change from few rows to many, primes, whole vectors.

@@ -9,8 +9,8 @@ import pytest
 from paddlenlp_ext.ops import native
 from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 TWINS = [pytest.param("native", marks=needs_native), "reference"]
 

@@ -12,8 +12,8 @@ from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 NATIVE = pytest.param(lora_linear_native, marks=needs_native)
 SHAPES = [((1,), 3, 2, 1), ((3,), 17, 5, 4), ((9,), 64, 16, 8), ((7, 13), 101, 67, 5), ((2, 40), 24, 300, 33)]

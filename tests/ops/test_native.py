@@ -15,7 +15,7 @@ import pytest
 from paddlenlp_ext.ops import native, native_build
 from paddlenlp_ext.ops.dispatch import Op
 from paddlenlp_ext.utils.log import get_logger
-from tests.ops.needs_native import needs_native
+from tests.common.marks import needs_native
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"
 SOURCE = '#include "common.h"\nEXPORT i64 answer() { return 42; }\n'

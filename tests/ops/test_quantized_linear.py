@@ -26,8 +26,8 @@ from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 FORMATS = [
     QuantOptions(algo="nf4"),

@@ -15,8 +15,8 @@ from paddlenlp_ext.ops.linear_native import linear_native
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.native import function
 from paddlenlp_ext.ops.swiglu import swiglu_native
-from tests.ops.elementwise import normal
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import normal
+from tests.common.marks import needs_native
 
 ROWS, INNER, OUT, RANK = 613, 256, 16, 4
 

@@ -8,8 +8,8 @@ from paddlenlp_ext.ops.native import set_threads
 from paddlenlp_ext.ops.rms_norm import add_rms_norm_reference, rms_norm, rms_norm_cpu, rms_norm_reference
 from paddlenlp_ext.ops.rms_norm_native import add_rms_norm_native, rms_norm_native
 from paddlenlp_ext.runtime import threads_per_process
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 EPSILON = 1e-3
 NATIVE = pytest.param(rms_norm_native, marks=needs_native)

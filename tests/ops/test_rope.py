@@ -5,8 +5,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.rope import apply_rope, rope_cpu, rope_native, rope_reference
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 NATIVE = pytest.param(rope_native, marks=needs_native)
 

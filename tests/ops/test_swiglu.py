@@ -6,8 +6,8 @@ import pytest
 
 from paddlenlp_ext.ops.half import products_in_bf16
 from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
-from tests.ops.elementwise import assert_all_close, normal, run_both_ways
-from tests.ops.needs_native import needs_native
+from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.marks import needs_native
 
 NATIVE = pytest.param(swiglu_native, marks=needs_native)
 

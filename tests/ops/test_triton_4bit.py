@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +19,7 @@ from paddlenlp_ext.ops.quantized_linear import linear_op, linear_triton
 from paddlenlp_ext.ops.triton import launch_4bit
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
+from tests.common.scripts import script_environment
 from tests.ops.host_array import HostArray
 
 if importlib.util.find_spec("triton") is None:
@@ -198,10 +197,9 @@ def test_other_products_are_of_dequantized_rows(launched, positions, width):
 @pytest.mark.slow
 def test_the_compiler_takes_the_kernels(tmp_path):
     # In a process of its own: here they are the interpreter's.
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    script = Path(__file__).parent / "compile_4bit.py"
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    command = [sys.executable, "-m", "tests.ops.compile_4bit"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 12

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
-
-from parallel_cases import Case, run_case
-
 from paddlenlp_ext.parallel.ranks import MeshRanks
 from paddlenlp_ext.utils.cli import run_command
 from paddlenlp_ext.utils.rank import rank
+from tests.common.parallel import Case, run_case
 
 
 def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:

@@ -6,9 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
-
-from parallel_cases import Case, run_case
+from tests.common.parallel import Case, run_case
 
 FOLDER = Path(sys.argv[1])
 for fields in json.loads((FOLDER / "cases.json").read_text()):

@@ -12,10 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
-
-from tiny_training import Rows, Tokenizer
-
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.degrees import complete_degrees
 from paddlenlp_ext.parallel.mesh import Mesh
@@ -24,6 +20,7 @@ from paddlenlp_ext.train import reports
 from paddlenlp_ext.train.build import RunData, build_trainer
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.utils.rank import rank, world_size
+from tests.common.training import Rows, Tokenizer
 
 FOLDER = Path(sys.argv[1])
 meshes, make_mesh = {}, Mesh.from_config

@@ -6,7 +6,8 @@ import dataclasses
 import json
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from parallel_cases import Case, assert_same_run, logs, outcome, run_case, start, write_model
+
+from tests.common.parallel import Case, assert_same_run, logs, outcome, run_case, start, write_model
 
 WORKER = Path(__file__).with_name("dying_worker.py")
 MOST_SECONDS = 10.0

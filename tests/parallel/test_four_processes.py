@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
 

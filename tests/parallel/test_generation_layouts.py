@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
-from parallel_cases import Case, launch, run_case
+
+from tests.common.parallel import Case, launch, run_case
 
 ANSWERS = {
     "eval_with_do_generation": True,

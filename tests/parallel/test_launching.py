@@ -8,9 +8,11 @@ import subprocess
 import time
 
 import pytest
-from parallel_cases import ROOT, launching, logs, start
 
-SCRIPT = str(ROOT / "llm" / "run_finetune.py")
+from tests.common.parallel import launching, logs, start
+from tests.common.scripts import LLM
+
+SCRIPT = str(LLM / "run_finetune.py")
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 DEEP = {"num_hidden_layers": 4}
 UNTIED = {**DEEP, "tie_word_embeddings": False}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from parallel_cases import Case, assert_same_run, differences, launch, outcome, run_case
-from tiny_training import MODEL
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops import half
 from paddlenlp_ext.parallel.tensor import check_tensor_plan
 from paddlenlp_ext.quant.options import QuantOptions
+from tests.common.models import TINY_LLAMA
+from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
 
@@ -105,7 +105,7 @@ def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
 
 
 def test_cuts_through_blocks_are_refused_before_weights_are_read(tmp_path):
-    AutoModelForCausalLM.from_config(MODEL).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(TINY_LLAMA).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     model = AutoModelForCausalLM.without_values(tmp_path)
     with pytest.raises(ValueError, match=r"degree 2: model.layers.0.mlp.down_proj: nf4 in blocks of 64 does not go"):

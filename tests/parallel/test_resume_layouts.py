@@ -7,9 +7,9 @@ import hashlib
 import json
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case, write_model
 
 from paddlenlp_ext.parallel.mesh import Axis, Mesh
 from paddlenlp_ext.parallel.sharding import share_out
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, write_model
 
 UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}

@@ -10,12 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from parallel_cases import Case, logs, start, write_model
 
 from paddlenlp_ext.config.degrees import complete_degrees
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from tests.common.parallel import Case, logs, start, write_model
+from tests.common.scripts import LLM
 
-CONFIGS = Path(__file__).parents[2] / "llm" / "config"
+CONFIGS = LLM / "config"
 METHODS = sorted(path.name.removesuffix("_argument.json") for path in (CONFIGS / "llama").glob("*.json"))
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
 # Wide enough for the files' blocks and ranks, each half of a layer.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from parallel_cases import Case, assert_same_run, launch, outcome, run_case
+
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 TENSOR = {"tensor_parallel_degree": 2}
 UNTIED = {"tie_word_embeddings": False}

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tiny_training import MODEL
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.checkpoint.weights import open_weights
@@ -20,8 +19,9 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.oft import OFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.plan import cut_of, whole_shape
+from tests.common.models import TINY_LLAMA
 
-BIASED = {**MODEL, "tie_word_embeddings": False, "attention_bias": True}
+BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}
 
 
 def rank(index: int, size: int = 2) -> Axis:
@@ -92,14 +92,14 @@ def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
 
 
 def test_a_degree_that_divides_no_heads_names_the_largest_that_does():
-    config = AutoModelForCausalLM.from_config(MODEL).config
+    config = AutoModelForCausalLM.from_config(TINY_LLAMA).config
     with pytest.raises(ValueError, match=r"degree 4 does not divide num_key_value_heads 2 .* is 2$"):
         check_sizes(config, 4)
     check_sizes(config, 2)
 
 
 def test_the_plan_and_the_model_must_agree():
-    model = AutoModelForCausalLM.from_config(MODEL)
+    model = AutoModelForCausalLM.from_config(TINY_LLAMA)
     plan = model.config.tensor_plan
     with pytest.raises(ValueError, match=r"names model.layers.\*.mlp.wi, which matches no layer"):
         styles_by_name(model, {**plan, "model.layers.*.mlp.wi": "colwise"})
@@ -109,16 +109,16 @@ def test_the_plan_and_the_model_must_agree():
 
 
 def test_what_can_not_be_cut_is_refused():
-    mora = get_peft_model(AutoModelForCausalLM.from_config(MODEL), peft_methods()["use_mora"](rank=4))
+    mora = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), peft_methods()["use_mora"](rank=4))
     with pytest.raises(ValueError, match="tensor_parallel_degree 1"):
         apply_tensor_plan(mora, rank(0))
-    reft = get_peft_model(AutoModelForCausalLM.from_config(MODEL), peft_methods()["reft"](rank=2))
+    reft = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), peft_methods()["reft"](rank=2))
     with pytest.raises(ValueError, match="set sequence_parallel: false"):
         apply_tensor_plan(reft, rank(0), DividedSequence(rank(0)))
 
 
 def test_an_adapter_is_cut_as_its_base():
-    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL), LoRAConfig(rank=3))
+    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), LoRAConfig(rank=3))
     apply_tensor_plan(model, rank(1))
     layer = model.base_model.model.layers[0]
     up, down = layer.mlp.up_proj, layer.mlp.down_proj
@@ -131,6 +131,6 @@ def test_an_adapter_is_cut_as_its_base():
 @pytest.mark.parametrize("blocks", [{"num_blocks": 1}, {"block_size": 32}, {"block_size": 32, "block_share": True}])
 def test_a_cut_through_a_block_of_oft_is_refused(blocks):
     """An even number of tokens would be turned in blocks of two halves."""
-    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL), OFTConfig(**blocks))
+    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), OFTConfig(**blocks))
     with pytest.raises(ValueError, match=r"leaves a process 16 inputs of a layer, which OFT's blocks of 32 .* divisor"):
         apply_tensor_plan(model, rank(1))

@@ -1,16 +1,16 @@
 """What the tests against stored results of Hugging Face PEFT and pyreft share: their models, losses and comparisons.
 
-A golden file is an .npz made by a script under tests/golden/. It holds `logits` and `loss` of the inputs that
+A golden file is an .npz made by a script of tests/golden/generators. It holds `logits` and `loss` of the inputs that
 `model_cases.make_inputs` makes, and tensors by kind and name: `gradient:<name>`, `merged:<name>` (whole weights of the
 base after merging), `trained:<name>` (after some steps of AdamW), and what one method alone has.
 
-`base` names a model of tests/golden/model_cases.py. Shapes: B batch, S sequence, V vocabulary, T = B * S, D hidden.
+`base` names a model of tests/golden/cases/model_cases.py.
+Shapes: B batch, S sequence, V vocabulary, T = B * S, D hidden.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +25,8 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.optim import build_optimizer
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-from model_cases import CASES as MODELS  # noqa: E402
-from model_cases import make_inputs, make_weight  # noqa: E402
+from tests.golden.cases.model_cases import CASES as MODELS
+from tests.golden.cases.model_cases import make_inputs, make_weight
 
 TOLERANCE = 1e-5
 

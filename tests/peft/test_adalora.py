@@ -1,16 +1,16 @@
-"""AdaLoRA against Hugging Face PEFT, step by step (tests/golden/make_adalora_golden.py), and what lies around it."""
+"""AdaLoRA against Hugging Face PEFT step by step, and its options, checkpoints and budget.
+
+The golden files are written by tests/golden/generators/make_adalora_golden.py.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, run_keys, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.config import load_run_config
@@ -23,11 +23,12 @@ from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import build_trainer, load_data
 from paddlenlp_ext.train.dry_run import describe_run
+from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
+from tests.golden import DATA
+from tests.golden.cases.adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY
+from tests.peft import golden_checks as shared
 
-sys.path.insert(0, str(shared.GOLDEN))
-from adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY
-
-FOLDER = shared.GOLDEN / "adalora"
+FOLDER = DATA / "adalora"
 both = pytest.mark.parametrize("case", CASES)
 
 

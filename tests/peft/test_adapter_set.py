@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.peft.adapter_set import AdapterSet
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from tests.ops.needs_native import needs_native
+from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
+from tests.common.marks import needs_native
 
 pytestmark = needs_native
 FLOAT32 = paddle.float32

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, state_of, tiny_model, train
 
 from paddlenlp_ext.peft.adapter import ACTIVATIONS, BottleneckConfig
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 
 NUMPY_ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),

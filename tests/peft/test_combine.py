@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, state_of, tiny_model, train
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined, save_as_lora
@@ -16,6 +15,7 @@ from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 
 TOLERANCE = 1e-5
 

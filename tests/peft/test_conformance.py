@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.generate.kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 pytestmark = [pytest.mark.parametrize("switch", PEFT_METHODS.names()), pytest.mark.parametrize("family", FAMILIES)]
 TOLERANCE = 1e-5

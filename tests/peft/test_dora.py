@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.dora import DoRAConfig, DoRALinear
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
+from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 
 def adapted(**options: object) -> PeftModel:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, state_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -16,6 +15,7 @@ from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import logits_of, state_of, tiny_model, train
 
 
 def trained_adapter(folder: Path, **settings: Any) -> PeftModel:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -20,6 +19,7 @@ from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.merge_files import tensors_by_module, write_merged_weights
 from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.train.optim import parameter_groups
+from tests.common.adapters import logits_of, tiny_model, train
 
 
 def test_keys_values_and_the_feedforwards_input_are_scaled():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import paddle
 import pytest
 from safetensors.numpy import load_file
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -24,10 +22,9 @@ from paddlenlp_ext.peft.pissa import PissaConfig
 from paddlenlp_ext.quant.model import quantize_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-from quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight  # noqa: E402
+from tests.common.adapters import logits_of, tiny_model, train
+from tests.golden import DATA
+from tests.golden.cases.quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight
 
 NF4, INT8 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int8")
 
@@ -74,7 +71,7 @@ def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: 
 
 @pytest.mark.parametrize("steps", LOFTQ_STEPS)
 def test_base_and_start_are_pefts(steps: int):
-    with np.load(GOLDEN / "loftq.npz") as golden:
+    with np.load(DATA / "loftq.npz") as golden:
         base, update = golden[f"{steps}/base"], golden[f"{steps}/update"]
     weight = paddle.to_tensor(loftq_weight())
     config = LoftQConfig(rank=LOFTQ_RANK, alpha=LOFTQ_RANK, iters=steps)

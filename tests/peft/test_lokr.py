@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.config import load_run_config
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lokr import LoKrConfig, split
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.common.adapters import logits_of, tiny_model, train
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import FAMILIES, logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -16,6 +15,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
+from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model
 
 LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers, take_off
@@ -16,6 +15,7 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig, gradient_factors
 from paddlenlp_ext.quant.model import make_plain, quantize_linears
 from paddlenlp_ext.quant.options import QuantOptions
+from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 
 def started(**options: object) -> PeftModel:

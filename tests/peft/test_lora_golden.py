@@ -1,26 +1,24 @@
-"""Adapters made by Hugging Face PEFT give the same numbers here (tests/golden/make_peft_golden.py)."""
+"""Adapters made by Hugging Face PEFT give the same numbers here (tests/golden/generators/make_peft_golden.py)."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import pytest
 
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.optim import trainable_parameters
-
-sys.path.insert(0, str(shared.GOLDEN))
-from peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.golden import DATA
+from tests.golden.cases.peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.peft import golden_checks as shared
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> tuple[PeftModel, str, dict[str, np.ndarray]]:
     """PEFT's adapter over its base, the base's name, and the golden results."""
-    base, folder = CASES[case]["base"], shared.GOLDEN / "adapters" / case
+    base, folder = CASES[case]["base"], DATA / "adapters" / case
     return PeftModel.from_pretrained(shared.base_model(base), folder), base, shared.golden_of(folder)
 
 
@@ -46,5 +44,5 @@ def test_weights_after_some_steps_of_adamw_and_lora_plus(case: str):
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
     load(case)[0].save_pretrained(tmp_path)
-    shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
-    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)
+    shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
+    shared.check_config_fields(tmp_path, DATA / "adapters" / case)

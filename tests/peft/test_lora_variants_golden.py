@@ -1,11 +1,12 @@
-"""DoRA and PiSSA as Hugging Face PEFT computes them (adapters of tests/golden/make_lora_variants_golden.py)."""
+"""DoRA and PiSSA as Hugging Face PEFT computes them.
+
+The adapters are written by tests/golden/generators/make_lora_variants_golden.py.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
@@ -17,10 +18,10 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
-
-sys.path.insert(0, str(shared.GOLDEN))
-from lora_variant_cases import CASES, GRADIENT_CASE
-from peft_cases import EPSILON, LEARNING_RATE, STEPS
+from tests.golden import DATA
+from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
+from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
+from tests.peft import golden_checks as shared
 
 
 def evaluated_base(base: str) -> CausalLM:
@@ -30,12 +31,12 @@ def evaluated_base(base: str) -> CausalLM:
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(evaluated_base(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(evaluated_base(CASES[case]["base"]), DATA / "adapters" / case)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_gradients_and_merged_weights_as_in_peft(case: str):
-    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
     shared.check_loss_and_go_back(model, base, golden)
@@ -45,7 +46,7 @@ def test_logits_gradients_and_merged_weights_as_in_peft(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_after_some_steps_of_adamw_as_in_peft(case: str):
-    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
+    golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.0, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
@@ -54,8 +55,8 @@ def test_weights_after_some_steps_of_adamw_as_in_peft(case: str):
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_of_peft_saved_again_reads_as_pefts_own(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
-    shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
-    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)
+    shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
+    shared.check_config_fields(tmp_path, DATA / "adapters" / case)
 
 
 @pytest.mark.parametrize("svd", ["fast", "exact"])
@@ -72,7 +73,7 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
     )
     model = get_peft_model(evaluated_base(CASES[case]["base"]), config)
     layers = dict(adapter_layers(model.base_model))
-    wanted = shared.part_of(shared.golden_of(shared.GOLDEN / "adapters" / case), "start:product")
+    wanted = shared.part_of(shared.golden_of(DATA / "adapters" / case), "start:product")
     assert wanted
     for name, product in wanted.items():
         layer = layers[name]
@@ -81,7 +82,7 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
 
 
 def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path):
-    base, theirs = CASES["llama_pissa"]["base"], shared.GOLDEN / "adapters" / "llama_pissa"
+    base, theirs = CASES["llama_pissa"]["base"], DATA / "adapters" / "llama_pissa"
     model = get_peft_model(evaluated_base(base), PissaConfig(path=str(theirs)))
     optimizer = paddle.optimizer.AdamW(0.01, parameters=[p for p in model.parameters() if not p.stop_gradient])
     shared.loss_of(model, base).backward()
@@ -101,14 +102,14 @@ def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path
 
 def test_pefts_conversion_of_a_pissa_adapter_is_the_same_model():
     base = CASES["llama_pissa"]["base"]
-    converted = PeftModel.from_pretrained(evaluated_base(base), shared.GOLDEN / "adapters" / "llama_pissa_converted")
-    shared.close(converted(shared.ids_of(base)), shared.golden_of(shared.GOLDEN / "adapters" / "llama_pissa")["logits"])
+    converted = PeftModel.from_pretrained(evaluated_base(base), DATA / "adapters" / "llama_pissa_converted")
+    shared.close(converted(shared.ids_of(base)), shared.golden_of(DATA / "adapters" / "llama_pissa")["logits"])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_lora_ga_starts_from_the_gradient_that_torch_computes(recompute: bool):
     """A0 and B0 by the paper's formula in NumPy, from the base's own gradients."""
-    gradients = np.load(shared.GOLDEN / "lora_ga_gradients.npz")
+    gradients = np.load(DATA / "lora_ga_gradients.npz")
     config = LoRAGAConfig(rank=4, alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], ga_stable_gamma=9.0)
     model = get_peft_model(evaluated_base(GRADIENT_CASE), config)
     if recompute:

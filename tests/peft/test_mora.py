@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.mora import FOLDINGS, MoRAConfig, MoRALinear
+from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 SIZES = [
     (36, 44, 1),  # several groups in and out, neither divides

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.moslora import MoSLoRAConfig
+from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 TOLERANCE = 1e-5
 

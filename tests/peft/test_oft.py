@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import tiny_model
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.oft import OFTConfig, OFTLinear, cayley_series
+from tests.common.adapters import tiny_model
 
 
 def random_layer(**settings: object) -> OFTLinear:

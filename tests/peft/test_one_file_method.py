@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tiny_adapted import run_keys
-
-ROOT = Path(__file__).parents[2]
+from tests.common.adapters import run_keys
+from tests.common.scripts import ROOT
 
 METHOD = '''
 from __future__ import annotations

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -18,6 +17,7 @@ from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.lokr import LoKrConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
+from tests.common.adapters import logits_of, tiny_model, train
 
 
 def lokr_folder(folder: Path, protocol: int = 4) -> PeftModel:

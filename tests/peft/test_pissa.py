@@ -9,7 +9,6 @@ import numpy as np
 import paddle
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_adapted import FAMILIES, logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.pissa import PissaConfig
+from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model, train
 
 
 def adapted(**options: object) -> PeftModel:

@@ -1,11 +1,12 @@
-"""Prefixes and prompts of Hugging Face PEFT give the same numbers here (golden/make_prefix_prompt_golden.py)."""
+"""Prefixes and prompts of Hugging Face PEFT give the same numbers here.
+
+The golden files are written by tests/golden/generators/make_prefix_prompt_golden.py.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -13,9 +14,9 @@ from safetensors import safe_open
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.prefix import PrefixConfig
-
-sys.path.insert(0, str(shared.GOLDEN))
-from prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.golden import DATA
+from tests.golden.cases.prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.peft import golden_checks as shared
 
 
 def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
@@ -44,7 +45,7 @@ def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
     """With a projection where PEFT had one: its file has the result alone."""
     options = CASES[case]["options"]
     if "prefix_projection" not in options:
-        return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
+        return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
     config = PrefixConfig(
         num_tokens=options["num_virtual_tokens"],
         projection=True,
@@ -57,14 +58,14 @@ def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_peft_has_pefts_logits(case: str):
-    base, folder = CASES[case]["base"], shared.GOLDEN / "adapters" / case
+    base, folder = CASES[case]["base"], DATA / "adapters" / case
     model = PeftModel.from_pretrained(shared.base_model(base), folder)
     shared.close(model(shared.ids_of(base)), shared.golden_of(folder)["logits"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case: str):
-    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
+    golden = shared.golden_of(DATA / "adapters" / case)
     model = learning_model(case, golden)
     shared.check_loss_and_go_back(model, CASES[case]["base"], golden)
     shared.check_gradients(model.adapter_state(), own_tensors(case, golden, "gradient"))
@@ -72,7 +73,7 @@ def test_gradients(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_after_some_steps_of_adamw(case: str):
-    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
+    golden = shared.golden_of(DATA / "adapters" / case)
     model = learning_model(case, golden).train()
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
@@ -82,7 +83,7 @@ def test_values_after_some_steps_of_adamw(case: str):
 @pytest.mark.parametrize("case", CASES)
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same key, same bytes; a projection's learned parts beside it, and no field that PEFT does not write."""
-    theirs = shared.GOLDEN / "adapters" / case
+    theirs = DATA / "adapters" / case
     learning_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)
     with (
         safe_open(theirs / "adapter_model.safetensors", "np") as wanted,

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft import prompt
@@ -15,6 +14,7 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.prompt import PromptConfig
 from paddlenlp_ext.train.neftune import EmbeddingNoise
+from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 WINDOWED = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 5}
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -19,6 +18,7 @@ from paddlenlp_ext.peft.qera import QERAConfig
 from paddlenlp_ext.quant.model import make_plain
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
+from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 NF4, INT4 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int4")
 RANK = 4

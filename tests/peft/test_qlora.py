@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import FAMILIES, loss_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -16,6 +15,7 @@ from paddlenlp_ext.peft.dora import DoRAConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.quant.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
+from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
 
 def allocated() -> int:

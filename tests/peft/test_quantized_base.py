@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, same_bits, state_of, tiny_model, train
 
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
+from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
 
 OPTIONS = {
     "nf4": QuantOptions(algo="nf4", double_quant=True),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.adapter_set import AdapterSet
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.dora import DoRAConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.quant.options import QuantOptions
+from tests.common.adapters import logits_of, tiny_model, train
 
 NF4 = QuantOptions(algo="nf4", double_quant=True)
 CONFIGS = {"narrow": LoRAConfig(rank=3), "wide": LoRAConfig(rank=5), "dora": DoRAConfig(rank=2)}

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 from paddlenlp_ext.data.batch import EncodedRow, collate
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -17,6 +16,7 @@ from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonorma
 from paddlenlp_ext.peft.reft import ReftConfig
 from paddlenlp_ext.peft.reft_interventions import INTERVENTION_TYPES, TINY
 from paddlenlp_ext.train.loss import loss_sum
+from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 GENERATOR = np.random.default_rng(5)
 

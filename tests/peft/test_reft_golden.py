@@ -1,28 +1,25 @@
-"""Interventions run by pyreft give the same numbers here (tests/golden/make_reft_golden.py)."""
+"""Interventions run by pyreft give the same numbers here (tests/golden/generators/make_reft_golden.py)."""
 
 from __future__ import annotations
 
-import sys
-
-import golden_checks as shared
 import pytest
 
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import adapter_layers
-
-sys.path.insert(0, str(shared.GOLDEN))
-from reft_cases import CASES, EPSILON, LEARNING_RATE, PROMPT_LENGTHS, STEPS
+from tests.golden import DATA
+from tests.golden.cases.reft_cases import CASES, EPSILON, LEARNING_RATE, PROMPT_LENGTHS, STEPS
+from tests.peft import golden_checks as shared
 
 PROMPTS = [[length] for length in PROMPT_LENGTHS]
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "reft" / case)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "reft" / case)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_gradients_and_rotation(case: str):
-    golden, model, base = shared.golden_of(shared.GOLDEN / "reft" / case), load(case), CASES[case]["base"]
+    golden, model, base = shared.golden_of(DATA / "reft" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base), prompt_lengths=PROMPTS), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden, prompt_lengths=PROMPTS)
     state, gradients = model.adapter_state(), shared.part_of(golden, "gradient")
@@ -34,7 +31,7 @@ def test_logits_gradients_and_rotation(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_after_some_steps_of_adamw(case: str):
-    golden, model = shared.golden_of(shared.GOLDEN / "reft" / case), load(case).train()
+    golden, model = shared.golden_of(DATA / "reft" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.0, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"], prompt_lengths=PROMPTS))
     values = {name: tensor for name, tensor in model.adapter_state().items() if not name.endswith(".frame")}

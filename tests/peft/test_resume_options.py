@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_adapted import logits_of, tiny_model, train
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import logits_of, tiny_model, train
 
 
 def trained(switch: str, **options: Any) -> PeftModel:

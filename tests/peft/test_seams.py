@@ -11,13 +11,13 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
-from tiny_adapted import logits_of, loss_of, state_of, tiny_model, train
 
 from paddlenlp_ext.config.schema import option
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 
 
 class ShiftLayer(AdapterLayer):

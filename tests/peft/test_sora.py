@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import logits_of, loss_of, tiny_model
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.nn.linear import Linear
@@ -18,6 +17,7 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.sora import SoRAConfig, SoRALinear, SoRAModel
 from paddlenlp_ext.train.optim import build_optimizer
+from tests.common.adapters import logits_of, loss_of, tiny_model
 
 RATE = 2e-2
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import paddle
 import pytest
 from safetensors import safe_open
-from tiny_adapted import logits_of, loss_of, same_bits, tiny_model, train
 
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -20,16 +17,17 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
 from paddlenlp_ext.train.optim import trainable_parameters
-
-sys.path.insert(0, str(shared.GOLDEN))
-from vera_cases import CASES
-from weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS
+from tests.common.adapters import logits_of, loss_of, same_bits, tiny_model, train
+from tests.golden import DATA
+from tests.golden.cases.vera_cases import CASES
+from tests.golden.cases.weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS
+from tests.peft import golden_checks as shared
 
 with_golden = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
 
 
 def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
@@ -38,7 +36,7 @@ def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
 
 @with_golden
 def test_logits_gradients_and_merged_weights(case: str):
-    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden)
     shared.check_gradients(vectors(model), shared.part_of(golden, "gradient"))
@@ -47,7 +45,7 @@ def test_logits_gradients_and_merged_weights(case: str):
 
 @with_golden
 def test_vectors_after_some_steps_of_adamw(case: str):
-    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
+    golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.01, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
     shared.check_tensors(vectors(model), shared.part_of(golden, "trained"))
@@ -55,7 +53,7 @@ def test_vectors_after_some_steps_of_adamw(case: str):
 
 @with_golden
 def test_the_seed_gives_the_pair_that_peft_drew(case: str):
-    golden = shared.golden_of(shared.GOLDEN / "adapters" / case)
+    golden = shared.golden_of(DATA / "adapters" / case)
     key = CASES[case]["settings"]["projection_prng_key"]
     rank = CASES[case]["settings"]["r"]
     model = load(case)
@@ -69,9 +67,9 @@ def test_the_seed_gives_the_pair_that_peft_drew(case: str):
 @with_golden
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
-    keys = shared.check_same_tensors(tmp_path, shared.GOLDEN / "adapters" / case)
+    keys = shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
     assert ("base_model.vera_A" in keys) == ("stored" in case)
-    shared.check_config_fields(tmp_path, shared.GOLDEN / "adapters" / case)
+    shared.check_config_fields(tmp_path, DATA / "adapters" / case)
 
 
 def test_the_formula_of_one_layer():

@@ -1,38 +1,36 @@
 """LoKr, LoHa, IA3 and OFT adapters of Hugging Face PEFT give the same numbers here.
 
-The files are made by tests/golden/make_weight_adapter_golden.py.
+The files are made by tests/golden/generators/make_weight_adapter_golden.py.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import golden_checks as shared
 import numpy as np
 import pytest
 
 from paddlenlp_ext.peft.base import PeftModel
-
-sys.path.insert(0, str(shared.GOLDEN))
-from weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.golden import DATA
+from tests.golden.cases.weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.peft import golden_checks as shared
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> PeftModel:
-    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), shared.GOLDEN / "adapters" / case)
+    return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
 
 
 def test_logits_and_gradients(case: str):
-    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden)
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
 
 
 def test_merged_weights_and_biases(case: str):
-    golden, model, base = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case), CASES[case]["base"]
+    golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     before = {name: parameter.numpy() for name, parameter in shared.base_model(base).named_parameters()}
     merged = dict(model.merge_and_unload().named_parameters())
     changed = {
@@ -45,7 +43,7 @@ def test_merged_weights_and_biases(case: str):
 
 
 def test_weights_after_some_steps_of_adamw(case: str):
-    golden, model = shared.golden_of(shared.GOLDEN / "adapters" / case), load(case).train()
+    golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     model.peft_config.decays = lambda name: True  # PyTorch's AdamW decayed IA3's scales too
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
@@ -54,7 +52,7 @@ def test_weights_after_some_steps_of_adamw(case: str):
 
 def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
-    theirs = shared.GOLDEN / "adapters" / case
+    theirs = DATA / "adapters" / case
     load(case).save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, theirs)
     lists = "feedforward_modules"  # of IA3; in any order

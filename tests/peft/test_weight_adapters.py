@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny_adapted import FAMILIES, loss_of, tiny_model, train
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
@@ -21,6 +20,7 @@ from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.loha import LoHaConfig
 from paddlenlp_ext.peft.lokr import LoKrConfig
 from paddlenlp_ext.peft.oft import OFTConfig
+from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
 METHODS = {
     "lokr": LoKrConfig(rank=8),

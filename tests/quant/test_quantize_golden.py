@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,15 +9,13 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.quant.quantize import quantize
-
-GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN_FOLDER))
-from quant_cases import CASES, weight_of  # noqa: E402
+from tests.golden import DATA
+from tests.golden.cases.quant_cases import CASES, weight_of
 
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, np.ndarray]:
-    with np.load(GOLDEN_FOLDER / "quant.npz") as stored:
+    with np.load(DATA / "quant.npz") as stored:
         return dict(stored)
 
 

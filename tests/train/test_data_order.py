@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_training import VOCABULARY, Rows, make_config, make_model
 
 from paddlenlp_ext.data.even_steps import attention_cost
 from paddlenlp_ext.data.packing import BatchPlan
@@ -12,6 +11,7 @@ from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import build_optimizer
 from paddlenlp_ext.train.ranks import SingleRank
 from paddlenlp_ext.train.step import OptimizerStep, StepOptions
+from tests.common.training import VOCABULARY, Rows, make_config, make_model
 
 
 def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):

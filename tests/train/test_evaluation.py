@@ -6,10 +6,10 @@ import math
 import numpy as np
 import paddle
 import pytest
-from tiny_training import Rows, Tokenizer, make_config, make_model
 
 from paddlenlp_ext.train.evaluation import evaluation_mode
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 ROWS = Rows(13, seed=6)
 

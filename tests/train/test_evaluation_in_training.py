@@ -8,10 +8,10 @@ import signal
 import time
 
 import pytest
-from tiny_training import Rows, Tokenizer, make_config, make_model
 
 from paddlenlp_ext.train.interrupt import TrainingStopped
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 
 def test_a_signal_in_an_evaluation_puts_the_evaluation_off(tmp_path):

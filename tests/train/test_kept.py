@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import paddle
 import pytest
-from tiny_training import MODEL, VOCABULARY
 
 from paddlenlp_ext.models.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -21,8 +20,10 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.kept import kept_inputs
+from tests.common.models import TINY_LLAMA
+from tests.common.training import VOCABULARY
 
-SHAPE = {**MODEL, "hidden_size": 64, "intermediate_size": 160}
+SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
 OPS = PLAIN if native.obstacle() else NATIVE
 A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())

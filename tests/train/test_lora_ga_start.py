@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from tiny_training import MODEL, Rows, Tokenizer, make_config
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
@@ -14,6 +13,8 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.models import TINY_LLAMA
+from tests.common.training import Rows, Tokenizer, make_config
 
 INPUT_IDS = paddle.to_tensor(np.arange(1, 21).reshape(2, 10))
 
@@ -35,7 +36,7 @@ def starts(model: PeftModel) -> list[np.ndarray]:
 
 
 def test_a_run_starts_from_its_gradients_as_its_base_and_resumes_with_that_start(tmp_path: Path):
-    base = AutoModelForCausalLM.from_config(MODEL, seed=1)
+    base = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1)
     with paddle.no_grad():
         wanted = base(INPUT_IDS).numpy()
     models = [get_peft_model(base, LoRAGAConfig(rank=4, ga_batches=3))]
@@ -44,7 +45,9 @@ def test_a_run_starts_from_its_gradients_as_its_base_and_resumes_with_that_start
     Trainer(models[0], config, Rows(8), None, Tokenizer(), callbacks=(begin,)).train()
     assert np.array_equal(begin.logits, wanted)
     assert all(start.any() for start in starts(models[0]))
-    models.append(get_peft_model(AutoModelForCausalLM.from_config(MODEL, seed=1), LoRAGAConfig(rank=4, ga_batches=1)))
+    models.append(
+        get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), LoRAGAConfig(rank=4, ga_batches=1))
+    )
     config = make_config(tmp_path, max_steps=3, save_strategy="steps", save_steps=1, resume_from_checkpoint=True)
     Trainer(models[1], config, Rows(8), None, Tokenizer()).train()
     for first, resumed in zip(starts(models[0]), starts(models[1]), strict=True):

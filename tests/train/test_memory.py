@@ -12,7 +12,6 @@ import subprocess
 import sys
 
 import pytest
-from tiny_training import MODEL, VOCABULARY, make_config, make_model
 
 from paddlenlp_ext.models.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -22,6 +21,8 @@ from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.memory import estimate_memory
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
+from tests.common.models import TINY_LLAMA
+from tests.common.training import VOCABULARY, make_config, make_model
 
 STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": None, "ops": PLAIN}
 HEAD = 4.0 * VOCABULARY * 32  # bytes of the tied table
@@ -172,7 +173,7 @@ def test_it_is_near_the_peak_of_a_process(lora: bool):
     from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
 
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 16, "vocab_size": 8000}
-    shape, tokens = {**MODEL, **sizes, "max_position_embeddings": 2048}, 2048
+    shape, tokens = {**TINY_LLAMA, **sizes, "max_position_embeddings": 2048}, 2048
     command = [sys.executable, "-c", _PEAK_OF_TWO_STEPS, json.dumps([shape, tokens, lora])]
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     model = AutoModelForCausalLM.from_config(shape, seed=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from tiny_training import make_model
 
 from paddlenlp_ext.train.neftune import EmbeddingNoise, noise_scale, token_embedding
+from tests.common.training import make_model
 
 ALPHA, HIDDEN = 5.0, 32
 

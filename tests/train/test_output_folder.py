@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import pytest
-from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 from paddlenlp_ext import LoRAConfig
 from paddlenlp_ext.train.output_folder import check_output_dir, find_checkpoint, list_checkpoints
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
 

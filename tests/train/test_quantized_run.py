@@ -10,7 +10,6 @@ import re
 import numpy as np
 import paddle
 import pytest
-from tiny_training import make_config
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -21,6 +20,7 @@ from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.build import build_model, build_trainer, load_data
 from paddlenlp_ext.train.dry_run import packed_weights
+from tests.common.training import make_config
 
 
 def config_for(run_folders, output="out", peft=None, **keys):

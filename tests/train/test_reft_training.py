@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.reft import ReftConfig
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model
 
 ROWS, DEV = Rows(20, seed=3), Rows(5, seed=4)
 PACKED = {"zero_padding": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}

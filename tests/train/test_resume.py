@@ -7,13 +7,13 @@ import os
 import signal
 
 import pytest
-from tiny_training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.interrupt import TrainingStopped
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
 LORA = {"lora": True, "dropout": 0.3, "plus_scale": 4.0}

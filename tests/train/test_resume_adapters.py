@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import MODEL, Rows, Tokenizer, assert_same_bits, make_config, weights
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -14,6 +13,8 @@ from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.models import TINY_LLAMA
+from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, weights
 
 ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
 every_method = pytest.mark.parametrize("switch", PEFT_METHODS.names())
@@ -33,7 +34,7 @@ class KillAfter(Callback):
 
 
 def trainer_of(folder: Path, switch: str, callbacks: tuple[Callback, ...] = (), dev: Any = None, **keys: Any):
-    model = get_peft_model(AutoModelForCausalLM.from_config(MODEL, seed=1), PEFT_METHODS.get(switch)())
+    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), PEFT_METHODS.get(switch)())
     config = make_config(folder, **{"num_train_epochs": 2.0, "learning_rate": 2e-2, **keys})
     return Trainer(model, config, ROWS, dev, Tokenizer(), callbacks=callbacks)
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import paddle
 import pytest
-from tiny_training import Rows, Tokenizer, make_config, make_model, weights
 
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, make_config, make_model, weights
 
 ROWS = Rows(8, seed=3)
 WHOLE = {"per_device_train_batch_size": 8}

@@ -6,17 +6,17 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.common.scripts import script_environment
+
 SCRIPT = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from tiny_training import Rows, Tokenizer, make_config, make_model
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import Rows, Tokenizer, make_config, make_model
 
-config = make_config(sys.argv[2], max_steps=100000)
+config = make_config(sys.argv[1], max_steps=100000)
 Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
 """
 
@@ -24,7 +24,8 @@ Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
 @pytest.mark.slow
 def test_a_terminated_process_says_so_and_leaves_a_checkpoint(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path / "run")],
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
+        env=script_environment(),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -5,7 +5,6 @@ That a run goes on with the same bits after a checkpoint is shown in test_resume
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +17,7 @@ from paddlenlp_ext.ops.quant_levels import dynamic_levels
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.optimizers.adamw_mini import num_blocks
+from tests.golden import DATA
 
 BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2
 HEAD_DIM = 4
@@ -128,7 +128,7 @@ def way(request, monkeypatch):
 
 
 def test_8bit_steps_are_bitsandbytes(way):
-    with np.load(Path(__file__).parents[1] / "golden" / "adamw_8bit.npz") as file:
+    with np.load(DATA / "adamw_8bit.npz") as file:
         golden = dict(file)
     model = Toy({"weight": list(golden["start"].shape)})
     model.named_parameters()[0][1].set_value(golden["start"])

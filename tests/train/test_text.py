@@ -7,13 +7,13 @@ from datetime import date as real_date
 from pathlib import Path
 
 import pytest
-from tiny_training import make_config
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.data.template import load_template
 from paddlenlp_ext.train import text as text_module
 from paddlenlp_ext.train.text import load_text
 from paddlenlp_ext.utils.log import get_logger
+from tests.common.training import make_config
 
 CHAT = "{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}"
 DATED = CHAT + "{# strftime_now #}"

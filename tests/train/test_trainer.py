@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from tiny_training import VOCABULARY, Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.train.callbacks import Callback
@@ -21,6 +20,7 @@ from paddlenlp_ext.train.precision import autocast
 from paddlenlp_ext.train.randomness import micro_step_seed
 from paddlenlp_ext.train.step import NonFiniteError
 from paddlenlp_ext.train.trainer import Trainer
+from tests.common.training import VOCABULARY, Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(5, seed=4)
 

@@ -8,12 +8,12 @@ import json
 import numpy as np
 import paddle
 import pytest
-from tiny_training import make_config
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.train.build import build_trainer, load_data
+from tests.common.training import make_config
 
 
 def config_for(run_folders, **keys):

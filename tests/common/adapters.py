@@ -1,0 +1,84 @@
+"""Tiny models with odd sizes and grouped queries, and what tests do with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.train.optim import build_optimizer
+from tests.common.models import ODD_SIZES
+
+_SIZES = {
+    **ODD_SIZES,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**_SIZES, "model_type": "llama", "tie_word_embeddings": False},
+    "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
+}
+INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
+LABELS = np.random.default_rng(1).integers(0, 61, (2, 11))
+
+
+def tiny_model(family: str = "llama") -> CausalLM:
+    """The same weights at every call, in evaluation mode."""
+    model = AutoModelForCausalLM.from_config(FAMILIES[family], seed=3)
+    model.eval()
+    return model
+
+
+def logits_of(model: Any) -> np.ndarray:
+    """Logits of the fixed prompts."""
+    with paddle.no_grad():
+        return model(paddle.to_tensor(INPUT_IDS)).numpy()
+
+
+def loss_of(model: Any) -> paddle.Tensor:
+    """The loss of the fixed prompts, for a backward pass."""
+    hidden_TD = model.hidden_states(paddle.to_tensor(INPUT_IDS)).flatten(0, 1)
+    return linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(LABELS.flatten()))[0]
+
+
+def train(model: Any, steps: int = 1) -> None:
+    """Some steps of AdamW."""
+    options = SimpleNamespace(
+        optim="adamw", learning_rate=0.01, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8
+    )
+    optimizer = build_optimizer(model, options)
+    model.train()
+    for _ in range(steps):
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    model.eval()
+
+
+def state_of(model: Any) -> dict[str, np.ndarray]:
+    """Copies of all tensors."""
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two sets of named arrays are the same, bit for bit."""
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def run_keys(run_folders: Path, **more: Any) -> dict[str, Any]:
+    """The keys of a run of three steps over what the fixture `run_folders` made, and `more`."""
+    folders = {
+        "model_name_or_path": "model",
+        "dataset_name_or_path": "data",
+        "data_cache_dir": "cache",
+        "output_dir": "out",
+    }
+    paths = {key: str(run_folders / folder) for key, folder in folders.items()}
+    return {**paths, "chat_template": "none", "do_train": True, "max_steps": 3, "device": "cpu", **more}

@@ -1,0 +1,62 @@
+"""Configurations of tiny models, and the files of a tiny run: a model with a tokenizer, and a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+
+WORDS = ("red", "blue", "green", "white", "black", "apple", "pear", "plum", "fig", "lime")
+TINY_SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+TINY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    **TINY_SIZES,
+    "tie_word_embeddings": True,
+}
+ODD_SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+"""Sizes that are not powers of two, with three query heads per key-value head."""
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Save the tiny Llama with a tokenizer of whole words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", "=", *WORDS])}
+    core = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    AutoModelForCausalLM.from_config({**TINY_LLAMA, "eos_token_id": 2}, seed=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_tiny_data(folder: Path) -> None:
+    """Write twelve rows to train.json and dev.json; each answer is the question's words in reverse."""
+    folder.mkdir(exist_ok=True)
+    rows = [{"src": f"{a} {b} =", "tgt": f" {b} {a}"} for a in WORDS[:4] for b in WORDS[5:8]]
+    for split in ("train", "dev"):
+        (folder / f"{split}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,206 @@
+"""Runs of a tiny model that one process and several must agree on; what is launched reads its cases from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.initialize import random_matrix
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.train.build import RunData, build_trainer
+from paddlenlp_ext.train.optim import updated_parameters
+from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.utils.rank import rank
+from tests.common.models import TINY_LLAMA
+from tests.common.scripts import ROOT, script_environment
+from tests.common.training import Rows, Tokenizer, make_config
+
+WORKER = ROOT / "tests" / "parallel" / "parallel_worker.py"
+NUM_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run.
+
+    Attributes:
+        name: of its folder.
+        keys: flat configuration keys beside the defaults here.
+        model: changes to the tiny model's configuration.
+        switch, peft: the adapter method's JSON switch and its options; None trains all weights.
+    """
+
+    name: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    switch: str | None = None
+    peft: dict[str, Any] = field(default_factory=dict)
+
+    def alone(self, data_ranks: int = 1) -> Case:
+        """The same run for one process: what the data ranks did side by side it does one after the other."""
+        cuts = {key for key in self.keys if "parallel" in key or key.startswith("sharding")}
+        keys = {key: value for key, value in self.keys.items() if key not in cuts}
+        keys["gradient_accumulation_steps"] = keys.get("gradient_accumulation_steps", 1) * data_ranks
+        return dataclasses.replace(self, name=f"{self.name}-alone", keys=keys)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: the loss and gradient norm of every step, the evaluation, how many numbers of the whole model
+    were said to train, and the saved weights.
+    """
+
+    losses: np.ndarray
+    norms: np.ndarray
+    evaluation: float
+    num_trained: int
+    weights: dict[str, np.ndarray]
+    folder: Path
+
+
+def write_model(case: Case, folder: Path) -> Path:
+    """The case's model, saved; the same for the same changes to its configuration."""
+    path = folder / "models" / ("-".join(f"{key}={value}" for key, value in sorted(case.model.items())) or "plain")
+    if not path.is_dir():
+        model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):  # zeros would hold nothing but what Adam makes of rounding
+                parameter.set_value(random_matrix(name, tuple(parameter.shape), 1, 0.2))
+        model.save_pretrained(path)
+    return path
+
+
+def run_case(case: Case, folder: Path) -> None:
+    """Train, evaluate and save as `run_finetune.py` does, on rows in memory."""
+    keys = {
+        "model_name_or_path": str(write_model(case, folder)),
+        "device": "cpu",
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 3,
+        "max_steps": NUM_STEPS,
+        "learning_rate": 1e-3,
+        # Adam divides by the gradient's own size: where one passes zero, its rounding becomes a whole step.
+        "adam_epsilon": 1e-4,
+        "do_eval": True,
+        "save_strategy": "no",
+        "zero_padding": True,
+        **case.keys,
+    }
+    config = make_config(folder / case.name, **keys)
+    if case.switch is not None:
+        config = dataclasses.replace(config, peft=peft_methods()[case.switch](**case.peft), peft_switch=case.switch)
+    data = RunData(Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(26, seed=3), Rows(7, seed=4))
+    trainer = build_trainer(config, data)
+    held = watch_gradients(trainer)
+    trainer.train()
+    held["values"] = num_bytes(p for p in trainer.model.parameters() if p._is_initialized())
+    held["state"] = num_bytes(optimizer_state(trainer.optimizer, updated_parameters(trainer.model)).values())
+    (folder / case.name / f"held-{rank()}.json").write_text(json.dumps(held))
+    trainer.save_model()
+    trainer.evaluate()
+
+
+def watch_gradients(trainer: Any) -> dict[str, int]:
+    """Bytes of gradients that this process has, at most; filled while it trains.
+
+    "gradients": at the end of a window; "way back": whenever one more has come in a backward pass.
+    """
+    held, sum_gradients = {"gradients": 0, "way back": 0}, trainer.ranks.sum_gradients
+    trained = [parameter for parameter in trainer.model.parameters() if not parameter.stop_gradient]
+
+    def look(when: str) -> None:
+        held[when] = max(held[when], num_bytes(p.grad for p in trained if p.grad is not None))
+
+    def sum_and_look(parameters) -> None:
+        look("gradients")
+        sum_gradients(parameters)
+
+    for parameter in trained:
+        parameter._register_backward_hook(lambda: look("way back"))
+    trainer.ranks.sum_gradients = sum_and_look
+    return held
+
+
+def num_bytes(tensors) -> int:
+    """Of all tensors."""
+    return sum(tensor.size * tensor.element_size() for tensor in tensors)
+
+
+def outcome(case: Case, folder: Path) -> Outcome:
+    """What `run_case` left in its folder."""
+    history = json.loads((folder / case.name / "trainer_state.json").read_text())["log_history"]
+    steps = [entry for entry in history if "loss" in entry]
+    is_adapter = case.switch is not None
+    stored = open_weights(folder / case.name / ("adapter_model.safetensors" if is_adapter else "model.safetensors"))
+    evaluation = json.loads((folder / case.name / "eval_results.json").read_text())["eval_loss"]
+    return Outcome(
+        np.array([entry["loss"] for entry in steps]),
+        np.array([entry["grad_norm"] for entry in steps]),
+        evaluation,
+        json.loads((folder / case.name / "train_results.json").read_text())["trainable_parameters"],
+        {name: stored.read(name) for name in stored.names()},
+        folder / case.name,
+    )
+
+
+def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300.0) -> dict[str, Outcome]:
+    """Run the cases on so many processes, one after the other in a single start."""
+    for case in cases:
+        write_model(case, folder)
+    (folder / "cases.json").write_text(json.dumps([dataclasses.asdict(case) for case in cases]))
+    result = start(processes, [str(WORKER), str(folder)], folder, timeout)
+    assert result.returncode == 0, logs(folder)
+    return {case.name: outcome(case, folder) for case in cases}
+
+
+def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    """`python -m paddle.distributed.launch` with one thread a process; logs go to `folder/log`."""
+    how = launching(processes, command, folder)
+    return subprocess.run(**how, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def launching(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
+    """How `start` starts a process, in words of `subprocess`."""
+    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
+    return {
+        "args": [*launcher, "--backend", "gloo", "--log_dir", str(folder / "log"), *command],
+        "cwd": folder,
+        "env": script_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
+    }
+
+
+def logs(folder: Path) -> str:
+    """The end of every process's log."""
+    files = sorted((folder / "log").glob("workerlog.*"))
+    return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+
+def differences(got: Outcome, want: Outcome) -> dict[str, float]:
+    """Relative differences of losses, norms, evaluation and weights, by name.
+
+    Of a weight it is that of the whole tensor, |got - want| / |want|: a single value near zero has none.
+    """
+    assert got.weights.keys() == want.weights.keys()
+    assert len(got.losses) == len(want.losses)
+    assert got.num_trained == want.num_trained
+    shares = {"losses": np.abs(got.losses / want.losses - 1).max(), "norms": np.abs(got.norms / want.norms - 1).max()}
+    shares["evaluation"] = abs(got.evaluation / want.evaluation - 1)
+    for name, value in want.weights.items():
+        shares[name] = np.linalg.norm((got.weights[name] - value).ravel()) / np.linalg.norm(value.ravel())
+    return {name: float(share) for name, share in shares.items()}
+
+
+def assert_same_run(got: Outcome, want: Outcome, tolerance: float = 1e-5) -> None:
+    """No relative difference above `tolerance`; the message names those that are."""
+    apart = {name: share for name, share in differences(got, want).items() if not share <= tolerance}
+    assert not apart, apart

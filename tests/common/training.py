@@ -1,0 +1,102 @@
+"""A tiny model, rows in memory and configurations for tests that train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.config.tree import SECTIONS, RunConfig
+from paddlenlp_ext.data.batch import EncodedRow
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.lora import LoRAConfig
+from tests.common.models import TINY_LLAMA
+
+VOCABULARY = TINY_LLAMA["vocab_size"]
+
+
+class Rows:
+    """What the trainer asks of a TokenizedDataset, in memory."""
+
+    def __init__(self, num_rows: int, seed: int = 0, longest: int = 20) -> None:
+        generator = np.random.default_rng(seed)
+        self.rows = []
+        for index in range(num_rows):
+            num_tokens = int(generator.integers(4, longest))
+            tokens = generator.integers(1, VOCABULARY, num_tokens).astype(np.int32)
+            learned = np.arange(num_tokens) >= generator.integers(1, num_tokens - 1)
+            self.rows.append(EncodedRow(tokens, learned, index))
+        self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> EncodedRow:
+        return self.rows[index]
+
+    def source(self, index: int) -> tuple[str, int]:
+        return "train.json", index + 1
+
+    def prompts(self) -> Iterator[tuple[list[int], str, str]]:
+        for row in self.rows:
+            answer = row.tokens[row.learned].tolist()
+            yield row.tokens[: len(row.tokens) - len(answer)].tolist(), _text(answer), f"question {row.row_index}"
+
+
+class Tokenizer:
+    """Numbers as words."""
+
+    pad_token_id = 0
+    eos_token_id = 7
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        return _text(tokens)
+
+    def save_pretrained(self, folder: str) -> None:
+        Path(folder, "tokenizer.json").write_text("{}")
+
+
+def _text(tokens: list[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
+    """The tiny Llama, all of it training, or with LoRA (whose B starts at zero)."""
+    model = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=seed)
+    return get_peft_model(model, LoRAConfig(**{"rank": 4, **lora_fields})) if lora else model
+
+
+def make_config(output_dir: Path, **keys: Any) -> RunConfig:
+    """A RunConfig from flat keys over small defaults."""
+    defaults = {
+        "output_dir": str(output_dir),
+        "do_train": True,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "num_train_epochs": 1.0,
+        "max_length": 32,
+        "src_length": 16,
+        "disable_tqdm": True,
+    }
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, value in {**defaults, **keys}.items():
+        owners = [name for name, cls in SECTIONS.items() if key in {f.name for f in dataclasses.fields(cls)}]
+        assert len(owners) == 1, f"{key} belongs to {owners}"
+        sections[owners[0]][key] = value
+    return RunConfig(**{name: cls(**sections[name]) for name, cls in SECTIONS.items()})
+
+
+def weights(model: Any) -> dict[str, np.ndarray]:
+    """All parameters as arrays."""
+    return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert np.array_equal(got[name], value), f"{name} differs by {np.abs(got[name] - value).max()}"

@@ -1,0 +1,143 @@
+"""Make checkpoint_*.{json,gguf,npz}: what the checkpoint room's tests compare with.
+
+Run where PyTorch, transformers, gguf, sentencepiece and protobuf are installed:
+
+    python -m tests.golden.generators.make_checkpoint_golden
+
+- checkpoint_sentencepiece.json: a small BPE model trained by sentencepiece, and the ids it gives to some texts.
+- checkpoint_<architecture>.gguf and .npz: a small quantized model, and the weights transformers reads from it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import sentencepiece
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.golden import DATA
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB = 64, 96, 4, 2, 40
+TEXTS = [
+    "Hello world",
+    "  two spaces  and three   inside ",
+    "Zahlen 2024, 3.14 und 1000000!",
+    "déjà vu, naïve, über, ćwierć",
+    "日本語のテキスト и русский текст",
+    "emoji 🙂 and tab\tnewline\nend",
+    "the the the theatre then",
+    "",
+    " ",
+    "x",
+]
+CORPUS = """The quick brown fox jumps over the lazy dog near the old theatre then goes home.
+She sells sea shells by the sea shore, and the shells that she sells are sea shells for sure.
+Numbers such as 1984, 2001 and 2024 are years; 3.14 is not. Weather and whether, there and their, then and than.
+A model is trained on text, a tokenizer is trained on text too, and both forget what they were not shown.
+El niño come manzanas. Der Hund läuft über die Straße. Une idée naïve, déjà vu."""
+
+
+def train_sentencepiece() -> dict:
+    """A BPE model with byte fallback and two symbols of its own, in the way Llama's was made."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS.splitlines()),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        user_defined_symbols=["<sep>"],
+        minloglevel=2,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    kinds = [
+        2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1
+        for i in range(model.get_piece_size())
+    ]
+    kinds[model.piece_to_id("<sep>")] = 4
+    return {
+        "tokens": [model.id_to_piece(i) for i in range(model.get_piece_size())],
+        "scores": [model.get_score(i) for i in range(model.get_piece_size())],
+        "types": kinds,
+        "texts": TEXTS,
+        "ids": [model.encode(text) for text in TEXTS],
+        "decoded": [model.decode(model.encode(text)) for text in TEXTS],
+    }
+
+
+def write_gguf(path: Path, architecture: str) -> None:
+    """One layer of random weights, quantized where the rows allow it, as llama.cpp's files mix types."""
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(50000.0)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*(chr(33 + i) for i in range(VOCAB - 1)), "AB"])
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(3)
+    head_dim = HIDDEN // HEADS
+    if architecture == "qwen3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    kinds = gguf.GGMLQuantizationType
+    tensors = {
+        "token_embd.weight": ((VOCAB, HIDDEN), kinds.Q8_0),
+        "output_norm.weight": ((HIDDEN,), kinds.F32),
+        "blk.0.attn_norm.weight": ((HIDDEN,), kinds.F32),
+        "blk.0.ffn_norm.weight": ((HIDDEN,), kinds.F32),
+        "blk.0.attn_q.weight": ((HIDDEN, HIDDEN), kinds.Q4_1),
+        "blk.0.attn_k.weight": ((KV_HEADS * head_dim, HIDDEN), kinds.Q5_0),
+        "blk.0.attn_v.weight": ((KV_HEADS * head_dim, HIDDEN), kinds.F16),
+        "blk.0.attn_output.weight": ((HIDDEN, HIDDEN), kinds.Q4_0),
+        "blk.0.ffn_gate.weight": ((INTERMEDIATE, HIDDEN), kinds.Q5_1),
+        "blk.0.ffn_up.weight": ((INTERMEDIATE, HIDDEN), kinds.Q8_0),
+        "blk.0.ffn_down.weight": ((HIDDEN, INTERMEDIATE), kinds.BF16),
+    }
+    if architecture == "llama":
+        tensors["output.weight"] = ((VOCAB, HIDDEN), kinds.Q8_0)
+    if architecture == "qwen2":
+        tensors["blk.0.attn_q.bias"] = ((HIDDEN,), kinds.F32)
+        tensors["blk.0.attn_k.bias"] = ((KV_HEADS * head_dim,), kinds.F32)
+        tensors["blk.0.attn_v.bias"] = ((KV_HEADS * head_dim,), kinds.F32)
+    if architecture == "qwen3":
+        tensors["blk.0.attn_q_norm.weight"] = ((head_dim,), kinds.F32)
+        tensors["blk.0.attn_k_norm.weight"] = ((head_dim,), kinds.F32)
+    for name, (shape, kind) in tensors.items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    (DATA / "checkpoint_sentencepiece.json").write_text(json.dumps(train_sentencepiece()) + "\n")
+    for architecture in ("llama", "qwen2", "qwen3"):
+        path = DATA / f"checkpoint_{architecture}.gguf"
+        write_gguf(path, architecture)
+        # transformers does not read attention.key_length of qwen3 and would take 128.
+        head_dim = {"head_dim": HIDDEN // HEADS} if architecture == "qwen3" else {}
+        model = AutoModelForCausalLM.from_pretrained(DATA, gguf_file=path.name, dtype=torch.float32, **head_dim)
+        expected = {name: value.numpy() for name, value in model.state_dict().items()}
+        np.savez_compressed(DATA / f"checkpoint_{architecture}.npz", **expected)
+
+
+if __name__ == "__main__":
+    main()

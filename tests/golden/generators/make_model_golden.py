@@ -1,0 +1,37 @@
+"""Write models/<case>.npz: logits, loss and every gradient of the tiny models, computed by transformers on PyTorch.
+
+Run where `torch` and `transformers` are installed (constraints of this repository do not matter to it):
+    python -m tests.golden.generators.make_model_golden
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.golden import DATA
+from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
+
+FOLDER = DATA / "models"
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for case, settings in CASES.items():
+        config = AutoConfig.for_model(**settings)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+        for name, parameter in model.named_parameters():
+            parameter.data = torch.from_numpy(make_weight(case, name, tuple(parameter.shape)))
+        input_ids, labels = (torch.from_numpy(array) for array in make_inputs(case))
+        logits = model(input_ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        gradients = {f"gradient:{name}": parameter.grad.numpy() for name, parameter in model.named_parameters()}
+        arrays = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy(), **gradients}
+        np.savez_compressed(FOLDER / f"{case}.npz", **arrays)
+        print(f"{case}: loss {loss:.6f}, {len(gradients)} gradients")
+
+
+if __name__ == "__main__":
+    main()

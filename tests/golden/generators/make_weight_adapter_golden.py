@@ -1,0 +1,67 @@
+"""Write adapters/<case>/ for LoKr, LoHa, IA3 and OFT: an adapter saved by Hugging Face PEFT, and its numbers there.
+
+Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
+    python -m tests.golden.generators.make_weight_adapter_golden
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import zlib
+
+import numpy as np
+import peft
+import torch
+
+from tests.golden.cases.model_cases import make_inputs
+from tests.golden.cases.weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.golden.generators.make_peft_golden import FOLDER, build, trained
+
+
+def main() -> None:
+    for case, wanted in CASES.items():
+        folder = FOLDER / case
+        shutil.rmtree(folder, ignore_errors=True)
+        config = getattr(peft, wanted["config"])(task_type="CAUSAL_LM", **wanted["settings"])
+        model = peft.get_peft_model(build(wanted["base"]), config)
+        for name, parameter in trained(model).items():
+            generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
+            values = wanted["mean"] + wanted["deviation"] * generator.standard_normal(tuple(parameter.shape))
+            parameter.data = torch.from_numpy(values.astype(np.float32))
+        model.save_pretrained(folder)
+        (folder / "README.md").unlink()
+        golden = measure(model, wanted["base"])
+        np.savez_compressed(folder / "golden.npz", **golden)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB, {fields}")
+
+
+def measure(model: torch.nn.Module, base: str, weight_decay: float = WEIGHT_DECAY) -> dict[str, np.ndarray]:
+    """Logits, loss, gradients, merged parameters of layer 1 that changed, and the adapter after some steps of AdamW."""
+    input_ids, labels = (torch.from_numpy(array) for array in make_inputs(base))
+    before, merged = build(base).state_dict(), copy.deepcopy(model).merge_and_unload().state_dict()
+    golden = {
+        f"merged:{name}": value.numpy().copy()
+        for name, value in merged.items()
+        if ".layers.1." in name and not torch.equal(value, before[name])
+    }
+    parameters = list(trained(model).values())
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=EPSILON, weight_decay=weight_decay)
+    for step in range(STEPS):
+        logits = model(input_ids=input_ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        if step == 0:
+            golden |= {"logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
+            golden |= {f"gradient:{name}": p.grad.numpy().copy() for name, p in trained(model).items()}
+        optimizer.step()
+        optimizer.zero_grad()
+    golden |= {f"trained:{name}": p.detach().numpy().copy() for name, p in trained(model).items()}
+    return golden
+
+
+if __name__ == "__main__":
+    main()

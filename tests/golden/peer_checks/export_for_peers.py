@@ -1,0 +1,143 @@
+"""Write OUT/: base, adapter and merged models made here, each with the logits computed here, for the two checks
+`check_adapter_in_peft.py` and `check_model_in_transformers.py`.
+
+    python -m tests.golden.peer_checks.export_for_peers OUT [--model NAME_OR_PATH]
+
+Without --model, tiny models of every family with odd sizes; with it, that model and one adapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
+
+import paddle  # isort: skip
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.peft.adalora import AdaLoRAConfig
+from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.dora import DoRAConfig
+from paddlenlp_ext.peft.ia3 import IA3Config
+from paddlenlp_ext.peft.loha import LoHaConfig
+from paddlenlp_ext.peft.lokr import LoKrConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.moslora import MoSLoRAConfig
+from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.prefix import PrefixConfig
+from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.peft.sora import SoRAConfig
+from paddlenlp_ext.peft.vera import VeRAConfig
+from paddlenlp_ext.quant.options import QuantOptions
+
+ADAPTERS = {
+    "all_linear": LoRAConfig(rank=4),
+    "rslora_some": LoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "one_layer": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj"]),
+    "lokr": LoKrConfig(),
+    "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
+    "loha": LoHaConfig(rank=3),
+    "ia3": IA3Config(),
+    "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
+    "prefix": PrefixConfig(num_tokens=5),
+    "prefix_projected": PrefixConfig(num_tokens=5, projection=True, projection_hidden_size=7),
+    "prompt": PromptConfig(num_tokens=5),
+    "adalora": AdaLoRAConfig(init_r=4, target_r=2),
+    "sora": SoRAConfig(rank=4),
+    "oft": OFTConfig(),
+    "moslora_as_lora": MoSLoRAConfig(rank=4, mixer_to_lora=True),
+    "vera": VeRAConfig(rank=16),
+    "vera_seeded": VeRAConfig(rank=16, save_projection=False, target_modules=["q_proj", "down_proj"]),
+    "dora": DoRAConfig(rank=4),
+    "dora_some": DoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "pissa": PissaConfig(rank=4),
+    "pissa_some": PissaConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "lora_ga": LoRAGAConfig(rank=4),
+    "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
+}
+
+QUANTIZED = {
+    "over_nf4": QuantOptions(algo="nf4", double_quant=True),
+    "over_int8": QuantOptions(algo="weight_only_int8"),
+    "over_both": QuantOptions(algo={"down_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model")
+    arguments = parser.parse_args()
+    if arguments.model:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model)
+        vocab_size = model.config.vocab_size
+        input_ids = np.random.default_rng(0).integers(0, vocab_size, (2, 24))
+        export(arguments.out / "given", model, input_ids, {"all_linear": ADAPTERS["all_linear"]})
+        return
+    for case in CASES:
+        model = CausalLM(DecoderConfig.from_dict(CASES[case]))
+        for name, parameter in model.named_parameters():
+            parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+        chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {"all_linear": ADAPTERS["all_linear"]}
+        export(arguments.out / case, model, make_inputs(case)[0], chosen)
+        export_quantized(arguments.out / case, make_inputs(case)[0])
+
+
+def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, PeftConfig]) -> None:
+    base = (folder / "base").resolve()
+    model.save_pretrained(base)
+    write_logits(base, model, input_ids)
+    for name, config in adapters.items():
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        adapted.eval()
+        paddle.seed(0)
+        for key, tensor in adapted.adapter_state().items():
+            moved = tensor + 0.1 * paddle.randn(tensor.shape)
+            if key.endswith((".lora_E", ".gate")):  # ranks that are closed leave the layers with different ones
+                moved = moved * (moved > 0).astype(moved.dtype)
+            tensor.set_value(moved)
+        adapted.save_finished(folder / name)
+        write_logits(folder / name, adapted, input_ids)
+        if not config.mergeable:
+            continue
+        merged = folder / f"{name}_merged"
+        report = merge_adapter(folder / name, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
+        write_logits(merged, AutoModelForCausalLM.from_pretrained(merged), input_ids)
+        print(f"{folder.name}/{name}: merged, logits differ by {report.difference:.2e}")
+
+
+def export_quantized(folder: Path, input_ids: np.ndarray) -> None:
+    """Merged folders of LoRA over quantized copies of the base; the logits beside them are the trained model's."""
+    for name, options in QUANTIZED.items():
+        with tempfile.TemporaryDirectory() as adapter:
+            base = (folder / "base").resolve()
+            adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base, quantization=options), LoRAConfig())
+            adapted.eval()
+            paddle.seed(0)
+            for tensor in adapted.adapter_state().values():
+                tensor.set_value(tensor + 0.1 * paddle.randn(tensor.shape))
+            adapted.save_finished(adapter)
+            merged = folder / f"{name}_merged"
+            report = merge_adapter(adapter, merged, AutoModelForCausalLM.from_pretrained, overwrite=True)
+            write_logits(merged, adapted, input_ids)
+            print(f"{folder.name}/{name}: merged, logits differ by {report.difference:.2e}")
+
+
+def write_logits(folder: Path, model: paddle.nn.Layer, input_ids: np.ndarray) -> None:
+    with paddle.no_grad():
+        np.savez(folder / "logits.npz", input_ids=input_ids, logits=model(paddle.to_tensor(input_ids)).numpy())
+
+
+if __name__ == "__main__":
+    main()
