@@ -24,6 +24,7 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import LLM, load_script
 
+SCRIPT = LLM / "predict" / "predictor.py"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,7 +37,7 @@ ROWS = [
 LENGTHS = ["--src_length", "150", "--max_length", "8", "--decode_strategy", "greedy_search"]
 
 
-predictor = load_script(LLM / "predict" / "predictor.py")
+predictor = load_script(SCRIPT)
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -55,14 +56,8 @@ def save_tokenizer(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    config = {
-        **TINY_LLAMA,
-        "vocab_size": 258,
-        "initializer_range": 0.3,
-        "tie_word_embeddings": False,
-        "eos_token_id": 257,
-    }
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    changes = {"vocab_size": 258, "initializer_range": 0.3, "tie_word_embeddings": False, "eos_token_id": 257}
+    AutoModelForCausalLM.from_config({**TINY_LLAMA, **changes}).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 
