@@ -55,7 +55,7 @@ check-peers: .venv/installed-dev .venv-peers/installed
 
 # Speed and memory beside other programs, each in an environment of its own: make bench ARGS="--only lora_fp32 --rounds 3"
 bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
-	$(BIN)/python benchmarks/bench.py $(ARGS)
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 .venv-peers/installed-torch: benchmarks/peers/requirements-torch.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -19,16 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_report import write_report
-from cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program
-from measure import STARTED_WITH, environment
-from ours import MODEL, not_offered
+from benchmarks import ROOT, STARTED_WITH
+from benchmarks.bench_report import write_report
+from benchmarks.cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program
+from benchmarks.measure import environment
+from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.utils.cli import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parent
 WORK = ROOT / "checkpoints" / "benchmarks"
 
 
@@ -67,14 +66,19 @@ def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
     return not_offered(case.needs)
 
 
-def run_script(python: str, command: str) -> dict[str, Any]:
-    """Start a script of benchmarks/ and return the JSON line it prints last.
+def module_command(python: str, command: str) -> list[str]:
+    """Return the words that run a module of this package, given `NAME [argument ...]`, from the repository root."""
+    name, *arguments = shlex.split(command)
+    return [python, "-m", f"benchmarks.{name}", *arguments]
+
+
+def run_module(python: str, command: str) -> dict[str, Any]:
+    """Run a module of this package and return the JSON line it prints last.
 
     Raises:
         RuntimeError: it failed; the message holds the end of what it wrote.
     """
-    words = [python, *shlex.split(command)]
-    words[1] = str(FOLDER / words[1])
+    words = module_command(python, command)
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=STARTED_WITH, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{shlex.join(words)}\nended with code {done.returncode}:\n{done.stderr[-3000:]}")
@@ -88,8 +92,8 @@ def prepare(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, str]:
         WORK.mkdir(parents=True, exist_ok=True)
         keys = f"{MODEL_KEYS} {GSM8K_KEYS}".format(**words)
         run = f"--do_train true --output_dir {WORK / 'run'} --max_steps {args.steps + 1}"
-        command = f"export_rows.py {words['rows']} {keys} {run}"
-        subprocess.run([args.pythons["ours"], *shlex.split(command)], cwd=FOLDER, check=True)
+        command = f"export_rows {words['rows']} {keys} {run}"
+        subprocess.run(module_command(args.pythons["ours"], command), cwd=ROOT, check=True)
     return words
 
 
@@ -113,7 +117,7 @@ def measure(program: Program, args: argparse.Namespace, words: dict[str, str]) -
     """One process of one program; its command as cases.py has it, without this machine's folders."""
     steps = args.steps if program.steps is None else min(args.steps, program.steps)
     command = f"{program.command} --steps {steps}"
-    figures = run_script(args.pythons[program.environment], command.format(**words))
+    figures = run_module(args.pythons[program.environment], command.format(**words))
     return {"command": command, **{key: value for key, value in figures.items() if key not in ("keys", "model")}}
 
 

@@ -24,12 +24,12 @@ GSM8K_KEYS = (
 
 @dataclass(frozen=True)
 class Program:
-    """One line of a case: a script below benchmarks/ in one environment.
+    """One line of a case: a module of this package in one environment.
 
     Attributes:
         label: how tables and pictures call it.
         environment: "ours", or a key of PYTHONS.
-        command: the script and its arguments; bench.py adds `--steps N`.
+        command: the module's name in this package and its arguments; bench.py adds `--steps N`.
         steps: fewer timed steps than bench.py's, for a program that takes minutes a step.
     """
 
@@ -65,9 +65,9 @@ def torch(command: str, label: str = "transformers + peft") -> Program:
 
 def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
     """Packed here; there padded batches of 8 rows, and one row at a time, which pads nothing."""
-    peer = f"peers/train_rows.py {{rows}} {{model}} --rank 8 --learning_rate 1e-4 --dtype {dtype} --micro_batch"
+    peer = f"peers.train_rows {{rows}} {{model}} --rank 8 --learning_rate 1e-4 --dtype {dtype} --micro_batch"
     return (
-        ours(f"train_rows.py {LORA_KEYS} {GSM8K_KEYS} {keys}"),
+        ours(f"train_rows {LORA_KEYS} {GSM8K_KEYS} {keys}"),
         torch(f"{peer} 8", "transformers + peft, padded"),
         torch(f"{peer} 1", "transformers + peft, row by row"),
     )
@@ -77,8 +77,8 @@ def generation(batch: int, dtype: str, needs: str = "") -> Case:
     """Greedy decoding of 128 tokens after 64."""
     arguments = f"--batch {batch} --dtype {dtype}"
     programs = (
-        ours(f"generation.py {arguments}"),
-        torch(f"peers/generation.py {{model}} {arguments}", "transformers"),
+        ours(f"generation {arguments}"),
+        torch(f"peers.generation {{model}} {arguments}", "transformers"),
     )
     return Case(f"generation, batch {batch}, {dtype.replace('float', 'fp').replace('bfp', 'bf')}", programs, needs)
 
@@ -87,24 +87,24 @@ CASES = {
     "lora_fp32": Case(
         "LoRA r 8, 4 x 512 tokens, fp32",
         (
-            ours(f"train_step.py {LORA_KEYS}"),
-            torch("peers/train_step.py {model} --dtype float32"),
-            Program("PaddleNLP as installed", "paddlenlp", "peers/paddlenlp_train_step.py {model}", steps=1),
+            ours(f"train_step {LORA_KEYS}"),
+            torch("peers.train_step {model} --dtype float32"),
+            Program("PaddleNLP as installed", "paddlenlp", "peers.paddlenlp_train_step {model}", steps=1),
         ),
     ),
     "lora_bf16": Case(
         "LoRA r 8, 4 x 512 tokens, bf16",
         (
-            ours(f"train_step.py {LORA_KEYS} {BF16_KEYS}"),
-            torch("peers/train_step.py {model} --dtype bfloat16"),
+            ours(f"train_step {LORA_KEYS} {BF16_KEYS}"),
+            torch("peers.train_step {model} --dtype bfloat16"),
         ),
         needs=BF16_KEYS,
     ),
     "full_fp32": Case(
         "all weights, 4 x 512 tokens, fp32",
         (
-            ours(f"train_step.py {MODEL_KEYS}"),
-            torch("peers/train_step.py {model} --method full --dtype float32", "transformers"),
+            ours(f"train_step {MODEL_KEYS}"),
+            torch("peers.train_step {model} --method full --dtype float32", "transformers"),
         ),
     ),
     "gsm8k_fp32": Case("LoRA r 8, rows of GSM8K, fp32", gsm8k("float32", "")),
@@ -112,8 +112,8 @@ CASES = {
     "qlora_nf4": Case(
         "QLoRA r 8, nf4, 4 x 512 tokens, fp32",
         (
-            ours(f"train_step.py {LORA_KEYS} {NF4_KEYS}"),
-            torch("peers/train_step.py {model} --dtype float32", "transformers + peft, not quantized"),
+            ours(f"train_step {LORA_KEYS} {NF4_KEYS}"),
+            torch("peers.train_step {model} --dtype float32", "transformers + peft, not quantized"),
         ),
         needs=f"--lora true {NF4_KEYS}",
     ),

@@ -1,6 +1,6 @@
 """Draw the loss curves of several runs into one picture and print how far apart they are.
 
-    python benchmarks/compare_losses.py OUT.png "ours=run/metrics.jsonl" "peer=peer.jsonl" ...
+    python -m benchmarks.compare_losses OUT.png "ours=run/metrics.jsonl" "peer=peer.jsonl" ...
 
 Each file has one JSON object a line; those with `step` and `loss` count. Differences are relative to the first run.
 """

@@ -1,6 +1,6 @@
 """Write the documents of every optimizer step of a run, so that another program can train on the very same ones.
 
-    python benchmarks/export_rows.py ROWS.jsonl CONFIG.json [--adapter FOLDER] [--key value ...]
+    python -m benchmarks.export_rows ROWS.jsonl CONFIG.json [--adapter FOLDER] [--key value ...]
 
 One line an optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}. With --adapter also
 the adapter that the run starts from, for PEFT: A's random values are then the same too.

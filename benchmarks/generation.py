@@ -1,6 +1,6 @@
 """Tokens per second of greedy decoding: random prompts of one length, every row to its limit.
 
-    python benchmarks/generation.py [--batch 1 --prompt 64 --new 128 --steps 5 --dtype float32|bfloat16]
+    python -m benchmarks.generation [--batch 1 --prompt 64 --new 128 --steps 5 --dtype float32|bfloat16]
 
 A step is one whole call, the prompt's pass included; its tokens are the new ones. The same in transformers:
 benchmarks/peers/generation.py.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from measure import random_documents, report, time_steps
+from benchmarks.measure import random_documents, report, time_steps
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.utils.cli import run_command
 

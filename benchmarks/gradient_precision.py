@@ -1,8 +1,8 @@
 """How far the gradients of a bf16 step are from those of the same step in fp32.
 
-    python benchmarks/gradient_precision.py [--documents 8] [--dataset_name_or_path FOLDER --lora_rank 8]
-    python benchmarks/gradient_precision.py --export FOLDER         # then, for the peer's on the same rows and adapter:
-    .venv-peers/bin/python benchmarks/peers/gradient_precision.py FOLDER MODEL_FOLDER
+    python -m benchmarks.gradient_precision [--documents 8] [--dataset_name_or_path FOLDER --lora_rank 8]
+    python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer's on the same rows and adapter:
+    .venv-peers/bin/python -m benchmarks.peers.gradient_precision FOLDER MODEL_FOLDER
 
 LoRA on the built-in model and rows of a dataset, B drawn at random so that A has gradients too. The distance of two
 gradients is the norm of their difference over the norm of the fp32 one.
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
-from gradient_distance import distances
-from measure import report
-from ours import not_offered, run_config
+from benchmarks.gradient_distance import distances
+from benchmarks.measure import report
+from benchmarks.ours import not_offered, run_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.batch import PackedBatch, collate
 from paddlenlp_ext.train.build import build_model, load_data

@@ -1,6 +1,6 @@
 """The same LoRA run in fp32, in bf16 and in transformers + peft: same rows, same steps, same start; one picture.
 
-    python benchmarks/loss_curves.py --gsm8k FOLDER [--steps 200 --max_length 1024 --out FOLDER]
+    python -m benchmarks.loss_curves --gsm8k FOLDER [--steps 200 --max_length 1024 --out FOLDER]
 
 Every optimizer step is one pack of at most `--max_length` tokens. Leaves losses.png and losses.json, and prints how
 far the curves are apart.
@@ -16,15 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cases import BF16_KEYS, LORA_KEYS, PYTHONS
-from compare_losses import describe, draw, read_losses
-from measure import STARTED_WITH, environment
-from ours import MODEL, not_offered
+from benchmarks import ROOT, STARTED_WITH
+from benchmarks.cases import BF16_KEYS, LORA_KEYS, PYTHONS
+from benchmarks.compare_losses import describe, draw, read_losses
+from benchmarks.measure import environment
+from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.utils.cli import run_command
 
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parent
 LEARNING_RATE = "5e-4"
 KEYS = (
     "--dataset_name_or_path {gsm8k} --src_length {source} --max_length {length} "
@@ -56,7 +55,8 @@ def main(argv: Sequence[str]) -> None:
     words = {"model": model, "gsm8k": args.gsm8k, "steps": args.steps, "warmup": warmup}
     words |= {"length": args.max_length, "source": args.max_length // 2}
     keys = shlex.split(f"{LORA_KEYS} {KEYS}".format(**words))
-    run(sys.executable, FOLDER / "export_rows.py", rows, "--adapter", adapter, *keys, "--output_dir", work / "fp32")
+    export = ("-m", "benchmarks.export_rows", rows, "--adapter", adapter)
+    run(sys.executable, *export, *keys, "--output_dir", work / "fp32")
 
     losses = {}
     reason = not_offered(BF16_KEYS)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     for dtype in ("float32", "bfloat16"):
         out = work / f"peer_{dtype}.jsonl"
         shared = ("--learning_rate", LEARNING_RATE, "--warmup_steps", warmup, "--adapter", adapter, "--losses", out)
-        run(args.python, FOLDER / "peers" / "train_rows.py", rows, model, "--dtype", dtype, *shared)
+        run(args.python, "-m", "benchmarks.peers.train_rows", rows, model, "--dtype", dtype, *shared)
         losses[f"transformers + peft, {dtype}"] = read_losses(out)
 
     draw(losses, args.out / "losses.png")

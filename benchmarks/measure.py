@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
 import resource
 import statistics
@@ -16,9 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-
-STARTED_WITH = dict(os.environ)
-"""The environment before this project's import sets threads and MKL's code path: what other programs are run in."""
 
 # SmolLM2-135M: the shape that the speed figures of this project are quoted for.
 SMOLLM2_SHAPE = {

@@ -1,6 +1,6 @@
 """Predicted against measured peak memory of a training step: full training, LoRA, other adapters, quantized weights.
 
-    python benchmarks/memory.py [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
+    python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
 
 The prediction is the dry run's (train/memory.py), the measurement that of a process of its own (train_step.py), which
 takes 20 to 40 seconds. The file of measurements is added to after each one, and what stands in it is not measured
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from measure import environment
-from ours import MODEL, run_config
+from benchmarks.measure import environment
+from benchmarks.ours import MODEL, run_config
 from paddlenlp_ext.train.dry_run import build_skeleton, estimate_run, packed_weights
 from paddlenlp_ext.train.memory import MemoryEstimate
 from paddlenlp_ext.utils.cli import run_command
@@ -56,7 +56,7 @@ PAGE = """\
 What `--dry_run` predicts, from shapes alone, beside what a process took: the largest resident size while it loads
 SmolLM2-135M and makes two optimizer steps, on random documents side by side in one row, every token learned, LoRA of
 rank 8 on all linear layers. GB are 10^9 bytes. Memory does not depend on how busy the machine is. The page is written
-by `python benchmarks/memory.py docs/memory.md`.
+by `python -m benchmarks.memory docs/memory.md`.
 
 {measured}
 
@@ -88,9 +88,8 @@ allocator keeps free is left out.
 
 def measure(model: str, documents: int, length: int, keys: str) -> float:
     """GB at the peak of a process that loads the model and makes two steps."""
-    script = Path(__file__).with_name("train_step.py")
     shape = ["--documents", str(documents), "--length", str(length), "--steps", "1"]
-    command = [sys.executable, str(script), *shape, "--model_name_or_path", model, *keys.split()]
+    command = [sys.executable, "-m", "benchmarks.train_step", *shape, "--model_name_or_path", model, *keys.split()]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 

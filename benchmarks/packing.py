@@ -1,7 +1,7 @@
 """How full packs get, and how long planning them takes.
 
-    python benchmarks/packing.py                                    made-up lengths of five shapes, and a million rows
-    python benchmarks/packing.py --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
+    python -m benchmarks.packing                                    made-up lengths of five shapes, and a million rows
+    python -m benchmarks.packing --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
 
 Columns, as shares of the slots that hold a token:
     padded       random batches of 8 rows, padded to the longest of each

@@ -1,7 +1,7 @@
 """Bytes sent and memory a process of every layout: the formulas of parallel/cost.py, counted runs, and large models.
 
-    python benchmarks/parallel_cost.py                  # writes docs/parallel_cost.md; about three minutes
-    python benchmarks/parallel_cost.py --on_paper_only  # the part that needs no run
+    python -m benchmarks.parallel_cost                  # writes docs/parallel_cost.md; about three minutes
+    python -m benchmarks.parallel_cost --on_paper_only  # the part that needs no run
 
 A run is started as a user starts it, over gloo; this file is what every process runs, too (`--counted_run`).
 """
@@ -17,13 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measure import environment
+from benchmarks import ROOT
+from benchmarks.measure import environment
 from paddlenlp_ext.config.degrees import Degrees
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory
 
-PAGE = Path(__file__).parents[1] / "docs" / "parallel_cost.md"
+PAGE = ROOT / "docs" / "parallel_cost.md"
 NUM_STEPS, LENGTH, MICRO_BATCHES = 2, 128, 4
 MODEL = {
     "model_type": "llama",
@@ -104,7 +105,7 @@ def step_of(layout: Layout, keys: dict[str, Any]) -> Step:
 # -- what runs in every process ----------------------------------------------------------------------------------------
 def work(folder: Path, keys: dict[str, Any]) -> None:
     """Train two steps; leave the bytes of the second and what memory grew by in the folder."""
-    from counted_run import train_and_count
+    from benchmarks.counted_run import train_and_count
 
     result = train_and_count(MODEL, folder, {**keys, "max_steps": NUM_STEPS}, LENGTH)
     (folder / f"{result.pop('rank')}.json").write_text(json.dumps(result))
@@ -119,7 +120,9 @@ def launch(processes: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
             command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--backend", "gloo"]
             command += ["--log_dir", str(folder / "log")]
         command += [__file__, "--counted_run", str(folder), json.dumps(keys)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if result.returncode:
             logs = "\n".join(path.read_text()[-2000:] for path in folder.glob("log/workerlog.*"))
@@ -227,7 +230,7 @@ def paper_table() -> str:
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 HEAD = """# What a layout costs
 
-Written by `python benchmarks/parallel_cost.py`; the formulas are `paddlenlp_ext/parallel/cost.py`, with numbers worked by
+Written by `python -m benchmarks.parallel_cost`; the formulas are `paddlenlp_ext/parallel/cost.py`, with numbers worked by
 hand in `tests/parallel/test_cost.py`.
 
 | What is sent in a step, by each process | Formula |

@@ -1,8 +1,8 @@
 """Losses and final weights of every layout against those of one process, for all weights and each adapter family.
 
-    python benchmarks/parallel_exactness.py                                # writes docs/parallel_exactness.md
-    python benchmarks/parallel_exactness.py --model smollm2-135m-instruct --steps 3 --output smollm2.md
-    python benchmarks/parallel_exactness.py --layouts "tensor 2" "data 2" --methods SFT LoRA
+    python -m benchmarks.parallel_exactness                                # writes docs/parallel_exactness.md
+    python -m benchmarks.parallel_exactness --model smollm2-135m-instruct --steps 3 --output smollm2.md
+    python -m benchmarks.parallel_exactness --layouts "tensor 2" "data 2" --methods SFT LoRA
 
 Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches a step, dealt over the replicas; a
 start for each layout, a run for each method in it. In a `--folder` that stays, what stands there is not run again, and
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,17 +23,15 @@ from typing import Any
 
 import numpy as np
 
-sys.path += [str(Path(__file__).parents[1] / "tests" / room) for room in ("parallel", "train")]
-
-from parallel_cases import NUM_STEPS, Case, differences, launch, outcome, run_case, write_model
-
-from measure import environment
+from benchmarks import ROOT
+from benchmarks.measure import environment
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.checkpoint.weights import open_weights
+from tests.common.parallel import NUM_STEPS, Case, differences, launch, outcome, run_case, write_model
 
-PAGE = Path(__file__).parents[1] / "docs" / "parallel_exactness.md"
+PAGE = ROOT / "docs" / "parallel_exactness.md"
 TINY = {"num_hidden_layers": 4}
 MICRO_BATCHES = 4
 LIMIT, MOVE, EPSILON = 1e-5, 1e-7, 1e-4
@@ -187,7 +184,7 @@ def is_done(case: Case, folder: Path) -> bool:
 
 HEAD = """# Exactness of parallel training
 
-Written by `python benchmarks/parallel_exactness.py`. Largest relative difference to one process after {steps} steps of
+Written by `python -m benchmarks.parallel_exactness`. Largest relative difference to one process after {steps} steps of
 {model}:
 fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
 |want|, the largest of all steps; of a weight |got - want| / |want| as a whole tensor, the largest of all that the run

@@ -1,6 +1,6 @@
 """How long PiSSA's start takes and how close it comes to the exact SVD.
 
-    python benchmarks/pissa_svd.py [--shape 4096 11008] [--rank 16] [--no_exact]
+    python -m benchmarks.pissa_svd [--shape 4096 11008] [--rank 16] [--no_exact]
 
 Two matrices of normal numbers: one as it is (the hardest case: singular values side by side), one whose singular
 values fall as 1 / sqrt(i), nearer to a trained weight. Printed are seconds, and by how much the residual's Frobenius

@@ -1,7 +1,7 @@
 """QLoRA on SmolLM2: what a quantized base costs and saves, and how well it learns, beside plain LoRA.
 
-    python benchmarks/qlora.py cost OUT.json [--model smollm2-135m-instruct --documents 4 --length 512 --steps 3]
-    python benchmarks/qlora.py loss OUT.png --dataset GSM8K_FOLDER [--steps 200 --work FOLDER]
+    python -m benchmarks.qlora cost OUT.json [--model smollm2-135m-instruct --documents 4 --length 512 --steps 3]
+    python -m benchmarks.qlora loss OUT.png --dataset GSM8K_FOLDER [--steps 200 --work FOLDER]
 
 `cost`: bytes of the base's weights, peak memory of a process of its own for each kind, and time: all kinds in one
 process, one step of each in turn, the fastest step of each counts. `loss`: `llm/run_finetune.py` on the same rows with
@@ -21,16 +21,16 @@ from pathlib import Path
 
 import numpy as np
 
-from compare_losses import read_losses
-from measure import environment, random_documents
-from ours import packed_batch, run_config, training_step
+from benchmarks import ROOT
+from benchmarks.compare_losses import read_losses
+from benchmarks.measure import environment, random_documents
+from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantOptions
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 
-HERE = Path(__file__).parent
 KINDS: dict[str, QuantOptions | None] = {
     "LoRA": None,
     "int8": QuantOptions(algo="weight_only_int8"),
@@ -95,8 +95,8 @@ def weight_bytes(model: str, options: QuantOptions | None) -> tuple[int, int]:
 
 def peak_gb(model: str, documents: int, length: int, options: QuantOptions | None) -> float:
     """Peak memory of a process that loads, adapts and makes two steps, GB."""
-    command = [sys.executable, HERE / "train_step.py", "--steps", 1, "--documents", documents, "--length", length]
-    command += lora_keys(model, options)
+    command = [sys.executable, "-m", "benchmarks.train_step", "--steps", 1, "--documents", documents]
+    command += ["--length", length, *lora_keys(model, options)]
     output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["peak_memory_gb"]
 
@@ -134,7 +134,7 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, 
     for kind, switch in STARTS.items():
         runs[kind] = train(kind, KINDS["nf4"], model, dataset, steps, work, [*keys, f"--{switch}", "true"])
     named = [f"{kind}={run / 'metrics.jsonl'}" for kind, run in runs.items()]
-    subprocess.run([sys.executable, str(HERE / "compare_losses.py"), str(out), *named], check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.compare_losses", str(out), *named], check=True)
     last = {
         kind: float(np.mean(list(read_losses(str(run / "metrics.jsonl")).values())[-_LAST:]))
         for kind, run in runs.items()
@@ -177,7 +177,7 @@ def train(
         f"--{key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}"
         for key, value in settings.items()
     ]
-    script, base = HERE.parent / "llm" / "run_finetune.py", HERE.parent / "llm/config/smollm2/lora_argument.json"
+    script, base = ROOT / "llm" / "run_finetune.py", ROOT / "llm/config/smollm2/lora_argument.json"
     subprocess.run([sys.executable, str(script), str(base), *words, *keys], check=True)
     return folder
 

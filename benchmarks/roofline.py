@@ -1,6 +1,6 @@
 """A step's arithmetic against what the machine multiplies, and where the step's time goes.
 
-    python benchmarks/roofline.py [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
+    python -m benchmarks.roofline [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
 
 The rate is the best that oneDNN reaches by itself on one of the shapes of the step, in its number format; measured
 before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
@@ -12,12 +12,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from step_profile import profile_step  # isort: skip (before the ops)
+from benchmarks.step_profile import profile_step  # isort: skip (before the ops)
 
-from arithmetic import linear_shapes, step_operations
-from matmul_rate import onednn_rates
-from measure import SMOLLM2_SHAPE, random_documents, report, time_steps
-from ours import packed_batch, run_config, training_step
+from benchmarks.arithmetic import linear_shapes, step_operations
+from benchmarks.matmul_rate import onednn_rates
+from benchmarks.measure import SMOLLM2_SHAPE, random_documents, report, time_steps
+from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 

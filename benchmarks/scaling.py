@@ -1,6 +1,6 @@
 """How speed and memory grow with the work: longer packs, more documents, larger ranks, one and two cores.
 
-    python benchmarks/scaling.py [--only pack batch rank cores] [--steps 3] [--out FOLDER] [--bf16 true ...]
+    python -m benchmarks.scaling [--only pack batch rank cores] [--steps 3] [--out FOLDER] [--bf16 true ...]
 
 Each point is benchmarks/train_step.py in a process of its own: LoRA on SmolLM2's shape, of rank 8 on 4 documents of 512
 tokens but for what the series changes. Further keys go to every run. Leaves scaling.json, scaling.md and scaling.png.
@@ -20,10 +20,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from measure import environment
+from benchmarks import ROOT
+from benchmarks.measure import environment
 from paddlenlp_ext.utils.cli import run_command
 
-FOLDER = Path(__file__).resolve().parent
 SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
     # name: what the axis counts, its values, the words that a value adds to the command
     "pack": ("tokens of one document", (512, 1024, 2048, 4096, 8192), "--documents 1 --length {value}"),
@@ -43,7 +43,7 @@ def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> d
         raise ValueError(f"the series cores asks for {value}, and this process may use {len(cores)}")
     allowed = set(cores[:value]) if series == "cores" else set(cores)
     words = shlex.split(SERIES[series][2].format(value=value))
-    command = [sys.executable, FOLDER / "train_step.py", "--lora", "true", "--steps", steps, *words, *keys]
+    command = [sys.executable, "-m", "benchmarks.train_step", "--lora", "true", "--steps", steps, *words, *keys]
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=FOLDER.parent / "checkpoints" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks")
     args, keys = parser.parse_known_args(argv)
     points: Points = {}
     for series in args.only:

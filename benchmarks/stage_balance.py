@@ -1,6 +1,6 @@
 """How evenly the stages of a pipeline are busy: seconds of each process's own passes, waiting and sending left out.
 
-    python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \\
+    PYTHONPATH=. python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \\
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
 
 llm/run_finetune.py with a clock in it. The first process prints a JSON line at the end: for every stage its layers, its
@@ -9,18 +9,14 @@ counted share of an even one (parallel/work.py), and its measured one.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-
 import paddle.distributed as dist
-import run_finetune
 
-from measure import report
+from benchmarks.measure import report
+from llm import run_finetune
 from paddlenlp_ext.parallel import pipeline
 from paddlenlp_ext.parallel.stages import StagePlan
 from paddlenlp_ext.utils.cli import run_command

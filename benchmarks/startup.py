@@ -1,6 +1,6 @@
 """What importing the package costs over Paddle, and how long the quick start's model takes to its first optimizer step.
 
-    python benchmarks/startup.py [--repeats 5]
+    python -m benchmarks.startup [--repeats 5]
 
 Every figure is of a fresh process; the first of each kind warms the disk (compiled Python and tokenized rows too) and
 is not counted. Medians. `phases` is of runs with a clock in them (startup_phases.py), in seconds and, for a busy
@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from measure import report
+from benchmarks import ROOT
+from benchmarks.measure import report
 from paddlenlp_ext.utils.cli import run_command
 
-ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = {
     "import_paddle": "import paddle",
     "import_both": "import paddlenlp_ext, paddle",
@@ -68,8 +68,9 @@ def seconds_to_first_step(config: str) -> float:
 def phases_to_first_step(config: str) -> dict[str, dict[str, float]]:
     """What startup_phases.py says of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        script = [sys.executable, "benchmarks/startup_phases.py", str(time.monotonic()), *arguments(config, folder)]
-        result = subprocess.run(script, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True)
+        command = [sys.executable, "-m", "benchmarks.startup_phases", str(time.monotonic())]
+        command += arguments(config, folder)
+        result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True)
     return json.loads(result.stdout.splitlines()[-1])
 
 

@@ -1,6 +1,6 @@
 """llm/run_finetune.py with a clock in it: what the time to the first optimizer step consists of. For startup.py.
 
-    python benchmarks/startup_phases.py STARTED CONFIG.json [--key value ...]
+    python -m benchmarks.startup_phases STARTED CONFIG.json [--key value ...]
 
 STARTED is `time.monotonic()` of when the command was given. The last line printed is JSON: by phase, seconds and
 processor seconds (of all threads).
@@ -12,10 +12,7 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 
 
 class Clock:
@@ -41,8 +38,7 @@ def main(started: float, arguments: list[str]) -> None:
     import paddle  # noqa: F401
 
     clock.end("import paddle")
-    import run_finetune
-
+    from llm import run_finetune
     from paddlenlp_ext.train import build
     from paddlenlp_ext.train.callbacks import Callback
 

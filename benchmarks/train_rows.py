@@ -1,6 +1,6 @@
 """Tokens per second and peak memory of a run as llm/run_finetune.py makes it, on a dataset's own rows.
 
-    python benchmarks/train_rows.py [--steps 3] --dataset_name_or_path FOLDER --lora true [--key value ...]
+    python -m benchmarks.train_rows [--steps 3] --dataset_name_or_path FOLDER --lora true [--key value ...]
 
 Counted are tokens of the data, not slots: padding earns nothing. The first optimizer step is not timed. The same rows
 in another program: export_rows.py with the same keys, then peers/train_rows.py.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from measure import report, tokens_per_second
-from ours import run_config
+from benchmarks.measure import report, tokens_per_second
+from benchmarks.ours import run_config
 from paddlenlp_ext.train.build import build_trainer, load_data
 from paddlenlp_ext.train.callbacks import Callback, StepReport
 from paddlenlp_ext.utils.cli import run_command

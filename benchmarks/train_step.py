@@ -1,6 +1,6 @@
 """Tokens per second and peak memory of the trainer's optimizer step on random documents packed into one row.
 
-    python benchmarks/train_step.py [--documents 4 --length 512 --learned 1.0 --steps 5] [--key value ...]
+    python -m benchmarks.train_step [--documents 4 --length 512 --learned 1.0 --steps 5] [--key value ...]
 
 Further keys are those of llm/run_finetune.py: `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`; without
 a method all weights train. The same step in other programs: benchmarks/peers/. `make bench` runs them in turn.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from measure import random_documents, report, time_steps
-from ours import packed_batch, run_config, training_step
+from benchmarks.measure import random_documents, report, time_steps
+from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 

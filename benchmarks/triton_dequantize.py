@@ -3,8 +3,8 @@
 With PyTorch's tensors; needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), no Paddle, and
 measures `bitsandbytes` too where it is there. Prints one JSON line a shape and format:
 
-    PYTHONPATH=. python benchmarks/triton_dequantize.py
-    TRITON_INTERPRET=1 PYTHONPATH=. python benchmarks/triton_dequantize.py --check     on a CPU: small, no times
+    python -m benchmarks.triton_dequantize
+    TRITON_INTERPRET=1 python -m benchmarks.triton_dequantize --check     on a CPU: small, no times
 
 Times are medians with the L2 cache emptied before each run; `empty_ms`, a kernel that does nothing, is in all of them.
 Bandwidth counts what must be read and written once: codes, scales and the weight. `copy_gb_per_s`, a copy of a tensor
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 import triton
 
-from measure import report
+from benchmarks.measure import report
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel, product_kernel
 

@@ -1,6 +1,6 @@
 """The calls of benchmarks/generation.py in transformers on PyTorch, for the ratio.
 
-    .venv-peers/bin/python benchmarks/peers/generation.py MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
+    .venv-peers/bin/python -m benchmarks.peers.generation MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
 
 Every row is made to go on to its limit.
 """
@@ -8,14 +8,11 @@ Every row is made to go on to its limit.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import random_documents, report, time_steps
+from benchmarks.measure import random_documents, report, time_steps
 
 
 def main() -> None:

@@ -1,27 +1,25 @@
 """benchmarks/gradient_precision.py in transformers + peft on PyTorch: the same rows, the same adapter.
 
-    .venv-peers/bin/python benchmarks/peers/gradient_precision.py FOLDER MODEL_FOLDER
+    .venv-peers/bin/python -m benchmarks.peers.gradient_precision FOLDER MODEL_FOLDER
 
-FOLDER is what `benchmarks/gradient_precision.py --export FOLDER` has left. As its users run it: the model in bfloat16,
-the adapter in float32.
+FOLDER is what `python -m benchmarks.gradient_precision --export FOLDER` has left. As its users run it: the model in
+bfloat16, the adapter in float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from peft import PeftModel
-from train_rows import collate
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from gradient_distance import distances
-from measure import report
+from benchmarks.gradient_distance import distances
+from benchmarks.measure import report
+from benchmarks.peers.train_rows import collate
 
 
 def gradients(args: argparse.Namespace, dtype: torch.dtype) -> tuple[float, dict[str, np.ndarray]]:

@@ -1,6 +1,6 @@
 """The step of benchmarks/train_step.py in PaddleNLP 3.0.0b4 as installed: no environment variable, its defaults.
 
-    .venv-paddlenlp/bin/python benchmarks/peers/paddlenlp_train_step.py MODEL_FOLDER
+    .venv-paddlenlp/bin/python -m benchmarks.peers.paddlenlp_train_step MODEL_FOLDER
 
 LoRA of the rank and on the layers that its run_finetune.py takes for Llama; no packing there, but documents of one
 length need none.
@@ -9,15 +9,12 @@ length need none.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import paddle
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import random_documents, report, time_steps
+from benchmarks.measure import random_documents, report, time_steps
 
 LLAMA_TARGETS = [".*[qkvo]_proj.*", ".*gate_proj.*", ".*up_proj.*", ".*down_proj.*"]
 

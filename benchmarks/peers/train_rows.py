@@ -1,6 +1,6 @@
 """Train on exported rows (benchmarks/export_rows.py) in transformers + peft on PyTorch: speed, memory and losses.
 
-    .venv-peers/bin/python benchmarks/peers/train_rows.py ROWS.jsonl MODEL_FOLDER --learning_rate 3e-4 [--losses OUT]
+    .venv-peers/bin/python -m benchmarks.peers.train_rows ROWS.jsonl MODEL_FOLDER --learning_rate 3e-4 [--losses OUT]
 
 MODEL_FOLDER holds the same weights in Hugging Face layout. Each optimizer step takes one line of ROWS, in padded
 micro-batches; the loss is the sum over learned tokens divided by their number in the whole step. Counted are tokens of
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -20,8 +19,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import report, tokens_per_second
+from benchmarks.measure import report, tokens_per_second
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:

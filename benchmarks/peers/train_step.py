@@ -1,6 +1,6 @@
 """The step of benchmarks/train_step.py in transformers + peft on PyTorch, for the ratio.
 
-    .venv-peers/bin/python benchmarks/peers/train_step.py MODEL_FOLDER [--method lora|full --dtype float32|bfloat16]
+    .venv-peers/bin/python -m benchmarks.peers.train_step MODEL_FOLDER [--method lora|full --dtype float32|bfloat16]
 
 As its users run it: PEFT keeps the adapter of a bfloat16 model in float32, as this project does.
 """
@@ -8,15 +8,12 @@ As its users run it: PEFT keeps the adapter of a bfloat16 model in float32, as t
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import random_documents, report, time_steps
+from benchmarks.measure import random_documents, report, time_steps
 
 
 def main() -> None:

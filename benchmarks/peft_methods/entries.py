@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from paddlenlp_ext.config.schema import options_of
 from paddlenlp_ext.config.tree import SECTIONS, switches_of
 
-SHIPPED = Path(__file__).resolve().parents[2] / "llm" / "config" / "smollm2"
+SHIPPED = ROOT / "llm" / "config" / "smollm2"
 LORA_RANKS = (2, 8, 16, 32)
 _LORA_RATE = 2e-3
 _USUAL_RATE = 1e-3  # of a method that ships no configuration

@@ -1,6 +1,6 @@
 """Every adapter method and full fine-tuning on the same model, rows and tokens, with a small sweep of learning rates.
 
-    python benchmarks/peft_methods/run.py --out checkpoints/peft_methods --gsm8k FOLDER [--jobs 2 --methods lora_r8]
+    python -m benchmarks.peft_methods.run --out checkpoints/peft_methods --gsm8k FOLDER [--jobs 2 --methods lora_r8]
 
 Each run is llm/run_finetune.py in a process of its own; with `--jobs` several at a time, which share the cores. Speed
 and memory are read from short runs that are made one after the other, with nothing beside them, at the end. Finished
@@ -23,19 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from entries import Entry, all_entries
-from outcome import read_cost, read_outcome
-from table import write_outcomes
-from tasks import COST, INFLECTION, Task, gsm8k, tiny
-
-from measure import environment
+from benchmarks import ROOT
+from benchmarks.measure import environment
+from benchmarks.peft_methods.entries import Entry, all_entries
+from benchmarks.peft_methods.outcome import read_cost, read_outcome
+from benchmarks.peft_methods.table import write_outcomes
+from benchmarks.peft_methods.tasks import COST, INFLECTION, Task, gsm8k, tiny
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.utils.cli import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-LAUNCHER = Path(__file__).resolve().parents[2] / "llm" / "run_finetune.py"
+LAUNCHER = ROOT / "llm" / "run_finetune.py"
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

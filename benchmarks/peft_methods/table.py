@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from outcome import Cost, Outcome, best_of_each
+
+from benchmarks.peft_methods.outcome import Cost, Outcome, best_of_each
 
 
 @dataclass(frozen=True)

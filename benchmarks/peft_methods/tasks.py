@@ -80,9 +80,12 @@ def gsm8k(folder: Path) -> Task:
 
 def tiny(folder: Path) -> list[Task]:
     """Both kinds of task in little, on a tiny random model: no figure of theirs means anything."""
-    from tiny_inputs import make_tiny_inputs
+    from tests.common.models import write_tiny_data, write_tiny_model
 
-    model, data = make_tiny_inputs(folder)
+    model, data = folder / "tiny_model", folder / "tiny_data"
+    if not (model / "model.safetensors").is_file():
+        write_tiny_model(model)
+    write_tiny_data(data)
     keys = {"chat_template": "none", "device": "cpu", "data_cache_dir": str(folder / "cache")}
     settings = [(key, json.dumps(value)) for key, value in keys.items()]
     scored = Task.of("inflection", str(data), steps=2, pack_tokens=32, eval_batches=1, new_tokens=4)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
-import ours  # noqa: E402
-from arithmetic import linear_shapes, step_operations  # noqa: E402
-from bench import parse_arguments, reason_to_skip, run_script  # noqa: E402
-from bench_report import markdown, summarize, write_report  # noqa: E402
-from cases import CASES, GSM8K_KEYS, LORA_KEYS  # noqa: E402
-from compare_losses import describe, differences, draw  # noqa: E402
-from measure import SMOLLM2_SHAPE, time_steps, tokens_per_second  # noqa: E402
-from scaling import SERIES, write  # noqa: E402
-from step_profile import seconds_by_kernel  # noqa: E402
-
-from paddlenlp_ext import AutoModelForCausalLM, get_peft_model  # noqa: E402
-from paddlenlp_ext.nn.linear import Linear  # noqa: E402
+from benchmarks import ours
+from benchmarks.arithmetic import linear_shapes, step_operations
+from benchmarks.bench import parse_arguments, reason_to_skip, run_module
+from benchmarks.bench_report import markdown, summarize, write_report
+from benchmarks.cases import CASES, GSM8K_KEYS, LORA_KEYS
+from benchmarks.compare_losses import describe, differences, draw
+from benchmarks.measure import SMOLLM2_SHAPE, time_steps, tokens_per_second
+from benchmarks.scaling import SERIES, write
+from benchmarks.step_profile import seconds_by_kernel
+from paddlenlp_ext import AutoModelForCausalLM, get_peft_model
+from paddlenlp_ext.nn.linear import Linear
 
 TINY = {**SMOLLM2_SHAPE, "vocab_size": 37, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
@@ -38,7 +36,7 @@ def test_every_case_names_scripts_that_exist_and_keys_that_the_launcher_reads():
     for name, case in CASES.items():
         assert case.programs[0].environment == "ours", name
         for program in case.programs:
-            assert (FOLDER / shlex.split(program.command)[0]).is_file(), program.command
+            assert find_spec(f"benchmarks.{shlex.split(program.command)[0]}") is not None, program.command
     keys = f"{LORA_KEYS} {GSM8K_KEYS}".format(model="m", gsm8k="d")
     config = ours.run_config(shlex.split(keys))
     assert (config.peft.rank, config.data.greedy_zero_padding) == (8, True)
@@ -61,7 +59,7 @@ def test_what_the_package_does_not_offer_is_left_out_with_the_reason(tmp_path: P
 
 def test_a_script_that_fails_is_an_error_with_its_last_words():
     with pytest.raises(RuntimeError, match="unrecognized arguments: --nonsense"):
-        run_script(sys.executable, "startup.py --nonsense")
+        run_module(sys.executable, "startup --nonsense")
 
 
 def test_rates_are_medians_over_steps_of_their_own_tokens():

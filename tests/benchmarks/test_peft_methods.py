@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ROOT
+from benchmarks.peft_methods.entries import LORA_RANKS, all_entries
+from benchmarks.peft_methods.outcome import Cost, Outcome, best_of_each
+from benchmarks.peft_methods.table import markdown, table_lines, write_outcomes
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "peft_methods"
-sys.path.insert(0, str(FOLDER))
-from entries import LORA_RANKS, all_entries  # noqa: E402
-from outcome import Cost, Outcome, best_of_each  # noqa: E402
-from table import markdown, table_lines, write_outcomes  # noqa: E402
 
 LORA = Outcome(
     task="inflection",
@@ -79,8 +77,9 @@ def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
 @pytest.mark.slow
 def test_a_quick_run_leaves_the_table_and_is_not_made_twice(tmp_path: Path):
     def launch(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--jobs", "2", "--out", str(tmp_path)]
-        return subprocess.run([*command, "--methods", *more], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "benchmarks.peft_methods.run", "--quick", "--jobs", "2"]
+        command += ["--out", str(tmp_path), "--methods", *more]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     first = launch("full", "lora_r2", "adalora", "sora")
     assert first.returncode == 0, first.stderr

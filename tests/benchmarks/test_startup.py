@@ -6,9 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "startup_phases.py"
+from benchmarks import ROOT
 
 
 def test_every_phase_has_its_time(run_folders):
@@ -17,8 +16,8 @@ def test_every_phase_has_its_time(run_folders):
     keys |= {"output_dir": str(run_folders / "out"), "max_steps": 1, "do_train": True, "device": "cpu"}
     (run_folders / "config.json").write_text(json.dumps(keys))
     started = time.monotonic()
-    command = [sys.executable, str(SCRIPT), str(started), str(run_folders / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.startup_phases", str(started), str(run_folders / "config.json")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     phases = json.loads(result.stdout.splitlines()[-1])
     assert [*phases][1] == "import paddle" and [*phases][-1] == "first step" and len(phases) == 7
