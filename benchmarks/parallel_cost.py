@@ -269,7 +269,7 @@ PAPER = """
 Nothing of this part was run. Assumptions: all weights train in bf16 with gradients in bf16 and AdamW's moments and a
 copy of the weights in fp32 (16 bytes a number in all); 512 sequences of 8,192 tokens in a step, one to a micro-batch;
 full recompute; all tokens learned; sequence parallelism wherever there is tensor parallelism. GB (10^9 bytes) a step and GPU, of the one that sends most; memory of the fullest one, without the libraries' own and without what
-lies fallow between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
+is unused between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
 (tensor parallelism wants one machine's) is not in the table. Sharding is counted in even shares that stand between
 passes. A run has more at its fullest: parameters are shared out whole, so that of 32 ranks the owner of the 8B's embedding
 has twice an even share (2 GB more of state); in stages 2 and 3 every process has, on the way back, the gradients of the

@@ -1,6 +1,6 @@
-"""How evenly the stages of a pipeline are busy: seconds of each process's own passes, waiting and sending left out.
+r"""How evenly the stages of a pipeline are busy: seconds of each process's own passes, waiting and sending left out.
 
-    PYTHONPATH=. python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \\
+    PYTHONPATH=. python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
 
 llm/run_finetune.py with a clock in it. The first process prints a JSON line at the end: for every stage its layers, its

@@ -1,5 +1,6 @@
 """Loss, accuracy and perplexity over the dev rows: sums over all learned tokens, so that order and batching don't
-matter."""
+matter.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_every_truncation_is_an_error(tmp_path):
 
 def test_not_utf8(tmp_path):
     path = tmp_path / "run.json"
-    path.write_bytes(b'{\n  "output_dir": "caf\xe9"}')
+    path.write_bytes(b'{\n  "output_dir": "caf\xe9"}')  # codespell:ignore caf
     (found,) = problems(str(path))
     assert (found.line, found.column) == (2, 21) and "0xe9" in found.message
 

@@ -86,7 +86,7 @@ DAMAGED_LINES = [
     ('{"src": [], "tgt": []}', 1, EMPTY),
     located('{"src": "a", "tgt": "b", "context": "You"}', '"You', TYPE),
     located('{"src": "a", "tgt": "b", "context": {"system": 1}}', "1", TYPE),
-    located('{"src": "a", "tgt": "b", "context": {"sistem": "You"}}', '"You', UNKNOWN),
+    located('{"src": "a", "tgt": "b", "context": {"sistem": "You"}}', '"You', UNKNOWN),  # codespell:ignore sistem
     located('{"src": "\\ud800", "tgt": "b"}', '"\\ud', UTF8),
     located('{"id": {"src": [1]}, "src": "a", "tgt": 7}', "7", TYPE),
     ('{"src": "a", "tgt": "b", "id": ' + "7" * 5000 + "}", 1, "number too long"),

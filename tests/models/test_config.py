@@ -15,7 +15,7 @@ from tests.models.tiny_model import TINY, make_model
     ("changes", "message"),
     [
         (
-            {"model_type": "lama"},
+            {"model_type": "lama"},  # codespell:ignore lama
             r"unknown model_type 'lama'; did you mean 'llama'\? Known: llama, mistral, qwen2, qwen3",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),

@@ -88,7 +88,7 @@ def test_errors_name_the_adapter_and_change_nothing(folders: dict[str, Path], tm
     with pytest.raises(ValueError, match="there is an adapter 'first' already"):
         adapters.load("first", folders["second"])
     with pytest.raises(ValueError, match=r"no adapter 'frist'.*did you mean 'first'"):
-        adapters.set_adapter("frist")
+        adapters.set_adapter("frist")  # codespell:ignore frist
     with pytest.raises(ValueError, match="no adapter here"):
         adapters.load("third", tmp_path / "missing")
     with pytest.raises(ValueError, match="no adapter 'third'"):
