@@ -14,6 +14,7 @@ setup(
     long_description=(here / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)],
     python_requires=">=3.10",
     packages=find_packages(include=["paddlenlp_ext", "paddlenlp_ext.*"]),
     package_data={"paddlenlp_ext": ["**/*.json", "ops/csrc/*"]},
@@ -34,6 +35,7 @@ setup(
         "gguf": ["gguf"],
         "visualdl": ["visualdl"],
         "triton": [TRITON],
-        "dev": ["pytest", "ruff", TRITON],  # its interpreter runs the GPU kernels' tests on a CPU
+        # Triton's interpreter runs the GPU kernels' tests on a CPU.
+        "dev": ["pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "pre-commit", TRITON],
     },
 )
