@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,20 +12,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLEAN_PACKAGES: tuple[str, ...] = ()  # folders, such as "paddlenlp_ext/utils", whose docstrings all follow the rule
 MIN_WORDS = 3
-# A relative clause or a bare preposition, and words that point at another docstring.
-BAD_OPENINGS = frozenset(
-    ["What", "Whatever", "Which", "Whichever", "Whether", "Who", "Whoever", "Whose", "Where", "Wherever", "When"]
-    + ["How", "Of", "As", "That", "Those", "These", "This", "It", "Its", "They", "Theirs"]
+# A relative clause, a bare preposition, or a word that points at another docstring.
+BAD_OPENING = re.compile(
+    r"(What(ever)?|Which(ever)?|Whether|Who(ever)?|Whose|Where(ver)?|When|How|Of|As|That|Those|These|This|Its?|They|Theirs)\b"
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def problem_with(docstring: str) -> str | None:
-    words = docstring.split()
-    if len(words) < MIN_WORDS:
+    if len(docstring.split()) < MIN_WORDS:
         return f"fewer than {MIN_WORDS} words"
-    opening = words[0].strip(",.:;`'\"").split("'")[0]
-    return f"opens with {opening!r}" if opening in BAD_OPENINGS else None
+    opening = BAD_OPENING.match(docstring)
+    return f"opens with {opening[0]!r}" if opening else None
 
 
 def violations(source: str, path: str) -> Iterator[str]:
