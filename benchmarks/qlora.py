@@ -27,16 +27,16 @@ from benchmarks.measure import environment, random_documents
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 
 KINDS: dict[str, QuantOptions | None] = {
     "LoRA": None,
-    "int8": QuantOptions(algo="weight_only_int8"),
-    "int4": QuantOptions(algo="weight_only_int4"),
-    "fp4": QuantOptions(algo="fp4", double_quant=True),
-    "nf4": QuantOptions(algo="nf4", double_quant=True),
+    "int8": QuantizationConfig(algo="weight_only_int8"),
+    "int4": QuantizationConfig(algo="weight_only_int4"),
+    "fp4": QuantizationConfig(algo="fp4", double_quant=True),
+    "nf4": QuantizationConfig(algo="nf4", double_quant=True),
 }
 STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
 """Over nf4, in the comparison of losses alone: a step's cost is nf4's, with QERA that of twice the rank."""
@@ -85,15 +85,15 @@ def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, 
     return rows
 
 
-def weight_bytes(model: str, options: QuantOptions | None) -> tuple[int, int]:
+def weight_bytes(model: str, options: QuantizationConfig | None) -> tuple[int, int]:
     """How many weights the layers have that can be quantized, and the bytes they take."""
-    quantized = AutoModelForCausalLM.from_pretrained(model, quantization=options or KINDS["nf4"])
+    quantized = AutoModelForCausalLM.from_pretrained(model, quantization_config=options or KINDS["nf4"])
     layers = quantized_linears(quantized).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)
     return num_weights, 4 * num_weights if options is None else sum(layer.num_bytes for layer in layers)
 
 
-def peak_gb(model: str, documents: int, length: int, options: QuantOptions | None) -> float:
+def peak_gb(model: str, documents: int, length: int, options: QuantizationConfig | None) -> float:
     """Peak memory of a process that loads, adapts and makes two steps, GB."""
     command = [sys.executable, "-m", "benchmarks.train_step", "--steps", 1, "--documents", documents]
     command += ["--length", length, *lora_keys(model, options)]
@@ -114,13 +114,13 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
     return fastest
 
 
-def stepper(model: str, documents: int, length: int, options: QuantOptions | None) -> Callable[[], object]:
+def stepper(model: str, documents: int, length: int, options: QuantizationConfig | None) -> Callable[[], object]:
     """A function that makes one training step of LoRA over that base."""
     config = run_config(lora_keys(model, options))
     return training_step(build_model(config), config, packed_batch(random_documents(documents, length), 1.0))
 
 
-def lora_keys(model: str, options: QuantOptions | None) -> list[str]:
+def lora_keys(model: str, options: QuantizationConfig | None) -> list[str]:
     """Words of a command line: LoRA of rank 8 over that base."""
     keys = ["--model_name_or_path", model, "--lora", "true", "--lora_rank", "8"]
     if options is not None:
@@ -147,7 +147,7 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, 
 
 
 def train(
-    kind: str, options: QuantOptions | None, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]
+    kind: str, options: QuantizationConfig | None, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]
 ) -> Path:
     """One run of the launcher; a finished run of the same name is taken as it is."""
     folder = work / kind

@@ -147,7 +147,10 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     stored = None if adapter is None else read_adapter(adapter)
     if stored is not None:
-        options |= {"quantization": stored.base_quantization(config), "before_quantizing": stored.before_quantizing}
+        options |= {
+            "quantization_config": stored.base_quantization(config),
+            "before_quantizing": stored.before_quantizing,
+        }
     model = AutoModelForCausalLM.from_pretrained(base, **options)
     if model.quantization is not None:
         logger.info("%s", quantization_report(model))

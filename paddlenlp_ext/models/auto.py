@@ -18,7 +18,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
 from paddlenlp_ext.quant.config import from_quantization_config
 from paddlenlp_ext.quant.model import load_quantized
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import BeforeQuantizing
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -33,7 +33,7 @@ class AutoModelForCausalLM:
         name_or_path: str | os.PathLike[str],
         dtype: str = "float32",
         use_flash_attention: bool = True,
-        quantization: QuantOptions | None = None,
+        quantization_config: QuantizationConfig | None = None,
         before_quantizing: BeforeQuantizing | None = None,
     ) -> CausalLM:
         """Load a model, in evaluation mode. One that was saved quantized comes so.
@@ -42,15 +42,16 @@ class AutoModelForCausalLM:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, or a hub id where there is a network.
             dtype: format of the parameters: float32, bfloat16 or float16.
             use_flash_attention: False keeps to attention in plain Paddle where a flash kernel could run, on a GPU.
-            quantization: how linear layers are stored in few bits as they are read; embeddings, norms and head are not.
+            quantization_config: how linear layers are stored in few bits as they are read; embeddings, norms and head
+                are not.
             before_quantizing: an adapter config's, where the adapter changes what is quantized (PiSSA, LoftQ).
 
         Raises:
             ValueError: no such model, one that the decoder cannot be built from, tensors that are not its own, or
-                `quantization` of a model that is quantized already.
+                `quantization_config` of a model that is quantized already.
         """
         model = cls.without_values(name_or_path, dtype, use_flash_attention)
-        read_values(model, name_or_path, quantization, before_quantizing)
+        read_values(model, name_or_path, quantization_config, before_quantizing)
         return model
 
     @classmethod
@@ -93,7 +94,7 @@ class AutoModelForCausalLM:
 def read_values(
     model: CausalLM,
     name_or_path: str | os.PathLike[str],
-    quantization: QuantOptions | None = None,
+    quantization_config: QuantizationConfig | None = None,
     before_quantizing: BeforeQuantizing | None = None,
 ) -> None:
     """Fill a model of that name which was built without values; arguments as `from_pretrained`'s.
@@ -101,18 +102,18 @@ def read_values(
     Of a pipeline's model, the layers of this stage are read and no others.
 
     Raises:
-        ValueError: the stored tensors are not the model's, or `quantization` of one that is quantized already.
+        ValueError: the stored tensors are not the model's, or `quantization_config` of one that is quantized already.
     """
     path = resolve_model(name_or_path)
     saved = stored_quantization(path)
-    if quantization is None and saved is None:
+    if quantization_config is None and saved is None:
         load_weights(model, open_weights(path))
         return
-    load_quantized(model, open_weights(path), quantization, before_quantizing)
-    model.quantization = quantization or saved
+    load_quantized(model, open_weights(path), quantization_config, before_quantizing)
+    model.quantization = quantization_config or saved
 
 
-def stored_quantization(name_or_path: str | os.PathLike[str]) -> QuantOptions | None:
+def stored_quantization(name_or_path: str | os.PathLike[str]) -> QuantizationConfig | None:
     """How a model's weights were quantized before they were saved; None for one in plain numbers.
 
     Raises:

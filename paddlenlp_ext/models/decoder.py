@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quant.config import with_quantization
 from paddlenlp_ext.quant.model import named_tensors
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.utils.seeds import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
@@ -159,7 +159,7 @@ class CausalLM(nn.Layer):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
-        self.quantization: QuantOptions | None = None
+        self.quantization: QuantizationConfig | None = None
         self.vocabulary: VocabularyCut | None = None
         self.held_by_others: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}

@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.layer import AdapterLayer
 from paddlenlp_ext.plan import Cut, Style, TensorPlan, cut_of, is_on_stage
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.model import plain_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.parts import part_block
 from paddlenlp_ext.quant.quantize import block_size_of
 
@@ -81,7 +81,7 @@ def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence: DividedSequence | N
         divide_sequence(decoder, sequence)
 
 
-def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantOptions | None) -> None:
+def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationConfig | None) -> None:
     """Refuse a model that can't be cut among so many ranks, from its shapes alone.
 
     Args:

@@ -26,7 +26,7 @@ from paddlenlp_ext.peft.targets import linear_names, without_idle
 from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
 from paddlenlp_ext.quant.config import options_to_dict
 from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions, in_words
+from paddlenlp_ext.quant.options import QuantizationConfig, in_words
 from paddlenlp_ext.utils.log import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -61,7 +61,7 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
     return peft_model
 
 
-def _warn_of_another_base(stored: AdapterFiles, quantization: QuantOptions | None) -> None:
+def _warn_of_another_base(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
     """Say so where an adapter comes over weights in another format than it was trained over.
 
     Other programs' files do not name the format, so that one that names none is taken as it is.
@@ -109,7 +109,7 @@ class PeftModel(nn.Layer):
         return self.base_model.config
 
     @property
-    def quantization(self) -> QuantOptions | None:
+    def quantization(self) -> QuantizationConfig | None:
         """How the base's layers are quantized, None where they are not."""
         return getattr(self.base_model, "quantization", None)
 

@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
-from paddlenlp_ext.quant.options import QuantOptions, in_words
+from paddlenlp_ext.quant.options import QuantizationConfig, in_words
 from paddlenlp_ext.utils.atomic import write_text
 
 CONFIG_FILE = "adapter_config.json"
@@ -43,7 +43,7 @@ class AdapterFiles:
     config: PeftConfig
     base_model: str | None
     tensors: dict[str, np.ndarray]
-    quantization: QuantOptions | None = None
+    quantization: QuantizationConfig | None = None
     """How the base was quantized in training, None where it was not."""
 
     def before_quantizing(
@@ -55,7 +55,7 @@ class AdapterFiles:
         """
         return self.config.before_quantizing_again(name, weight, rounded, self.tensors)
 
-    def base_quantization(self, base_config: Mapping[str, Any]) -> QuantOptions | None:
+    def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
         """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
 
         None where it is that already.

@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.merge_files import round_as_stored, tensors_by_module, w
 from paddlenlp_ext.peft.model_card import write_model_card
 from paddlenlp_ext.quant.config import from_quantization_config
 from paddlenlp_ext.quant.model import plain_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.source import QuantizedWeights
 from paddlenlp_ext.utils.atomic import atomic_folder
 from paddlenlp_ext.utils.log import get_logger
@@ -86,8 +86,8 @@ def merge_adapter(
     Args:
         adapter: an adapter folder.
         output: the folder to make.
-        load_model: gives the float32 model of a folder or file; with `quantization` and `before_quantizing`, which
-            only an adapter over a quantized base needs, as `AutoModelForCausalLM.from_pretrained`.
+        load_model: gives the float32 model of a folder or file, as `AutoModelForCausalLM.from_pretrained`; it gets
+            `quantization_config` and `before_quantizing` for an adapter over a quantized base.
         base: the base model, None for the one that the adapter names.
         dtype: format of the merged weights, None for each base tensor's own.
         overwrite: replace a model that stands at `output`.
@@ -153,11 +153,11 @@ def _together(
     load_model: Callable[..., nn.Layer],
     base: Path,
     stored: AdapterFiles,
-    quantization: QuantOptions | None,
+    quantization: QuantizationConfig | None,
     input_ids: paddle.Tensor,
 ) -> _Together:
     before = stored.before_quantizing
-    options = {} if quantization is None else {"quantization": quantization, "before_quantizing": before}
+    options = {} if quantization is None else {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
     layers = [*plain_linears(model), *quantized_linears(model)]
     source = QuantizedWeights(open_weights(base), quantization, layers, before)
@@ -166,7 +166,9 @@ def _together(
     return _Together(adapted, source, plain, _logits(adapted, input_ids))
 
 
-def _merged_into(merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantOptions | None) -> str:
+def _merged_into(
+    merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantizationConfig | None
+) -> str:
     """The weights that the adapter is added to, in words.
 
     Raises:

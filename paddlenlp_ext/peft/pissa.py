@@ -38,7 +38,7 @@ from paddlenlp_ext.quant.linear import QuantizedLinear
 
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
-class PissaConfig(LoRABeforeQuantizing):
+class PiSSAConfig(LoRABeforeQuantizing):
     """PiSSA: LoRA that starts from the leading singular triplets of each weight.
 
     Raises:

@@ -36,7 +36,7 @@ _LEARNED_PROJECTION = "prefix_encoder."
 
 @PEFT_METHODS.register("prefix_tuning")
 @dataclass(kw_only=True)
-class PrefixConfig(PeftConfig):
+class PrefixTuningConfig(PeftConfig):
     """Options of prefix tuning.
 
     Raises:
@@ -88,8 +88,8 @@ class PrefixConfig(PeftConfig):
             hidden_size = self.projection_hidden_size or base.k_proj.out_features
         return PrefixAttention(base, self.num_tokens, hidden_size, self.dropout, seed, name)
 
-    def warm_start(self, stored: PeftConfig) -> PrefixConfig:
-        assert isinstance(stored, PrefixConfig)
+    def warm_start(self, stored: PeftConfig) -> PrefixTuningConfig:
+        assert isinstance(stored, PrefixTuningConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class PrefixConfig(PeftConfig):
         }
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
         read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # the tensors and the model say it
         if fields.get("num_transformer_submodules") in (None, 1):
@@ -127,7 +127,7 @@ class PrefixConfig(PeftConfig):
         made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(made, axis=1), **tensors}
 
-    def for_tensors(self, names: Collection[str]) -> PrefixConfig:
+    def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
         """A projection that was left out (PEFT keeps its result alone) leaves a prefix without one."""
         if any(name.startswith(_LEARNED_PROJECTION) for name in names):
             return self
@@ -138,7 +138,7 @@ class PrefixConfig(PeftConfig):
         return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
 
     @classmethod
-    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixConfig:
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         dropout = fields.get("prefix_dropout") or 0.0
         return cls(num_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
 

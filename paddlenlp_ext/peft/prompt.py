@@ -39,7 +39,7 @@ _LAYER = "model.embed_tokens"
 class PromptModel(PeftModel):
     """A model that reads the learned vectors before every document."""
 
-    def __init__(self, model: nn.Layer, peft_config: PromptConfig) -> None:
+    def __init__(self, model: nn.Layer, peft_config: PromptTuningConfig) -> None:
         super().__init__(model, peft_config)
         embedding = model.model.embed_tokens
         if peft_config.init == "text" and has_values(embedding):
@@ -93,7 +93,7 @@ class PromptModel(PeftModel):
 
 @PEFT_METHODS.register("prompt_tuning")
 @dataclass(kw_only=True)
-class PromptConfig(PeftConfig):
+class PromptTuningConfig(PeftConfig):
     """Options of prompt tuning.
 
     Raises:
@@ -136,8 +136,8 @@ class PromptConfig(PeftConfig):
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
         return PromptEmbedding(base, self.num_tokens, self.init, seed, name)
 
-    def warm_start(self, stored: PeftConfig) -> PromptConfig:
-        assert isinstance(stored, PromptConfig)
+    def warm_start(self, stored: PeftConfig) -> PromptTuningConfig:
+        assert isinstance(stored, PromptTuningConfig)
         return dataclasses.replace(stored, path=self.path)
 
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class PromptConfig(PeftConfig):
         }
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PromptConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PromptTuningConfig:
         read = {"num_virtual_tokens", "prompt_tuning_init", "prompt_tuning_init_text"}
         read |= {"tokenizer_name_or_path", "tokenizer_kwargs"}  # of the start
         read |= {"num_layers", "num_attention_heads", "token_dim"}  # the tensor and the model say it
@@ -219,7 +219,7 @@ class PromptEmbedding(AdapterLayer):
         self.prompt_embeddings.set_value(paddle.to_tensor(value).astype(self.prompt_embeddings.dtype))
 
 
-def _token_ids(config: PromptConfig, model_name: str | None) -> np.ndarray:
+def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray:
     """The text's tokens, cut or repeated to the number of vectors.
 
     Raises:

@@ -37,7 +37,7 @@ _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bia
 class ReftModel(PeftModel):
     """Works out which positions a forward pass changes and hands them to the layers."""
 
-    peft_config: ReftConfig
+    peft_config: ReFTConfig
 
     def hidden_states(
         self,
@@ -76,7 +76,7 @@ class ReftModel(PeftModel):
 
 @PEFT_METHODS.register("reft")
 @dataclass(kw_only=True)
-class ReftConfig(PeftConfig):
+class ReFTConfig(PeftConfig):
     """Options of ReFT; their keys have no prefix, as in PaddleNLP.
 
     Raises:
@@ -140,15 +140,15 @@ class ReftConfig(PeftConfig):
         )
         return ReftLayer(base, intervention, self.dropout)
 
-    def warm_start(self, stored: PeftConfig) -> ReftConfig:
-        assert isinstance(stored, ReftConfig)
+    def warm_start(self, stored: PeftConfig) -> ReFTConfig:
+        assert isinstance(stored, ReFTConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         return {field: getattr(self, field) for field in _FIELDS}
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> ReftConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> ReFTConfig:
         refuse_unread_fields(fields, set(_FIELDS))
         return cls(**{field: fields[field] for field in _FIELDS if field in fields})
 

@@ -9,7 +9,7 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.quant.model import plain_linears, quantized_linears
-from paddlenlp_ext.quant.options import BLOCKWISE, QuantOptions
+from paddlenlp_ext.quant.options import BLOCKWISE, QuantizationConfig
 
 _OURS = "paddlenlp_ext"
 """`quant_method` where no other program reads the weights; and the entry of our options, in any case."""
@@ -46,12 +46,12 @@ def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) ->
     return {**plain, "quantization_config": fields}
 
 
-def _in_blocks_of_bitsandbytes(options: QuantOptions) -> bool:
+def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
     groups_fit = not options.double_quant or options.double_quant_block_size in _BITSANDBYTES_BLOCKS - {32}
     return options.block_size in _BITSANDBYTES_BLOCKS and groups_fit
 
 
-def from_quantization_config(config: Mapping[str, Any] | None) -> QuantOptions | None:
+def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
     """The options that a config.json names; None for a model in plain numbers.
 
     Raises:
@@ -66,24 +66,24 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantOptions |
             f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not read "
             "here; known: bitsandbytes in 4 bits, and what this project saves. Start from the original model."
         )
-    return QuantOptions(
+    return QuantizationConfig(
         algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))
     )
 
 
-def options_to_dict(options: QuantOptions) -> dict[str, Any]:
+def options_to_dict(options: QuantizationConfig) -> dict[str, Any]:
     """The options as they stand in JSON files."""
     fields = dataclasses.asdict(options)
     return {**fields, "algo": options.algo if isinstance(options.algo, str) else dict(options.algo)}
 
 
-def options_from_dict(fields: Mapping[str, Any]) -> QuantOptions:
+def options_from_dict(fields: Mapping[str, Any]) -> QuantizationConfig:
     """The reverse of `options_to_dict`.
 
     Raises:
         ValueError: an entry that is not known, or a value out of its range.
     """
-    known = {field.name for field in dataclasses.fields(QuantOptions)}
+    known = {field.name for field in dataclasses.fields(QuantizationConfig)}
     if "algo" not in fields or not known >= fields.keys():
         raise ValueError(f"quantization options {dict(fields)} are not understood; known: {', '.join(sorted(known))}.")
-    return QuantOptions(**fields)
+    return QuantizationConfig(**fields)

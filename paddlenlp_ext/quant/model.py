@@ -15,7 +15,7 @@ from paddlenlp_ext.nn.tree import layer_at, replace_layer
 from paddlenlp_ext.plan import is_on_stage
 from paddlenlp_ext.quant.files import to_stored
 from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import BeforeQuantizing, packed_bytes, quantize_layer
 from paddlenlp_ext.quant.source import QuantizedWeights
 
@@ -35,7 +35,7 @@ def quantized_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
 def load_quantized(
     model: nn.Layer,
     source: WeightSource,
-    options: QuantOptions | None = None,
+    options: QuantizationConfig | None = None,
     before: BeforeQuantizing | None = None,
 ) -> None:
     """Fill a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
@@ -61,7 +61,7 @@ def load_quantized(
     fill_parameters(dict(model.named_parameters()), weights)
 
 
-def quantize_linears(model: nn.Layer, options: QuantOptions, before: BeforeQuantizing | None = None) -> None:
+def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: BeforeQuantizing | None = None) -> None:
     """Quantize the linear layers of a model that has its values, all but the head; its biases freeze.
 
     `before` says what to make of each weight first.
@@ -100,7 +100,7 @@ class PackedSize:
 NOTHING_PACKED = PackedSize()
 
 
-def packed_size(model: nn.Layer, options: QuantOptions) -> PackedSize:
+def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
     """What the linear layers of a plain model will take, from their shapes alone.
 
     Raises:

@@ -15,7 +15,7 @@ _KEY = "weight_quantize_algo"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantOptions:
+class QuantizationConfig:
     """How linear layers are stored.
 
     Attributes:
@@ -61,7 +61,7 @@ class QuantOptions:
         double = f", their scales quantized in groups of {self.double_quant_block_size}" if self.double_quant else ""
         return f"{algo}, blocks of {self.block_size}{double}"
 
-    def for_layer(self, name: str) -> QuantOptions | None:
+    def for_layer(self, name: str) -> QuantizationConfig | None:
         """The options of the layer `name`, of one algo; None where it stays as it is."""
         algo = self.algo
         if not isinstance(algo, str):
@@ -70,7 +70,7 @@ class QuantOptions:
             return None
         return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
 
-    def for_layers(self, names: Collection[str]) -> dict[str, QuantOptions]:
+    def for_layers(self, names: Collection[str]) -> dict[str, QuantizationConfig]:
         """Name -> options of each layer that is to be quantized.
 
         Raises:
@@ -82,6 +82,6 @@ class QuantOptions:
         return {name: options for name, options in chosen.items() if options is not None}
 
 
-def in_words(options: QuantOptions | None) -> str:
+def in_words(options: QuantizationConfig | None) -> str:
     """The format of a model's weights, for messages."""
     return "full precision" if options is None else options.describe()

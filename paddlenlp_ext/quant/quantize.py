@@ -20,7 +20,7 @@ import paddle
 
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels, levels
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]
@@ -32,7 +32,7 @@ _SMALLEST = np.float32(1e-38)
 _LARGEST = {"weight_only_int8": 127, "weight_only_int4": 7}
 
 
-def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> QuantizedWeight:
+def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
     """A weight [out, in] in the format of `options`, which name one algo. The work is done on the CPU.
 
     Raises:
@@ -54,7 +54,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantOptions) -> Quant
 
 
 def quantize_layer(
-    name: str, weight: paddle.Tensor, options: QuantOptions, before: BeforeQuantizing | None = None
+    name: str, weight: paddle.Tensor, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> QuantizedWeight:
     """The weight of the layer `name`, float32 [out, in], after `before` has seen it.
 
@@ -68,7 +68,7 @@ def quantize_layer(
         raise ValueError(f"{name}: {error}") from error
 
 
-def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:
+def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
     """The tensors of a quantized weight [out, in] without values, to be loaded."""
     num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
     num_scales = -(-num_weights // block)
@@ -81,7 +81,7 @@ def empty(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:
     return QuantizedWeight(options.algo, tuple(shape), block, codes, scales, group_scales, paddle.zeros([1]), group)
 
 
-def packed_bytes(shape: tuple[int, int], options: QuantOptions) -> int:
+def packed_bytes(shape: tuple[int, int], options: QuantizationConfig) -> int:
     """What a quantized weight [out, in] takes, scales included."""
     num_weights = shape[0] * shape[1]
     num_codes = num_weights if options.algo == "weight_only_int8" else -(-num_weights // 2)
@@ -91,7 +91,7 @@ def packed_bytes(shape: tuple[int, int], options: QuantOptions) -> int:
     return num_codes + num_scales + 4 * -(-num_scales // options.double_quant_block_size) + 4
 
 
-def block_size_of(options: QuantOptions, in_features: int) -> int:
+def block_size_of(options: QuantizationConfig, in_features: int) -> int:
     """How many neighbours share a scale in a weight with rows of `in_features`.
 
     Raises:
@@ -156,7 +156,7 @@ def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
     return (codes_N[::2] << 4) | codes_N[1::2]
 
 
-def _stored_scales(scales_B: np.ndarray, options: QuantOptions) -> dict[str, np.ndarray]:
+def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
     """The scales as they are, or in 8 bits: their mean off, then the nearest level in blocks."""
     if not options.double_quant:
         return {"scales": scales_B}

@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.files import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer
 
 
@@ -32,7 +32,7 @@ class QuantizedWeights(WeightSource):
     def __init__(
         self,
         source: WeightSource,
-        options: QuantOptions | None = None,
+        options: QuantizationConfig | None = None,
         layers: Collection[str] = (),
         before: BeforeQuantizing | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.work import Work
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.quant.model import quantization_report, quantize_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.passes import passes_of
 from paddlenlp_ext.train.ranks import SingleRank
@@ -168,7 +168,7 @@ def _fill(model: CausalLM, config: RunConfig) -> None:
         logger.info("%s", quantization_report(model))
 
 
-def quant_options(config: ModelConfig) -> QuantOptions | None:
+def quant_options(config: ModelConfig) -> QuantizationConfig | None:
     """How the base's linear layers are to be quantized, None where they are not.
 
     Raises:
@@ -176,7 +176,7 @@ def quant_options(config: ModelConfig) -> QuantOptions | None:
     """
     if config.weight_quantize_algo is None:
         return None
-    return QuantOptions(
+    return QuantizationConfig(
         algo=config.weight_quantize_algo,
         block_size=config.weight_blocksize,
         double_quant=config.weight_double_quant,

@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from paddlenlp_ext.utils.cli import run_command
 from tests.common.models import ODD_SIZES
@@ -30,8 +30,8 @@ CONFIG = {
     **ODD_SIZES,
 }
 IDS = paddle.to_tensor(np.random.default_rng(1).integers(0, 61, (3, 17)))
-NF4 = QuantOptions(algo="nf4", double_quant=True)
-MIXED = QuantOptions(algo={".*self_attn.*": "fp4", "down_proj": "weight_only_int8"})
+NF4 = QuantizationConfig(algo="nf4", double_quant=True)
+MIXED = QuantizationConfig(algo={".*self_attn.*": "fp4", "down_proj": "weight_only_int8"})
 METHODS = {
     **{switch: (switch, {}) for switch in PEFT_METHODS.names() if PEFT_METHODS.get(switch).mergeable},
     "lora": ("lora", {"rank": 3}),
@@ -64,13 +64,13 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
         return model(IDS).numpy()
 
 
-def trained(base: Path, folder: Path, method: str = "lora", options: QuantOptions = NF4) -> np.ndarray:
+def trained(base: Path, folder: Path, method: str = "lora", options: QuantizationConfig = NF4) -> np.ndarray:
     """Save an adapter that moved over the quantized base; returns the logits of both together."""
     switch, settings = METHODS[method]
     config = PEFT_METHODS.get(switch)(**settings)
     quantized = read_model_config(base).get("quantization_config") is not None
     model = AutoModelForCausalLM.from_pretrained(
-        base, quantization=None if quantized else options, before_quantizing=config.before_quantizing
+        base, quantization_config=None if quantized else options, before_quantizing=config.before_quantizing
     )
     model = get_peft_model(model, config)
     paddle.seed(0)
@@ -85,7 +85,7 @@ def trained(base: Path, folder: Path, method: str = "lora", options: QuantOption
 
 @pytest.mark.parametrize("options", [NF4, MIXED], ids=["nf4", "mixed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_merged_model_is_the_trained_one(base: Path, tmp_path: Path, method: str, options: QuantOptions):
+def test_the_merged_model_is_the_trained_one(base: Path, tmp_path: Path, method: str, options: QuantizationConfig):
     wanted = trained(base, tmp_path / "adapter", method, options)
     assert read_adapter(tmp_path / "adapter").quantization == options
     assert run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged") == 0
@@ -126,7 +126,7 @@ def test_merged_into_the_original_weights_the_difference_is_measured(
 
 def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     stored = tmp_path / "stored"
-    AutoModelForCausalLM.from_pretrained(base, quantization=NF4).save_pretrained(stored)
+    AutoModelForCausalLM.from_pretrained(base, quantization_config=NF4).save_pretrained(stored)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (stored / name).write_text("{}")
     wanted = trained(stored, tmp_path / "adapter")
@@ -139,7 +139,9 @@ def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys
     assert "is stored quantized: give the original model" in capsys.readouterr().err
     assert run("merge_lora_params.py", *merge, "--model_name_or_path", base) == 0
     int8 = tmp_path / "int8"
-    AutoModelForCausalLM.from_pretrained(base, quantization=QuantOptions(algo="weight_only_int8")).save_pretrained(int8)
+    AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=QuantizationConfig(algo="weight_only_int8")
+    ).save_pretrained(int8)
     assert run("merge_lora_params.py", *merge[:2], "--output_path", tmp_path / "x", "--model_name_or_path", int8) == 2
     assert "give the base of the training, or the original model" in capsys.readouterr().err
 
@@ -177,5 +179,5 @@ def test_a_resumed_run_keeps_the_quantization(
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), PEFT_METHODS.get("lora")(path=path))
     assert warning in caplog.text
     caplog.clear()
-    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, quantization=NF4), tmp_path / "adapter")
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, quantization_config=NF4), tmp_path / "adapter")
     assert not caplog.text

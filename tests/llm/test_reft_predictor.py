@@ -33,7 +33,7 @@ def script(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def reft(base: Path, tmp_path: Path) -> Path:  # noqa: F811
     """Interventions that change the answers."""
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), ReftConfig(rank=4))
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), ReFTConfig(rank=4))
     rng = np.random.default_rng(0)
     for parameter in model.parameters():
         if not parameter.stop_gradient:

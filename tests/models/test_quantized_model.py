@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quant.model import make_plain, quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.golden import DATA
 
@@ -34,13 +34,13 @@ CONFIG = {
 IDS = paddle.to_tensor(np.random.default_rng(0).integers(0, 61, (2, 9)))
 MIXED = {"q_proj": "nf4", ".*down_proj": "weight_only_int8", "v_proj": None, "up_proj": "weight_only_int4"}
 FORMATS = [
-    QuantOptions(algo="nf4"),
-    QuantOptions(algo="nf4", double_quant=True, double_quant_block_size=16),
-    QuantOptions(algo="fp4", block_size=34),
-    QuantOptions(algo="weight_only_int8", double_quant=True),
-    QuantOptions(algo="weight_only_int4"),
-    QuantOptions(algo="weight_only_int4", group_size=2),
-    QuantOptions(algo=MIXED, double_quant=True),
+    QuantizationConfig(algo="nf4"),
+    QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=16),
+    QuantizationConfig(algo="fp4", block_size=34),
+    QuantizationConfig(algo="weight_only_int8", double_quant=True),
+    QuantizationConfig(algo="weight_only_int4"),
+    QuantizationConfig(algo="weight_only_int4", group_size=2),
+    QuantizationConfig(algo=MIXED, double_quant=True),
 ]
 
 
@@ -57,8 +57,8 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", FORMATS, ids=lambda options: str(options.algo)[:20])
-def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: Path, options: QuantOptions):
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: Path, options: QuantizationConfig):
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.quantization == options
@@ -77,9 +77,9 @@ def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
-def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path, options: QuantOptions):
+def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path, options: QuantizationConfig):
     plain = AutoModelForCausalLM.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     weights = dict(plain.named_parameters())
     assert len(quantized_linears(model)) == 14 and isinstance(model.lm_head, Linear)
     for name, parameter in model.named_parameters():  # embeddings, head, norms, biases
@@ -95,7 +95,9 @@ def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path,
 
 
 def test_a_map_keeps_layers_in_other_widths(folder: Path):
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization=QuantOptions(algo=MIXED, double_quant=True))
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=QuantizationConfig(algo=MIXED, double_quant=True)
+    )
     layer = model.model.layers[1]
     assert layer.self_attn.q_proj.stored.algo == "nf4" and layer.self_attn.q_proj.stored.group_scales is not None
     assert layer.mlp.down_proj.stored.algo == "weight_only_int8" and layer.mlp.down_proj.stored.group_scales is None
@@ -105,10 +107,10 @@ def test_a_map_keeps_layers_in_other_widths(folder: Path):
 def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
     load = AutoModelForCausalLM.from_pretrained
     with pytest.raises(ValueError, match=r"'q_prj' matches no linear layer of this model.*q_proj"):
-        load(folder, quantization=QuantOptions(algo={"q_prj": "nf4"}))
-    load(folder, quantization=QuantOptions(algo="nf4")).save_pretrained(tmp_path)
+        load(folder, quantization_config=QuantizationConfig(algo={"q_prj": "nf4"}))
+    load(folder, quantization_config=QuantizationConfig(algo="nf4")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="quantized already"):
-        load(tmp_path, quantization=QuantOptions(algo="nf4"))
+        load(tmp_path, quantization_config=QuantizationConfig(algo="nf4"))
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -117,7 +119,9 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
 
 
 def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
-    AutoModelForCausalLM.from_pretrained(folder, quantization=QuantOptions(algo="nf4")).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=QuantizationConfig(algo="nf4")).save_pretrained(
+        tmp_path
+    )
     source = open_weights(tmp_path)
     tensors = {name: source.read(name) for name in source.names()}
     scales = "model.layers.0.mlp.up_proj.weight.absmax"
@@ -131,7 +135,7 @@ def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
 
 
 def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: Path, tmp_path: Path):
-    AutoModelForCausalLM.from_pretrained(folder, quantization=FORMATS[1]).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=FORMATS[1]).save_pretrained(tmp_path)
     source = open_weights(tmp_path)
     tensors = {name: source.read(name) for name in source.names()}
     groups = "model.layers.0.mlp.up_proj.weight.nested_absmax"
@@ -144,9 +148,9 @@ def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: P
 
 @pytest.mark.parametrize("options", [FORMATS[1], FORMATS[4]], ids=lambda options: options.algo)
 def test_scales_that_another_program_wrote_in_half_the_bytes_are_read_as_such(
-    folder: Path, tmp_path: Path, options: QuantOptions
+    folder: Path, tmp_path: Path, options: QuantizationConfig
 ):
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization=options)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     model.save_pretrained(tmp_path)
     source = open_weights(tmp_path)
     tensors = {name: paddle.to_tensor(source.read(name)) for name in source.names()}
@@ -157,7 +161,7 @@ def test_scales_that_another_program_wrote_in_half_the_bytes_are_read_as_such(
 
 @pytest.mark.parametrize("part", ["", ".absmax"])
 def test_codes_of_another_width_are_refused(folder: Path, tmp_path: Path, part: str):
-    AutoModelForCausalLM.from_pretrained(folder, quantization=FORMATS[1]).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=FORMATS[1]).save_pretrained(tmp_path)
     source = open_weights(tmp_path)
     name = f"model.layers.0.mlp.up_proj.weight{part}"
     tensors = {each: source.read(each) for each in source.names()}
@@ -203,14 +207,14 @@ def test_our_folder_has_their_tensors(tmp_path: Path):
 PEAK = """
 import sys
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.model import quantized_linears
 def peak():  # of this process alone; getrusage also counts what its parent held
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-small = QuantOptions(algo=sys.argv[2], double_quant=True)
-AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization=small)  # what loading needs whatever the size
+small = QuantizationConfig(algo=sys.argv[2], double_quant=True)
+AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=small)  # what loading needs whatever the size
 before = peak()
-model = AutoModelForCausalLM.from_pretrained(sys.argv[3], quantization=small)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[3], quantization_config=small)
 packed = sum(layer.num_bytes for layer in quantized_linears(model).values())
 print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameters()), flush=True)
 """

@@ -28,7 +28,7 @@ PLANS = {
 ADAPTERS = {
     "none": None,
     "lora": LoRAConfig(rank=4, dropout=0.3),
-    "prefix": PrefixConfig(num_tokens=3, dropout=0.2, init="random"),
+    "prefix": PrefixTuningConfig(num_tokens=3, dropout=0.2, init="random"),
 }
 
 

@@ -10,7 +10,7 @@ from paddlenlp_ext.ops import half
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
@@ -127,7 +127,7 @@ def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
 ):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     bias = bias if with_bias else 0 * bias
-    packed = quantize(weight, QuantOptions(algo=algo))
+    packed = quantize(weight, QuantizationConfig(algo=algo))
     base = FrozenQuantized(packed, paddle.to_tensor(bias) if with_bias else None)
     wanted = expected(x, dequantize(packed).numpy(), bias, a, b, gradient)
     actual = run_both_ways(lambda x, a, b: implementation(x, base, a, b, SCALING), [x, a, b], gradient)
@@ -138,7 +138,7 @@ def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
-    packed = quantize(weight, QuantOptions(algo="nf4"))
+    packed = quantize(weight, QuantizationConfig(algo="nf4"))
     bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenPlain(dequantize(packed), paddle.to_tensor(bias))]
 
     def rounded(base):

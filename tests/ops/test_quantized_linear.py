@@ -23,26 +23,26 @@ from paddlenlp_ext.ops.quantized_native import (
     quantized_linear_native,
 )
 from paddlenlp_ext.plan import Cut
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 
 FORMATS = [
-    QuantOptions(algo="nf4"),
-    QuantOptions(algo="nf4", double_quant=True, double_quant_block_size=4),
-    QuantOptions(algo="fp4", block_size=34, double_quant=True),
-    QuantOptions(algo="weight_only_int8"),
-    QuantOptions(algo="weight_only_int8", double_quant=True),
-    QuantOptions(algo="weight_only_int4"),
+    QuantizationConfig(algo="nf4"),
+    QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=4),
+    QuantizationConfig(algo="fp4", block_size=34, double_quant=True),
+    QuantizationConfig(algo="weight_only_int8"),
+    QuantizationConfig(algo="weight_only_int8", double_quant=True),
+    QuantizationConfig(algo="weight_only_int4"),
 ]
 SHAPES = [(12, 33), (7, 64), (1, 5), (130, 20)]
 by_format = pytest.mark.parametrize("options", FORMATS, ids=lambda o: f"{o.algo}{'-double' * o.double_quant}")
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def packed(shape: tuple[int, int], options: QuantOptions) -> QuantizedWeight:
+def packed(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
     return quantize(np.random.default_rng(shape).standard_normal(shape).astype(np.float32), options)
 
 
@@ -53,7 +53,7 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch):
 
 @by_format
 @by_shape
-def test_all_ways_to_dequantize_give_the_same_bits(shape: tuple[int, int], options: QuantOptions):
+def test_all_ways_to_dequantize_give_the_same_bits(shape: tuple[int, int], options: QuantizationConfig):
     weight = packed(shape, options)
     parts = list(dequantize_module.row_blocks(weight, 100))
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
@@ -84,7 +84,9 @@ def from_formula(weight: QuantizedWeight) -> np.ndarray:
 @by_format
 @by_shape
 @pytest.mark.parametrize("threads", [1, 2])
-def test_natively_any_rows_are_dequantized(shape: tuple[int, int], options: QuantOptions, threads: int, native_threads):
+def test_natively_any_rows_are_dequantized(
+    shape: tuple[int, int], options: QuantizationConfig, threads: int, native_threads
+):
     """Rows that begin in the middle of a block and of a byte, too; in bfloat16 they are float32's, rounded."""
     native_threads(threads)
     weight = packed(shape, options)
@@ -100,7 +102,7 @@ def test_natively_any_rows_are_dequantized(shape: tuple[int, int], options: Quan
 @pytest.mark.parametrize("shape", [*SHAPES, (700, 601)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 200])
 def test_the_native_product_and_gradient_are_those_of_the_formula(
-    shape: tuple[int, int], options: QuantOptions, rows: int
+    shape: tuple[int, int], options: QuantizationConfig, rows: int
 ):
     weight = packed(shape, options)
     plain = from_formula(weight).astype(np.float64)
@@ -122,7 +124,7 @@ def test_an_input_of_another_width_is_refused_and_not_read_past_its_end(rows: in
 
 @needs_native
 @by_format
-def test_in_bfloat16_native_products_round_their_inputs(options: QuantOptions):
+def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationConfig):
     weight = packed((130, 65), options)
     x = paddle.to_tensor(normal(1, 3, 12, 65), stop_gradient=False)
     gradient = normal(2, 3, 12, 130)
@@ -152,7 +154,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @by_format
 @by_shape
 def test_product_and_gradient_are_those_of_the_dequantized_weight(
-    shape: tuple[int, int], options: QuantOptions, few_at_a_time: None, way: str
+    shape: tuple[int, int], options: QuantizationConfig, few_at_a_time: None, way: str
 ):
     weight = packed(shape, options)
     generator = np.random.default_rng(0)
@@ -232,13 +234,15 @@ def test_every_format_has_an_op():
 @pytest.mark.parametrize(
     ("options", "group"),
     [
-        (QuantOptions(algo="weight_only_int8"), -1),
-        (QuantOptions(algo="weight_only_int8", double_quant=True), -1),
-        (QuantOptions(algo="weight_only_int4"), -1),
-        (QuantOptions(algo="weight_only_int4", group_size=64), 64),
+        (QuantizationConfig(algo="weight_only_int8"), -1),
+        (QuantizationConfig(algo="weight_only_int8", double_quant=True), -1),
+        (QuantizationConfig(algo="weight_only_int4"), -1),
+        (QuantizationConfig(algo="weight_only_int4", group_size=64), 64),
     ],
 )
-def test_the_kernel_is_given_our_codes_and_scales(monkeypatch: pytest.MonkeyPatch, options: QuantOptions, group: int):
+def test_the_kernel_is_given_our_codes_and_scales(
+    monkeypatch: pytest.MonkeyPatch, options: QuantizationConfig, group: int
+):
     calls: list[dict[str, Any]] = []
     paddles_quantize = paddle.nn.quant.weight_quantize
 
@@ -278,21 +282,21 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
         raise AssertionError("given to the kernel")
 
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
-    whole = packed((64, 256), QuantOptions(algo=algo))
+    whole = packed((64, 256), QuantizationConfig(algo=algo))
     assert weight_only.is_for_kernel(whole)
     part = part_of(whole, Cut(axis=1, start=128, stop=256, size=256))
-    groups_of_32 = [packed((64, 128), QuantOptions(algo=algo, group_size=32))] if algo.endswith("4") else []
+    groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
         part,
-        packed((64, 48), QuantOptions(algo=algo)),
-        packed((24, 64), QuantOptions(algo=algo)),
+        packed((64, 48), QuantizationConfig(algo=algo)),
+        packed((24, 64), QuantizationConfig(algo=algo)),
         *groups_of_32,
     ):
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         wanted = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
     assert weight_only.is_for_kernel(part_of(whole, Cut(axis=0, start=16, stop=32, size=64)))
-    zeros = quantize(np.zeros((64, 128), np.float32), QuantOptions(algo=algo))
+    zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
     assert weight_only.is_for_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):
         linear_module.linear_weight_only(paddle.ones([1, 256]), whole)

@@ -17,7 +17,7 @@ from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op, dequantize_r
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized_linear import linear_op, linear_triton
 from paddlenlp_ext.ops.triton import launch_4bit
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.scripts import script_environment
 from tests.ops.host_array import HostArray
@@ -158,9 +158,9 @@ def launched(kernels, monkeypatch):
 
 
 OPTIONS = [
-    QuantOptions(algo="nf4", block_size=32),
-    QuantOptions(algo="fp4", block_size=16, double_quant=True, double_quant_block_size=4),
-    QuantOptions(algo="weight_only_int4"),
+    QuantizationConfig(algo="nf4", block_size=32),
+    QuantizationConfig(algo="fp4", block_size=16, double_quant=True, double_quant_block_size=4),
+    QuantizationConfig(algo="weight_only_int4"),
 ]
 
 

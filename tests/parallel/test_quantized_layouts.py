@@ -109,6 +109,6 @@ def test_cuts_through_blocks_are_refused_before_weights_are_read(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     model = AutoModelForCausalLM.without_values(tmp_path)
     with pytest.raises(ValueError, match=r"degree 2: model.layers.0.mlp.down_proj: nf4 in blocks of 64 does not go"):
-        check_tensor_plan(model, 2, QuantOptions(algo="nf4"))
-    check_tensor_plan(model, 2, QuantOptions(algo="nf4", block_size=8))
+        check_tensor_plan(model, 2, QuantizationConfig(algo="nf4"))
+    check_tensor_plan(model, 2, QuantizationConfig(algo="nf4", block_size=8))
     check_tensor_plan(model, 2, None)

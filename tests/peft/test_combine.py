@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.combine import load_combined, save_as_lora
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 
@@ -35,7 +35,7 @@ def test_a_weighted_sum_is_the_sum_of_the_updates(tmp_path: Path):
     configs = {
         "a": LoRAConfig(rank=4, rslora=True),
         "b": LoRAConfig(rank=2, target_modules=["q_proj", "up_proj"]),
-        "c": PissaConfig(rank=3, target_modules=["up_proj", "v_proj"]),
+        "c": PiSSAConfig(rank=3, target_modules=["up_proj", "v_proj"]),
     }
     weights = {"a": 0.7, "b": -0.4, "c": 1.3}
     wanted: dict[str, np.ndarray] = {}

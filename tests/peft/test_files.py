@@ -13,7 +13,7 @@ from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, state_of, tiny_model, train
 
@@ -217,7 +217,7 @@ def test_after_a_load_that_failed_the_model_is_as_it_was(way: str, tmp_path: Pat
         elif way == "combined":
             load_combined(model, {tmp_path / "good": 0.5, tmp_path / "bad": 0.5})
         else:
-            get_peft_model(model, PissaConfig(rank=30))
+            get_peft_model(model, PiSSAConfig(rank=30))
     assert list(state_of(model)) == names
     assert [p.stop_gradient for p in model.parameters()] == frozen
     PeftModel.from_pretrained(model, tmp_path / "good")

@@ -18,31 +18,31 @@ from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.loftq import LoftQConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from paddlenlp_ext.quant.model import quantize_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.adapters import logits_of, tiny_model, train
 from tests.golden import DATA
 from tests.golden.cases.quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight
 
-NF4, INT8 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int8")
+NF4, INT8 = QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8")
 
 
-def quantized(config: Any, options: QuantOptions = NF4) -> Any:
+def quantized(config: Any, options: QuantizationConfig = NF4) -> Any:
     model = tiny_model()
     quantize_linears(model, options, config.before_quantizing)
     model.eval()
     return model
 
 
-def adapted(config: Any, options: QuantOptions = NF4) -> PeftModel:
+def adapted(config: Any, options: QuantizationConfig = NF4) -> PeftModel:
     model = get_peft_model(quantized(config, options), config)
     model.eval()
     return model
 
 
-def rounded(weight: np.ndarray, options: QuantOptions) -> np.ndarray:
+def rounded(weight: np.ndarray, options: QuantizationConfig) -> np.ndarray:
     return dequantize(quantize(weight.astype(np.float32), options)).numpy()
 
 
@@ -51,9 +51,11 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     return (u[:, :rank] * s[:rank]) @ v_t[:rank]
 
 
-@pytest.mark.parametrize("options", [NF4, INT8, QuantOptions(algo="fp4", double_quant=True)], ids=lambda o: o.algo)
+@pytest.mark.parametrize(
+    "options", [NF4, INT8, QuantizationConfig(algo="fp4", double_quant=True)], ids=lambda o: o.algo
+)
 @pytest.mark.parametrize("iters", [1, 4])
-def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: QuantOptions):
+def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: QuantizationConfig):
     model, originals = adapted(LoftQConfig(rank=4, iters=iters, svd="exact"), options), tiny_model().state_dict()
     for name, layer in adapter_layers(model.base_model):
         weight = originals[f"{name}.weight"].numpy()
@@ -81,7 +83,7 @@ def test_base_and_start_are_pefts(steps: int):
     np.testing.assert_allclose(paddle.matmul(start.b, start.a).numpy(), update, atol=1e-5)
 
 
-def errors_of(config: Any, options: QuantOptions) -> float:
+def errors_of(config: Any, options: QuantizationConfig) -> float:
     """The squared distance of all weights to the original ones, adapters included."""
     originals, total = tiny_model().state_dict(), 0.0
     for name, layer in adapter_layers(adapted(config, options).base_model):
@@ -92,10 +94,10 @@ def errors_of(config: Any, options: QuantOptions) -> float:
 
 @pytest.mark.parametrize("algo", ["nf4", "fp4", "weight_only_int4", "weight_only_int8"])
 def test_it_starts_nearer_to_the_original_than_quantizing_alone(algo: str):
-    options = QuantOptions(algo=algo)
+    options = QuantizationConfig(algo=algo)
     plain = errors_of(LoRAConfig(rank=4), options)
     once, often = (errors_of(LoftQConfig(rank=4, iters=iters), options) for iters in (1, 5))
-    pissa = errors_of(PissaConfig(rank=4), options)
+    pissa = errors_of(PiSSAConfig(rank=4), options)
     assert once < 0.75 * plain
     assert often < 0.97 * once
     assert pissa < 0.9 * plain
@@ -108,7 +110,7 @@ def test_with_one_step_the_base_is_the_plainly_quantized_one():
 
 
 def test_pissa_quantizes_the_residual():
-    config = PissaConfig(rank=4, svd="exact", alpha=8.0)
+    config = PiSSAConfig(rank=4, svd="exact", alpha=8.0)
     model, originals = adapted(config), tiny_model().state_dict()
     for name, layer in adapter_layers(model.base_model):
         weight = originals[f"{name}.weight"].numpy()
@@ -119,7 +121,7 @@ def test_pissa_quantizes_the_residual():
 
 
 def test_over_a_base_that_lacks_the_start_it_is_not_taken_off_again():
-    model = adapted(PissaConfig(rank=4))
+    model = adapted(PiSSAConfig(rank=4))
     train(model, steps=2)
     _, layer = next(adapter_layers(model.base_model))
     x = np.random.default_rng(0).standard_normal((7, 36)).astype(np.float32)
@@ -138,7 +140,7 @@ def test_only_targets_are_touched():
     assert not config.starts, "the layers have them now"
 
 
-@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+@pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, tmp_path: Path):
     with pytest.raises(ValueError, match="quantized before this adapter saw its weight in full precision"):
         get_peft_model(quantized(LoRAConfig()), config)
@@ -148,7 +150,7 @@ def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, t
         PeftModel.from_pretrained(quantized(LoRAConfig()), tmp_path)
 
 
-@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=3)], ids=["pissa", "loftq"])
+@pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=3)], ids=["pissa", "loftq"])
 def test_over_the_original_base_its_files_differ_by_the_quantization_alone(config: Any, tmp_path: Path):
     """Merging into the original weights: W + s (B A - B' A')."""
     model = adapted(config, INT8)
@@ -184,7 +186,7 @@ def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
     assert warm.peft_config.iters == 2
 
 
-@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+@pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -200,7 +202,7 @@ def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
 
 
 def test_trained_over_full_precision_it_goes_on_over_a_quantized_base(tmp_path: Path):
-    model = get_peft_model(tiny_model(), PissaConfig(rank=4))
+    model = get_peft_model(tiny_model(), PiSSAConfig(rank=4))
     train(model, steps=2)
     model.save_pretrained(tmp_path)
     stored = read_adapter(tmp_path)
@@ -209,7 +211,7 @@ def test_trained_over_full_precision_it_goes_on_over_a_quantized_base(tmp_path: 
     assert 0 < np.abs(over_int8 - logits_of(model)).max() < 2 * lost
 
 
-@pytest.mark.parametrize("config", [PissaConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
+@pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_no_other_adapter_takes_its_base(config: Any, tmp_path: Path):
     base = quantized(config)
     with pytest.raises(ValueError, match=r"another adapter holds .*load the original model again"):

@@ -99,7 +99,7 @@ def test_it_learns():
 
 def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_stand_for():
     config, model = LoRAGAConfig(rank=4, ga_batches=2), tiny_model()
-    quantize_linears(model, QuantOptions(algo="nf4"))
+    quantize_linears(model, QuantizationConfig(algo="nf4"))
     starts = []
     for _ in ("quantized", "plain"):
         adapted = get_peft_model(model, config)

@@ -63,7 +63,7 @@ def test_an_adapter_of_peft_saved_again_reads_as_pefts_own(case: str, tmp_path: 
 @pytest.mark.parametrize("case", ["llama_pissa", "qwen2_pissa"])
 def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str):
     options = CASES[case]["lora"]
-    config = PissaConfig(
+    config = PiSSAConfig(
         rank=options["r"],
         alpha=options["lora_alpha"],
         rslora=options.get("use_rslora", False),

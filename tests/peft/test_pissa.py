@@ -20,7 +20,7 @@ from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model, trai
 
 
 def adapted(**options: object) -> PeftModel:
-    model = get_peft_model(tiny_model(), PissaConfig(**{"rank": 4, **options}))
+    model = get_peft_model(tiny_model(), PiSSAConfig(**{"rank": 4, **options}))
     model.eval()
     return model
 
@@ -125,5 +125,5 @@ def test_paddlenlps_folder_is_the_model_that_was_trained_there(tmp_path: Path):
 
 def test_a_plan_knows_its_shapes_without_weights():
     with paddle.LazyGuard():
-        model = get_peft_model(CausalLM(DecoderConfig.from_dict(FAMILIES["llama"])), PissaConfig(rank=4))
+        model = get_peft_model(CausalLM(DecoderConfig.from_dict(FAMILIES["llama"])), PiSSAConfig(rank=4))
     assert sum(p.size for p in model.parameters() if not p.stop_gradient) > 0

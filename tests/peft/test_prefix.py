@@ -25,7 +25,7 @@ def arrays(model: PeftModel) -> dict[str, np.ndarray]:
 
 
 def prefixed(**options: Any) -> PeftModel:
-    model = get_peft_model(tiny_model(), PrefixConfig(**{"num_tokens": 6, **options}))
+    model = get_peft_model(tiny_model(), PrefixTuningConfig(**{"num_tokens": 6, **options}))
     model.eval()
     return model
 
@@ -93,7 +93,7 @@ def test_a_projection_is_saved_to_train_on_and_its_result_to_be_used(tmp_path: P
 def test_layers_are_stored_in_their_order_however_they_come(options: dict[str, Any]):
     """Several processes give them by name, layer 10 before layer 2."""
     deep = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "num_hidden_layers": 12}, seed=3)
-    model = get_peft_model(deep, PrefixConfig(**{"num_tokens": 6, **options}))
+    model = get_peft_model(deep, PrefixTuningConfig(**{"num_tokens": 6, **options}))
     tensors = model.adapter_state()
     by_name = {name: tensors[name] for name in sorted(tensors)}
     assert list(by_name) != list(tensors)
@@ -129,7 +129,7 @@ def test_a_folder_of_paddlenlp_gives_its_scores(rope: dict, tmp_path: Path, monk
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(sizes, seed=3), tmp_path / "theirs")
     logits = logits_of(model)
 
-    judge = get_peft_model(AutoModelForCausalLM.from_config(sizes, seed=3), PrefixConfig(num_tokens=6))
+    judge = get_peft_model(AutoModelForCausalLM.from_config(sizes, seed=3), PrefixTuningConfig(num_tokens=6))
     judge.eval()
     by_layer = value.transpose(0, 3, 1, 2, 4)
     judge.load_tensors({f"model.layers.{i}.self_attn.prefix": part for i, part in enumerate(by_layer)}, "judge")
@@ -163,7 +163,7 @@ def test_it_is_not_merged_into_files_either(tmp_path: Path):
 
 def test_a_warm_start_keeps_the_runs_dropout(tmp_path: Path):
     prefixed(**PROJECTED).save_pretrained(tmp_path)
-    config = get_peft_model(tiny_model(), PrefixConfig(path=str(tmp_path), num_tokens=3, dropout=0.2)).peft_config
+    config = get_peft_model(tiny_model(), PrefixTuningConfig(path=str(tmp_path), num_tokens=3, dropout=0.2)).peft_config
     assert (config.num_tokens, config.projection, config.projection_hidden_size, config.dropout) == (6, True, 9, 0.2)
 
 
@@ -177,4 +177,4 @@ def test_a_warm_start_keeps_the_runs_dropout(tmp_path: Path):
 )
 def test_values_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        PrefixConfig(**options)
+        PrefixTuningConfig(**options)

@@ -11,8 +11,8 @@ import pytest
 from paddlenlp_ext.config import ConfigError, load_run_config
 from paddlenlp_ext.peft.adapter import BottleneckConfig
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.prefix import PrefixConfig
-from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.prompt import PromptTuningConfig
 from paddlenlp_ext.peft.registry import peft_methods
 
 CASES: list[tuple[dict[str, Any], PeftConfig]] = [
@@ -26,7 +26,7 @@ CASES: list[tuple[dict[str, Any], PeftConfig]] = [
             "prefix_dropout": 0.1,
             "prefix_path": "start",
         },
-        PrefixConfig(
+        PrefixTuningConfig(
             num_tokens=9, init="random", projection=True, projection_hidden_size=64, dropout=0.1, path="start"
         ),
     ),
@@ -39,7 +39,9 @@ CASES: list[tuple[dict[str, Any], PeftConfig]] = [
             "prompt_tuning_tokenizer_name_or_path": "tokenizer",
             "prompt_tuning_path": "start",
         },
-        PromptConfig(num_tokens=9, init="text", init_text="Answer:", tokenizer_name_or_path="tokenizer", path="start"),
+        PromptTuningConfig(
+            num_tokens=9, init="text", init_text="Answer:", tokenizer_name_or_path="tokenizer", path="start"
+        ),
     ),
     (
         {

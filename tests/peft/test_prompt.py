@@ -12,7 +12,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft import prompt
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.peft.prompt import PromptTuningConfig
 from paddlenlp_ext.train.neftune import EmbeddingNoise
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
 
@@ -20,7 +20,7 @@ WINDOWED = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 5}
 
 
 def prompted(base: paddle.nn.Layer | None = None, **options: object) -> PeftModel:
-    model = get_peft_model(base or tiny_model(), PromptConfig(**{"num_tokens": 4, **options}))
+    model = get_peft_model(base or tiny_model(), PromptTuningConfig(**{"num_tokens": 4, **options}))
     model.eval()
     return model
 
@@ -107,7 +107,7 @@ def test_a_warm_start_needs_no_text(tmp_path: Path):
 
 def test_a_plan_needs_no_weights():
     with paddle.LazyGuard():
-        model = get_peft_model(AutoModelForCausalLM.from_config(FAMILIES["llama"]), PromptConfig(num_tokens=4))
+        model = get_peft_model(AutoModelForCausalLM.from_config(FAMILIES["llama"]), PromptTuningConfig(num_tokens=4))
     (trained,) = [p for p in model.parameters() if not p.stop_gradient]
     assert trained.shape == [4, 36]
 
@@ -134,4 +134,4 @@ def test_lengths_that_do_not_fill_the_rows_are_an_error():
 )
 def test_values_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        PromptConfig(**options)
+        PromptTuningConfig(**options)

@@ -16,11 +16,11 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.qera import QERAConfig
 from paddlenlp_ext.quant.model import make_plain
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
-NF4, INT4 = QuantOptions(algo="nf4"), QuantOptions(algo="weight_only_int4")
+NF4, INT4 = QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int4")
 RANK = 4
 
 
@@ -32,13 +32,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapted(folder: Path, config: Any, options: QuantOptions = NF4) -> PeftModel:
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, quantization=options), config)
+def adapted(folder: Path, config: Any, options: QuantizationConfig = NF4) -> PeftModel:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, quantization_config=options), config)
     model.train()
     return model
 
 
-def started(folder: Path, options: QuantOptions = NF4, **more: Any) -> PeftModel:
+def started(folder: Path, options: QuantizationConfig = NF4, **more: Any) -> PeftModel:
     """After it has looked at its batches."""
     model = adapted(folder, QERAConfig(**{"rank": RANK, "batches": 2, **more}), options)
     model.before_training(lambda: loss_of(model).backward())
@@ -48,7 +48,7 @@ def started(folder: Path, options: QuantOptions = NF4, **more: Any) -> PeftModel
     return model
 
 
-def inputs_of(folder: Path, options: QuantOptions) -> dict[str, np.ndarray]:
+def inputs_of(folder: Path, options: QuantizationConfig) -> dict[str, np.ndarray]:
     """What each linear layer of the quantized model reads, [tokens, in]."""
     model, seen = adapted(folder, LoRAConfig(rank=RANK), options), {}
     for name, layer in adapter_layers(model.base_model):
@@ -73,7 +73,7 @@ def repair_of(layer: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [NF4, INT4], ids=lambda options: options.algo)
-def test_it_leaves_the_least_output_error(original: Path, options: QuantOptions):
+def test_it_leaves_the_least_output_error(original: Path, options: QuantizationConfig):
     model, weights = started(original, options), tiny_model().state_dict()
     inputs = inputs_of(original, options)
     for name, layer in adapter_layers(model.base_model):
@@ -139,7 +139,7 @@ def test_layers_that_read_the_same_share_what_is_kept(original: Path):
 
 def test_where_nothing_was_lost_nothing_is_repaired(original: Path, tmp_path: Path):
     """A stored model whose weights are levels of nf4 already."""
-    exact = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    exact = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     make_plain(exact)
     exact.save_pretrained(tmp_path)
     model = started(tmp_path)
@@ -150,7 +150,7 @@ def test_files_are_a_plain_lora_of_twice_the_rank(original: Path, tmp_path: Path
     model = started(original)
     train(model)
     model.save_pretrained(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    base = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     loaded = PeftModel.from_pretrained(base, tmp_path)
     assert type(loaded.peft_config) is QERAConfig
     assert np.array_equal(logits_of(loaded), logits_of(model))
@@ -158,7 +158,7 @@ def test_files_are_a_plain_lora_of_twice_the_rank(original: Path, tmp_path: Path
     assert (fields["r"], fields["init_lora_weights"]) == (2 * RANK, True)
     del fields["paddlenlp_ext"]
     (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(original, quantization=NF4), tmp_path)
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4), tmp_path)
     assert type(plain.peft_config) is LoRAConfig
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
@@ -174,7 +174,7 @@ def test_a_warm_start_keeps_its_own_repairs(original: Path, tmp_path: Path):
 
 
 def test_a_base_without_its_original_is_refused(original: Path, tmp_path: Path):
-    quantized = AutoModelForCausalLM.from_pretrained(original, quantization=NF4)
+    quantized = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     quantized.save_pretrained(tmp_path)
     stored = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), QERAConfig(rank=RANK))
     with pytest.raises(ValueError, match=r"stored quantized, and qera starts from .*: load the original"):

@@ -38,7 +38,7 @@ def test_recomputation_gives_the_same_gradients(config: LoRAConfig):
     gradients = []
     for recompute in (False, True):
         model = tiny_model("qwen2")
-        quantize_linears(model, QuantOptions(algo="nf4", double_quant=True))
+        quantize_linears(model, QuantizationConfig(algo="nf4", double_quant=True))
         adapted = get_peft_model(model, config)
         train(adapted, steps=2)
         adapted.train()
@@ -63,7 +63,7 @@ def step(model: PeftModel) -> None:
 def test_no_full_precision_copy_survives_a_step(algo: str, config: LoRAConfig):
     model = wide_model()
     before = allocated()
-    quantize_linears(model, QuantOptions(algo=algo))
+    quantize_linears(model, QuantizationConfig(algo=algo))
     num_weights = sum(layer.in_features * layer.out_features for layer in quantized_linears(model).values())
     saved = before - allocated()
     packed = sum(layer.num_bytes for layer in quantized_linears(model).values())

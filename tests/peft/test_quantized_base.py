@@ -19,8 +19,8 @@ from paddlenlp_ext.quant.options import QuantOptions
 from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
 
 OPTIONS = {
-    "nf4": QuantOptions(algo="nf4", double_quant=True),
-    "int8": QuantOptions(algo="weight_only_int8"),
+    "nf4": QuantizationConfig(algo="nf4", double_quant=True),
+    "int8": QuantizationConfig(algo="weight_only_int8"),
 }
 # PaddleNLP ignores some of these over quantized weights without a word.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.quant.options import QuantOptions
 from tests.common.adapters import logits_of, tiny_model, train
 
-NF4 = QuantOptions(algo="nf4", double_quant=True)
+NF4 = QuantizationConfig(algo="nf4", double_quant=True)
 CONFIGS = {"narrow": LoRAConfig(rank=3), "wide": LoRAConfig(rank=5), "dora": DoRAConfig(rank=2)}
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(folder: Path):
-    return AutoModelForCausalLM.from_pretrained(folder / "base", quantization=NF4)
+    return AutoModelForCausalLM.from_pretrained(folder / "base", quantization_config=NF4)
 
 
 def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:

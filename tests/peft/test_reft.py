@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonormal
-from paddlenlp_ext.peft.reft import ReftConfig
+from paddlenlp_ext.peft.reft import ReFTConfig
 from paddlenlp_ext.peft.reft_interventions import INTERVENTION_TYPES, TINY
 from paddlenlp_ext.train.loss import loss_sum
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
@@ -22,7 +22,7 @@ GENERATOR = np.random.default_rng(5)
 
 
 def trained(steps: int = 3, **fields: object) -> PeftModel:
-    model = get_peft_model(tiny_model(), ReftConfig(**{"rank": 3, "position": "f2+l2", **fields}))
+    model = get_peft_model(tiny_model(), ReFTConfig(**{"rank": 3, "position": "f2+l2", **fields}))
     train(model, steps)
     return model
 
@@ -147,7 +147,7 @@ def test_training_moves_the_rotation_and_leaves_it_one():
 
 @pytest.mark.parametrize("intervention_type", INTERVENTION_TYPES)
 def test_every_type_starts_as_the_base_and_learns(intervention_type: str, tmp_path: Path):
-    model = get_peft_model(tiny_model(), ReftConfig(rank=4, intervention_type=intervention_type))
+    model = get_peft_model(tiny_model(), ReFTConfig(rank=4, intervention_type=intervention_type))
     np.testing.assert_allclose(logits_of(model), logits_of(tiny_model()), atol=1e-5)
     before = float(loss_of(model))
     train(model, 40)
@@ -159,7 +159,7 @@ def test_every_type_starts_as_the_base_and_learns(intervention_type: str, tmp_pa
 @pytest.mark.parametrize("intervention_type", ["LoreftIntervention", "DireftIntervention", "NoreftIntervention"])
 @pytest.mark.parametrize("act_fn", ["relu", "tanh"])
 def test_activations_learn_too(intervention_type: str, act_fn: str):
-    model = get_peft_model(tiny_model(), ReftConfig(rank=4, intervention_type=intervention_type, act_fn=act_fn))
+    model = get_peft_model(tiny_model(), ReFTConfig(rank=4, intervention_type=intervention_type, act_fn=act_fn))
     before = float(loss_of(model))
     train(model, 40)
     assert float(loss_of(model)) < 0.8 * before
@@ -220,18 +220,18 @@ def test_recompute_keeps_each_pass_its_own_positions():
 )
 def test_wrong_options_are_named(fields: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
-        ReftConfig(**fields)
+        ReFTConfig(**fields)
 
 
 def test_what_the_model_lacks_is_an_error():
     with pytest.raises(ValueError, match="this model has layers 0 to 1, no 2"):
-        get_peft_model(tiny_model(), ReftConfig(layers="0;2"))
+        get_peft_model(tiny_model(), ReFTConfig(layers="0;2"))
     with pytest.raises(ValueError, match="rank=37 is out of range; allowed: at most the model's hidden size, 36"):
-        get_peft_model(tiny_model(), ReftConfig(rank=37))
+        get_peft_model(tiny_model(), ReFTConfig(rank=37))
 
 
 def test_the_documents_spelling_and_chosen_layers():
-    model = get_peft_model(tiny_model(), ReftConfig(layers="1", intervention_type="LoReftIntervention"))
+    model = get_peft_model(tiny_model(), ReFTConfig(layers="1", intervention_type="LoReftIntervention"))
     assert model.peft_config.intervention_type == "LoreftIntervention"
     assert [name for name, _ in adapter_layers(model.base_model)] == ["model.layers.1"]
     assert "layers x1" in model.trainable_report()

@@ -1,4 +1,4 @@
-"""ReFT's keys, which have no prefix, arrive in ReftConfig."""
+"""ReFT's keys, which have no prefix, arrive in ReFTConfig."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
-from paddlenlp_ext.peft.reft import ReftConfig
+from paddlenlp_ext.peft.reft import ReFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 
 RUN = {"model_name_or_path": "m", "dataset_name_or_path": "d", "output_dir": "out", "do_train": True}
@@ -33,7 +33,7 @@ def test_every_key_arrives_and_comes_back(tmp_path: Path):
         "dropout": 0.1,
     }
     config = load(tmp_path, **keys)
-    assert config.peft == ReftConfig(
+    assert config.peft == ReFTConfig(
         path="start", layers="0;1;2", position="f7", rank=4, act_fn="relu", add_bias=True, dropout=0.1
     )
     flat = config.to_flat_dict()

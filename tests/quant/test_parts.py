@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.options import ALGOS, QuantOptions
+from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
 
@@ -23,7 +23,7 @@ def weight_of(out: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("out", "width"), [(6, 96), (10, 64), (4, 160)])
 def test_parts_are_the_wholes_numbers(algo, double, axis, out, width):
-    options = QuantOptions(algo=algo, double_quant=double and algo in ("nf4", "fp4"), double_quant_block_size=4)
+    options = QuantizationConfig(algo=algo, double_quant=double and algo in ("nf4", "fp4"), double_quant_block_size=4)
     whole = quantize(weight_of(out, width), options)
     values, half = dequantize(whole).numpy(), whole.shape[axis] // 2
     for start in (0, half):
@@ -39,11 +39,11 @@ def cut_shape(values: np.ndarray, cut: Cut) -> tuple[int, ...]:
 
 
 def test_blocks_become_as_small_as_a_cut_asks_for():
-    whole = quantize(weight_of(6, 96), QuantOptions(algo="nf4"))
+    whole = quantize(weight_of(6, 96), QuantizationConfig(algo="nf4"))
     assert part_of(whole, Cut(0, 0, 2, 6)).block_size == 64
     assert part_of(whole, Cut(0, 0, 3, 6)).block_size == 32
     assert part_of(whole, Cut(1, 48, 96, 96)).block_size == 16
-    grouped = quantize(weight_of(6, 96), QuantOptions(algo="weight_only_int4", group_size=8))
+    grouped = quantize(weight_of(6, 96), QuantizationConfig(algo="weight_only_int4", group_size=8))
     assert part_of(grouped, Cut(1, 48, 96, 96)).block_size == 8
 
 
@@ -57,13 +57,13 @@ def test_blocks_become_as_small_as_a_cut_asks_for():
     ],
 )
 def test_what_does_not_fit_is_refused(algo, shape, cut):
-    whole = quantize(weight_of(*shape), QuantOptions(algo=algo))
+    whole = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
     with pytest.raises(ValueError, match=rf"{algo} in blocks of \d+ does not go with parts of {cut.stop - cut.start}"):
         part_of(whole, cut)
 
 
 def test_a_layer_goes_on_as_a_part():
-    options = QuantOptions(algo="nf4", double_quant=True)
+    options = QuantizationConfig(algo="nf4", double_quant=True)
     layer = QuantizedLinear(quantize(weight_of(8, 128), options))
     x = paddle.to_tensor(weight_of(3, 128))
     whole = layer(x).numpy()

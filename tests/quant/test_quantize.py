@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.model import quantize_linears
-from paddlenlp_ext.quant.options import ALGOS, QuantOptions
+from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
 from paddlenlp_ext.quant.quantize import empty, quantize, quantize_layer
 
 
@@ -30,7 +30,7 @@ def unpacked(codes: np.ndarray, count: int) -> np.ndarray:
 
 def test_int8_is_a_scale_a_row():
     weight = weight_of(9, 35)
-    stored = quantize(weight, QuantOptions(algo="weight_only_int8"))
+    stored = quantize(weight, QuantizationConfig(algo="weight_only_int8"))
     scales = np.abs(weight).max(axis=1) / np.float32(127)
     np.testing.assert_allclose(stored.scales.numpy(), scales, rtol=1e-7)
     codes = np.rint(weight / np.where(scales > 0, scales, 1)[:, None])
@@ -43,7 +43,7 @@ def test_int8_is_a_scale_a_row():
 @pytest.mark.parametrize("group", [None, 4, 12])
 def test_int4_is_a_scale_a_row_or_a_group(group: int | None):
     weight = weight_of(5, 36)
-    stored = quantize(weight, QuantOptions(algo="weight_only_int4", group_size=group))
+    stored = quantize(weight, QuantizationConfig(algo="weight_only_int4", group_size=group))
     blocks = weight.reshape(-1, group or 36)
     scales = np.abs(blocks).max(axis=1) / np.float32(7)
     np.testing.assert_allclose(stored.scales.numpy(), scales, rtol=1e-7)
@@ -55,7 +55,7 @@ def test_int4_is_a_scale_a_row_or_a_group(group: int | None):
 def test_codes_are_the_nearest_levels():
     weight = weight_of(16, 64)
     for algo in ("nf4", "fp4"):
-        stored = quantize(weight, QuantOptions(algo=algo))
+        stored = quantize(weight, QuantizationConfig(algo=algo))
         largest = np.abs(weight).max(axis=1, keepdims=True)
         distance = np.abs((weight / np.where(largest > 0, largest, 1))[..., None] - levels(algo))
         chosen = levels(algo)[unpacked(stored.codes.numpy(), weight.size)].reshape(weight.shape)
@@ -85,7 +85,9 @@ def test_the_levels_of_scales():
 @pytest.mark.parametrize("algo", ["nf4", "fp4"])
 def test_four_bits_with_double_quantization_cost_at_most_4_2_bits(algo: str):
     weight = np.random.default_rng(0).standard_normal((576, 1536)).astype(np.float32)
-    single, double = (QuantizedLinear(quantize(weight, QuantOptions(algo=algo, double_quant=d))) for d in (False, True))
+    single, double = (
+        QuantizedLinear(quantize(weight, QuantizationConfig(algo=algo, double_quant=d))) for d in (False, True)
+    )
     assert 8 * single.num_bytes / weight.size == 4.5
     assert 8 * double.num_bytes / weight.size <= 4.2
     held = sum(tensor.numpy().nbytes for tensor in double.state_dict().values())
@@ -96,11 +98,11 @@ def test_four_bits_with_double_quantization_cost_at_most_4_2_bits(algo: str):
 def test_the_finer_the_format_the_smaller_the_error():
     weight = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)
     formats = [
-        QuantOptions(algo="weight_only_int8"),
-        QuantOptions(algo="nf4"),
-        QuantOptions(algo="nf4", double_quant=True),
-        QuantOptions(algo="fp4"),
-        QuantOptions(algo="weight_only_int4"),
+        QuantizationConfig(algo="weight_only_int8"),
+        QuantizationConfig(algo="nf4"),
+        QuantizationConfig(algo="nf4", double_quant=True),
+        QuantizationConfig(algo="fp4"),
+        QuantizationConfig(algo="weight_only_int4"),
     ]
     errors = [float(np.square(dequantize(quantize(weight, o)).numpy() - weight).mean()) for o in formats]
     assert errors == sorted(errors)
@@ -109,16 +111,16 @@ def test_the_finer_the_format_the_smaller_the_error():
 
 def test_half_precision_weights_are_taken_as_they_are():
     weight = paddle.to_tensor(weight_of(8, 64)).astype("bfloat16")
-    stored = quantize(weight, QuantOptions(algo="nf4"))
-    again = quantize(weight.astype("float32"), QuantOptions(algo="nf4"))
+    stored = quantize(weight, QuantizationConfig(algo="nf4"))
+    again = quantize(weight.astype("float32"), QuantizationConfig(algo="nf4"))
     assert np.array_equal(stored.codes.numpy(), again.codes.numpy())
 
 
 def test_empty_has_the_shapes_of_a_quantized_weight():
     for options in (
-        QuantOptions(algo="nf4", double_quant=True, double_quant_block_size=2),
-        QuantOptions(algo="weight_only_int8"),
-        QuantOptions(algo="weight_only_int4", group_size=4),
+        QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=2),
+        QuantizationConfig(algo="weight_only_int8"),
+        QuantizationConfig(algo="weight_only_int4", group_size=4),
     ):
         wanted, found = quantize(weight_of(7, 36), options), empty((7, 36), options)
         assert found.num_bytes == wanted.num_bytes
@@ -131,7 +133,7 @@ def test_empty_has_the_shapes_of_a_quantized_weight():
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.MonkeyPatch):
-    weight, options = weight_of(37, 33), QuantOptions(algo=algo, block_size=64, double_quant=True)
+    weight, options = weight_of(37, 33), QuantizationConfig(algo=algo, block_size=64, double_quant=True)
     whole = quantize(weight, options)
     monkeypatch.setattr("paddlenlp_ext.quant.quantize._CHUNK", 200)
     parts = quantize(weight, options)
@@ -140,8 +142,10 @@ def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.Monk
 
 
 def test_mixed_widths_go_by_name():
-    options = QuantOptions(algo={"q_proj": "nf4", r".*\.mlp\..*": "weight_only_int8", "lm_head": None}, block_size=32)
-    assert options.for_layer("model.layers.0.self_attn.q_proj") == QuantOptions(algo="nf4", block_size=32)
+    options = QuantizationConfig(
+        algo={"q_proj": "nf4", r".*\.mlp\..*": "weight_only_int8", "lm_head": None}, block_size=32
+    )
+    assert options.for_layer("model.layers.0.self_attn.q_proj") == QuantizationConfig(algo="nf4", block_size=32)
     assert options.for_layer("model.layers.0.mlp.up_proj").algo == "weight_only_int8"
     assert options.for_layer("lm_head") is None
     assert options.for_layer("model.layers.0.self_attn.k_proj") is None
@@ -149,32 +153,32 @@ def test_mixed_widths_go_by_name():
 
 def test_what_can_not_be_is_refused():
     with pytest.raises(ValueError, match=r"weight_quantize_algo='nf5' is not known; did you mean 'nf4'\?"):
-        QuantOptions(algo="nf5")
+        QuantizationConfig(algo="nf5")
     with pytest.raises(ValueError, match="qlora_weight_blocksize=63 is out of range"):
-        QuantOptions(algo="nf4", block_size=63)
+        QuantizationConfig(algo="nf4", block_size=63)
     with pytest.raises(ValueError, match="group_size=10 does not divide the 36 inputs"):
-        quantize(weight_of(4, 36), QuantOptions(algo="weight_only_int4", group_size=10))
+        quantize(weight_of(4, 36), QuantizationConfig(algo="weight_only_int4", group_size=10))
     weight = weight_of(4, 36)
     weight[1, 3] = np.nan
     for algo in ("nf4", "weight_only_int8"):
         with pytest.raises(ValueError, match="not finite"):
-            quantize(weight, QuantOptions(algo=algo))
+            quantize(weight, QuantizationConfig(algo=algo))
     with pytest.raises(ValueError, match=r"layers\.0\.up_proj: .* not finite"):
-        quantize_layer("layers.0.up_proj", paddle.to_tensor(weight), QuantOptions(algo="fp4"))
+        quantize_layer("layers.0.up_proj", paddle.to_tensor(weight), QuantizationConfig(algo="fp4"))
 
 
 def test_a_model_is_not_quantized_twice():
     config = {"model_type": "llama", "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     model = AutoModelForCausalLM.from_config(config | layers)
-    quantize_linears(model, QuantOptions(algo="nf4"))
+    quantize_linears(model, QuantizationConfig(algo="nf4"))
     with pytest.raises(ValueError, match="quantized already \\(nf4, blocks of 64\\): load the original one"):
-        quantize_linears(model, QuantOptions(algo="fp4"))
+        quantize_linears(model, QuantizationConfig(algo="fp4"))
 
 
 def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_train():
     bias = paddle.to_tensor(np.arange(7, dtype=np.float32), stop_gradient=False)
-    layer = QuantizedLinear(quantize(weight_of(7, 36), QuantOptions(algo="nf4", double_quant=True)), bias)
+    layer = QuantizedLinear(quantize(weight_of(7, 36), QuantizationConfig(algo="nf4", double_quant=True)), bias)
     assert (layer.in_features, layer.out_features) == (36, 7)
     assert all(parameter.stop_gradient for parameter in layer.parameters())
     x = np.random.default_rng(1).standard_normal((2, 3, 36)).astype(np.float32)
@@ -185,7 +189,7 @@ def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_tr
 
 
 def test_values_loaded_into_the_layer_are_those_it_computes_with():
-    options = QuantOptions(algo="nf4", double_quant=True)
+    options = QuantizationConfig(algo="nf4", double_quant=True)
     full, blank = QuantizedLinear(quantize(weight_of(7, 36), options)), QuantizedLinear(empty((7, 36), options))
     blank.set_state_dict(full.state_dict())
     assert np.array_equal(blank.weight_value().numpy(), full.weight_value().numpy())
@@ -194,7 +198,7 @@ def test_values_loaded_into_the_layer_are_those_it_computes_with():
 def test_it_takes_no_longer_than_a_few_binary_searches():
     """Processor time beside NumPy's own search of 15 boundaries: some seconds for a model of a billion weights."""
     weight, middles = weight_of(512, 576), np.linspace(-1, 1, 15, dtype=np.float32)
-    options = QuantOptions(algo="nf4", double_quant=True)
+    options = QuantizationConfig(algo="nf4", double_quant=True)
     ours, searching = [], []
     for _ in range(5):
         begin = time.process_time()

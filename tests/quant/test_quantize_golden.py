@@ -7,7 +7,7 @@ import pytest
 
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.golden import DATA
 from tests.golden.cases.quant_cases import CASES, weight_of
@@ -29,7 +29,7 @@ def test_tables_are_the_same_numbers(golden: dict[str, np.ndarray]):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("algo", ["nf4", "fp4"])
 def test_codes_scales_and_weights_are_the_same(golden: dict[str, np.ndarray], algo: str, case: str, double: bool):
-    options = QuantOptions(algo=algo, block_size=CASES[case]["block_size"], double_quant=double)
+    options = QuantizationConfig(algo=algo, block_size=CASES[case]["block_size"], double_quant=double)
     stored = quantize(weight_of(case), options)
     prefix = f"{algo}/{case}/{'double' if double else 'single'}"
     assert np.array_equal(stored.codes.numpy(), golden[f"{prefix}/codes"])

@@ -17,7 +17,7 @@ from paddlenlp_ext.models.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NAT
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops import native
 from paddlenlp_ext.quant.model import packed_size, quantize_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.memory import estimate_memory
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
@@ -101,7 +101,7 @@ def test_the_native_library_keeps_little_free():
 )
 @pytest.mark.parametrize("double", [False, True])
 def test_quantized_weights_count_as_they_are_stored(algo, double: bool):
-    options = QuantOptions(algo=algo, block_size=22, double_quant=double, double_quant_block_size=10)
+    options = QuantizationConfig(algo=algo, block_size=22, double_quant=double, double_quant_block_size=10)
     plain, quantized = make_model(), make_model()
     packed = packed_size(plain, options)
     quantize_linears(quantized, options)

@@ -15,9 +15,9 @@ from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model, build_trainer, load_data
 from paddlenlp_ext.train.dry_run import packed_weights
 from tests.common.training import make_config
@@ -52,13 +52,15 @@ def adapter_of(folder) -> dict[str, np.ndarray]:
     return {name: source.read(name) for name in source.names()}
 
 
-@pytest.mark.parametrize("method", [LoRAConfig, PissaConfig], ids=["lora", "pissa"])
+@pytest.mark.parametrize("method", [LoRAConfig, PiSSAConfig], ids=["lora", "pissa"])
 def test_resumed_it_ends_at_the_same_bits_and_merges_to_what_was_trained(run_folders, method):
     def config(output, **keys):
         return config_for(run_folders, output, method(rank=4), save_strategy="steps", save_steps=2, **keys)
 
     model = run(config("whole"))
-    assert len(quantized_linears(model)) == 14 and model.quantization == QuantOptions(algo="nf4", double_quant=True)
+    assert len(quantized_linears(model)) == 14 and model.quantization == QuantizationConfig(
+        algo="nf4", double_quant=True
+    )
     checkpoint = run_folders / "whole" / "checkpoint-2"
     run(config("again", resume_from_checkpoint=str(checkpoint)))
     whole, again = adapter_of(run_folders / "whole"), adapter_of(run_folders / "again")
@@ -76,7 +78,9 @@ def test_resumed_it_ends_at_the_same_bits_and_merges_to_what_was_trained(run_fol
 
 def test_a_base_that_is_stored_quantized_needs_an_adapter(run_folders):
     stored = run_folders / "stored"
-    model = AutoModelForCausalLM.from_pretrained(run_folders / "model", quantization=QuantOptions(algo="fp4"))
+    model = AutoModelForCausalLM.from_pretrained(
+        run_folders / "model", quantization_config=QuantizationConfig(algo="fp4")
+    )
     model.save_pretrained(stored)
     config = config_for(run_folders, model_name_or_path=str(stored), weight_quantize_algo=None)
     assert len(quantized_linears(build_model(config))) == 14

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.reft import ReftConfig
+from paddlenlp_ext.peft.reft import ReFTConfig
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model
@@ -28,7 +28,7 @@ class KillAfter(Callback):
 
 
 def make_trainer(folder: Path, callbacks: tuple[Callback, ...] = (), seed: int = 42, **keys: object) -> Trainer:
-    model = get_peft_model(make_model(), ReftConfig(rank=3, position="f2+l2", dropout=0.2), seed=seed)
+    model = get_peft_model(make_model(), ReFTConfig(rank=3, position="f2+l2", dropout=0.2), seed=seed)
     config = make_config(folder, num_train_epochs=2.0, learning_rate=0.02, **keys)
     dev = DEV if "evaluation_strategy" in keys else None
     return Trainer(model, config, ROWS, dev, Tokenizer(), callbacks=callbacks)

@@ -34,12 +34,12 @@ from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.oft import OFTConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
-from paddlenlp_ext.peft.prefix import PrefixConfig
-from paddlenlp_ext.peft.prompt import PromptConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.prompt import PromptTuningConfig
 from paddlenlp_ext.peft.sora import SoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
@@ -50,9 +50,9 @@ ADAPTERS = {
     "loha": LoHaConfig(rank=3),
     "ia3": IA3Config(),
     "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
-    "prefix": PrefixConfig(num_tokens=5),
-    "prefix_projected": PrefixConfig(num_tokens=5, projection=True, projection_hidden_size=7),
-    "prompt": PromptConfig(num_tokens=5),
+    "prefix": PrefixTuningConfig(num_tokens=5),
+    "prefix_projected": PrefixTuningConfig(num_tokens=5, projection=True, projection_hidden_size=7),
+    "prompt": PromptTuningConfig(num_tokens=5),
     "adalora": AdaLoRAConfig(init_r=4, target_r=2),
     "sora": SoRAConfig(rank=4),
     "oft": OFTConfig(),
@@ -61,16 +61,16 @@ ADAPTERS = {
     "vera_seeded": VeRAConfig(rank=16, save_projection=False, target_modules=["q_proj", "down_proj"]),
     "dora": DoRAConfig(rank=4),
     "dora_some": DoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
-    "pissa": PissaConfig(rank=4),
-    "pissa_some": PissaConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "pissa": PiSSAConfig(rank=4),
+    "pissa_some": PiSSAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
     "lora_ga": LoRAGAConfig(rank=4),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
 QUANTIZED = {
-    "over_nf4": QuantOptions(algo="nf4", double_quant=True),
-    "over_int8": QuantOptions(algo="weight_only_int8"),
-    "over_both": QuantOptions(algo={"down_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
+    "over_nf4": QuantizationConfig(algo="nf4", double_quant=True),
+    "over_int8": QuantizationConfig(algo="weight_only_int8"),
+    "over_both": QuantizationConfig(algo={"down_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
 }
 
 
@@ -122,7 +122,9 @@ def export_quantized(folder: Path, input_ids: np.ndarray) -> None:
     for name, options in QUANTIZED.items():
         with tempfile.TemporaryDirectory() as adapter:
             base = (folder / "base").resolve()
-            adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base, quantization=options), LoRAConfig())
+            adapted = get_peft_model(
+                AutoModelForCausalLM.from_pretrained(base, quantization_config=options), LoRAConfig()
+            )
             adapted.eval()
             paddle.seed(0)
             for tensor in adapted.adapter_state().values():
