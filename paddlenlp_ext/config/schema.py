@@ -52,6 +52,7 @@ def option(
     flags: Sequence[str] | None = None,
     aliases: Sequence[str] = (),
     key: str | None = None,
+    arguments: Sequence[str] = (),
 ) -> Any:
     """A dataclass field that is also a configuration key.
 
@@ -64,6 +65,7 @@ def option(
         flags: allowed words of a string that holds words separated by spaces.
         aliases: other spellings of the key.
         key: the whole key in the file, where it is not the field's name (in an adapter method: not `<switch>_<name>`).
+        arguments: further names of the field in an adapter config's constructor; no keys of the file.
     """
     limits = Limits(
         minimum=minimum,
@@ -73,7 +75,8 @@ def option(
         choices=None if choices is None else tuple(choices),
         flags=None if flags is None else tuple(flags),
     )
-    metadata = {_METADATA: {"help": help, "limits": limits, "aliases": tuple(aliases), "key": key}}
+    details = {"help": help, "limits": limits, "aliases": tuple(aliases), "key": key, "arguments": tuple(arguments)}
+    metadata = {_METADATA: details}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -93,6 +96,7 @@ class Option:
     help: str
     limits: Limits = Limits()
     aliases: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -136,6 +140,7 @@ def options_of(section_class: type, section: str, prefix: str = "") -> list[Opti
                 help=details["help"],
                 limits=details["limits"],
                 aliases=details["aliases"],
+                arguments=details["arguments"],
             )
         )
     return options

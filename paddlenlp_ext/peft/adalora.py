@@ -144,8 +144,12 @@ class AdaLoRAConfig(PeftConfig):
 
     init_r: int = option(12, help="Rank of every layer's update at the start.", minimum=1)
     target_r: int = option(8, help="Rank of a layer's update at the end, on average.", minimum=1)
-    alpha: float | None = option(None, help="Scale of the update: alpha / init_r. Unset: 2 * init_r.", above=0)
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    alpha: float | None = option(
+        None, help="Scale of the update: alpha / init_r. Unset: 2 * init_r.", above=0, arguments=("lora_alpha",)
+    )
+    dropout: float = option(
+        0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1, arguments=("lora_dropout",)
+    )
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
     )
@@ -153,7 +157,9 @@ class AdaLoRAConfig(PeftConfig):
     tfinal: int | None = option(
         None, help="Steps at the end with the final ranks. Unset: three tenths of the run.", minimum=0
     )
-    delta_t: int = option(1, help="Steps between two choices of ranks.", minimum=1, key="adalora_deltaT")
+    delta_t: int = option(
+        1, help="Steps between two choices of ranks.", minimum=1, key="adalora_deltaT", arguments=("deltaT",)
+    )
     beta1: float = option(0.85, help="Decay of the average sensitivity.", above=0, below=1)
     beta2: float = option(0.85, help="Decay of the average uncertainty.", above=0, below=1)
     orth_reg_weight: float = option(0.5, help="Weight of the loss that keeps P and Q orthonormal.", minimum=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,8 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.peft.arguments import ConfigType
+from paddlenlp_ext.peft.config_files import find_config, read_config
 from paddlenlp_ext.peft.layer import AdapterLayer
 
 # Fields of adapter_config.json that say where a file comes from and change no number.
@@ -29,8 +32,11 @@ _INFORMATIVE = frozenset(
 
 
 @dataclass(kw_only=True)
-class PeftConfig:
+class PeftConfig(metaclass=ConfigType):
     """Base of the methods' configs. A subclass registers under its JSON switch and fills in what follows.
+
+    The constructor takes the argument names of Hugging Face PEFT and PaddleNLP next to the fields' own
+    (peft/arguments.py).
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
@@ -75,6 +81,25 @@ class PeftConfig:
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"path", "dropout", "target_modules"})
 
     path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
+    base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
+    """Base model that a stored adapter names."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:
+        """Read the config of an adapter folder.
+
+        Args:
+            folder: as `PeftModel.from_pretrained`'s.
+
+        Returns:
+            The config of the stored method, whichever class this is called on.
+
+        Raises:
+            ValueError: no adapter there, or a method or a field that is not available.
+        """
+        config, fields = read_config(find_config(folder))
+        config.base_model_name_or_path = fields.get("base_model_name_or_path")
+        return config
 
     def targets(self, model: nn.Layer) -> list[str]:
         """Dotted names of the layers to wrap; empty for a method that wraps none.

@@ -14,21 +14,18 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, ShardedSafetensors
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
-from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
 from paddlenlp_ext.quant.options import QuantizationConfig, in_words
 from paddlenlp_ext.utils.atomic import write_text
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _KEY_PREFIX = "base_model.model."
-_PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
 @dataclass(frozen=True)
@@ -84,16 +81,11 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     Raises:
         ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
     """
-    folder = Path(folder).expanduser()
-    if (folder / CONFIG_FILE).is_file():
-        return _read_huggingface(folder)
-    for file in {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}:
-        if (folder / file).is_file():
-            return _read_paddlenlp(folder, file, allow_pickle)
-    if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
-        raise ValueError(_without_weights(folder, CONFIG_FILE))
-    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
+    file = find_config(folder)
+    config, fields = read_config(file)
+    if file.name == CONFIG_FILE:
+        return _read_huggingface(file.parent, config, fields)
+    return _read_paddlenlp(file.parent, config, fields, allow_pickle)
 
 
 def write_adapter(
@@ -113,23 +105,13 @@ def write_adapter(
     write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
 
-def _read_huggingface(folder: Path) -> AdapterFiles:
-    fields = read_json_object(folder / CONFIG_FILE)
-    peft_type = fields.get("peft_type")
-    methods = [method for _, method in PEFT_METHODS.items() if method.peft_type == peft_type]
-    if not methods:
-        known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
-        raise ValueError(
-            f"{folder / CONFIG_FILE}: peft_type {peft_type!r} is not available. Known: {', '.join(known)}."
-        )
-    try:
-        config = _reader(methods, fields).from_adapter_config(fields)
-        quantization = fields.get("base_quantization")
-        quantization = None if quantization is None else options_from_dict(quantization)
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
+def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any]) -> AdapterFiles:
+    quantization = fields.get("base_quantization")
+    if quantization is not None:
+        with in_file(folder / CONFIG_FILE):
+            quantization = options_from_dict(quantization)
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(_without_weights(folder, WEIGHTS_FILE))
+        raise missing_weights(folder, WEIGHTS_FILE)
     stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
     own_names = {key: name for name, key in config.own_keys.items()}
     strangers = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
@@ -141,20 +123,9 @@ def _read_huggingface(folder: Path) -> AdapterFiles:
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization)
 
 
-def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:
-    """Of the methods that share a kind of file, the variant that claims this one, else the method they refine."""
-    plain = next((method for method in methods if not method.refines), methods[0])
-    return next((method for method in methods if method.refines and method.claims(fields)), plain)
-
-
-def _read_paddlenlp(folder: Path, file: str, allow_pickle: bool) -> AdapterFiles:
+def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
     """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
-    fields = read_json_object(folder / file)
-    method = _reader([method for _, method in PEFT_METHODS.items() if method.paddlenlp_config == file], fields)
-    try:
-        config = method.from_paddlenlp(fields)
-    except ValueError as error:
-        raise ValueError(f"{folder / file}: {error}") from error
+    method = type(config)
     if method.paddlenlp_array:
         if not (folder / method.paddlenlp_array).is_file():
             raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read.")
@@ -178,19 +149,8 @@ def _paddlenlp_tensors(folder: Path, allow_pickle: bool) -> dict[str, np.ndarray
         return _read_all(SafetensorsFile(single[0]))
     if allow_pickle and not single and len(pickled) == 1:
         return read_pickled_arrays(pickled[0])
-    raise ValueError(_without_weights(folder, index.name))
+    raise missing_weights(folder, index.name)
 
 
 def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
     return {name: source.read(name, "float32" if source.dtype(name) in FLOATING else None) for name in source.names()}
-
-
-def _without_weights(folder: Path, expected: str) -> str:
-    pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
-    if pickles:
-        return (
-            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
-            "code inside it, so it is refused; save the adapter again as safetensors where it came from. A single "
-            ".pdparams file of PaddleNLP is read by the merge commands with --allow_pickle, as arrays and nothing else."
-        )
-    return f"{folder}: {expected} is missing."

@@ -43,10 +43,20 @@ class LoKrConfig(LycorisConfig):
     own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
     paddlenlp_config: ClassVar[str | None] = "lokr_config.json"
 
-    rank: int = option(8, help="Rank r of a decomposed factor.", minimum=1, maximum=65536, aliases=("lokr_dim",))
+    rank: int = option(
+        8,
+        help="Rank r of a decomposed factor.",
+        minimum=1,
+        maximum=65536,
+        aliases=("lokr_dim",),
+        arguments=("r", "lora_dim"),
+    )
     alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset or 0: the rank.", minimum=0)
     factor: int = option(
-        -1, help="Size of the first factor; -1: the sizes are as near a square as they can.", minimum=-1
+        -1,
+        help="Size of the first factor; -1: the sizes are as near a square as they can.",
+        minimum=-1,
+        arguments=("decompose_factor",),
     )
     decompose_both: bool = option(False, help="Decompose the first factor too, where it is large beside the rank.")
     target_modules: tuple[str, ...] | None = option(

@@ -58,7 +58,7 @@ class LoRAConfig(PeftConfig):
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
 
-    rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536)
+    rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536, arguments=("r",))
     alpha: float | None = option(
         None, help="Scale of the update: alpha / rank. Unset: 2 * rank, or 4 with rslora.", above=0
     )
@@ -66,7 +66,9 @@ class LoRAConfig(PeftConfig):
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
     )
-    rslora: bool = option(False, help="Scale by alpha / sqrt(rank), for large ranks.", key="rslora")
+    rslora: bool = option(
+        False, help="Scale by alpha / sqrt(rank), for large ranks.", key="rslora", arguments=("use_rslora",)
+    )
     plus_scale: float = option(1.0, help="LoRA+: the learning rate of B is this multiple of A's.", above=0)
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""

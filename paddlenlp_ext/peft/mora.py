@@ -56,7 +56,7 @@ class MoRAConfig(PeftConfig):
         "tensor_parallel_degree": "all features of a layer are folded together, which a cut layer does not have"
     }
 
-    rank: int = option(8, help="As many parameters as a LoRA of this rank.", minimum=1, maximum=65536)
+    rank: int = option(8, help="As many parameters as a LoRA of this rank.", minimum=1, maximum=65536, arguments=("r",))
     dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."

@@ -53,11 +53,14 @@ class OFTConfig(PeftConfig):
         None, help="Features turned together; the nearest divisor of a layer's inputs is taken. Unset: 32.", minimum=2
     )
     num_blocks: int | None = option(
-        None, help="Blocks a layer, in place of oft_block_size.", minimum=1, aliases=("oft_r",)
+        None, help="Blocks a layer, in place of oft_block_size.", minimum=1, aliases=("oft_r",), arguments=("r",)
     )
     block_share: bool = option(False, help="All blocks of a layer turn alike.")
     neumann_terms: int = option(
-        0, help="0: exactly orthogonal. Above 1: that many terms of a series in place of the inverse.", minimum=0
+        0,
+        help="0: exactly orthogonal. Above 1: that many terms of a series in place of the inverse.",
+        minimum=0,
+        arguments=("num_cayley_neumann_terms",),
     )
     target_modules: tuple[str, ...] | None = option(
         None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."

@@ -54,7 +54,14 @@ class PrefixTuningConfig(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
 
     path: str | None = option(None, help="Folder of a prefix to start from; its structure is taken.", key="prefix_path")
-    num_tokens: int = option(128, help="Length of the prefix.", minimum=1, maximum=65536, key="num_prefix_tokens")
+    num_tokens: int = option(
+        128,
+        help="Length of the prefix.",
+        minimum=1,
+        maximum=65536,
+        key="num_prefix_tokens",
+        arguments=("num_virtual_tokens",),
+    )
     init: str = option(
         "vocab",
         help="Start: what tokens drawn at random leave in every layer (vocab), or small noise (random).",
@@ -69,6 +76,7 @@ class PrefixTuningConfig(PeftConfig):
         help="Width of that network. Unset: that of a layer's keys.",
         minimum=1,
         key="prefix_projection_hidden_size",
+        arguments=("encoder_hidden_size",),
     )
     dropout: float = option(0.0, help="Dropout on the prefix while training.", minimum=0, below=1, key="prefix_dropout")
 

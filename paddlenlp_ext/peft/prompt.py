@@ -33,6 +33,7 @@ from paddlenlp_ext.plan import Style
 
 STORED = "prompt_embeddings"
 STARTS = ("vocab", "random", "text")
+_PEFT_STARTS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
 _LAYER = "model.embed_tokens"
 
 
@@ -112,7 +113,9 @@ class PromptTuningConfig(PeftConfig):
         "tokenizer_name_or_path",
     }
 
-    num_tokens: int = option(20, help="How many vectors are learned.", minimum=1, maximum=65536)
+    num_tokens: int = option(
+        20, help="How many vectors are learned.", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
+    )
     init: str = option(
         "vocab",
         help="Start: embeddings of tokens drawn at random (vocab), of a text's tokens (text), or noise (random).",
@@ -123,6 +126,7 @@ class PromptTuningConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         require_whole("prompt_tuning_num_tokens", self.num_tokens)
+        self.init = _PEFT_STARTS.get(self.init, self.init)
         require_choice("prompt_tuning_init", self.init, STARTS)
         if (self.init == "text") != bool(self.init_text):
             raise ValueError(

@@ -102,7 +102,7 @@ class ReFTConfig(PeftConfig):
         choices=(*INTERVENTION_TYPES, *_DOCUMENTED_SPELLINGS),
         key="intervention_type",
     )
-    rank: int = option(8, help="Directions in which h is changed.", minimum=1, key="rank")
+    rank: int = option(8, help="Directions in which h is changed.", minimum=1, key="rank", arguments=("r",))
     act_fn: str = option("linear", help="Activation f.", choices=tuple(ACTIVATIONS), key="act_fn")
     add_bias: bool = option(
         False, help="A bias in the projection of NoreftIntervention; b is there in any case.", key="add_bias"

@@ -105,7 +105,9 @@ class SoRAConfig(PeftConfig):
     model_class: ClassVar[type[nn.Layer] | None] = SoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
-    rank: int = option(16, help="Rank of every layer's update at the start.", minimum=1, maximum=65536)
+    rank: int = option(
+        16, help="Rank of every layer's update at the start.", minimum=1, maximum=65536, arguments=("r",)
+    )
     alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: 2 * rank.", above=0)
     dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(

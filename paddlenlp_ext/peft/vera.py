@@ -64,7 +64,11 @@ class VeRAConfig(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
 
     rank: int = option(
-        256, help="Rank r of the shared matrices; a layer trains r + out numbers.", minimum=1, maximum=65536
+        256,
+        help="Rank r of the shared matrices; a layer trains r + out numbers.",
+        minimum=1,
+        maximum=65536,
+        arguments=("r",),
     )
     alpha: float | None = option(
         None, help="PaddleNLP's scale alpha / rank; VeRA has none, so only vera_rank is taken."

@@ -1,0 +1,175 @@
+"""Constructor arguments of the adapter configs, by the names of this package, of Hugging Face PEFT and of PaddleNLP.
+
+A field answers to its own name (`rank`), to its key in a run's file (`lora_rank`) and to the further names that its
+`option(..., arguments=...)` lists (`r`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from paddlenlp_ext.config.tree import method_options, options_of
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+T = TypeVar("T")
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        # where a file comes from
+        *("auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"),
+        # the model's own shape, dtype and layout, which are read off the model
+        *("dtype", "head_dim", "hidden_size", "multi_query_group_num", "num_attention_heads", "num_hidden_layers"),
+        *("num_layers", "tensor_parallel_degree", "token_dim"),
+        # how products are grouped, and options of options that are off
+        *("eps", "megatron_core", "merge_weight", "merge_weights", "qalora_group_size", "use_quick_lora"),
+    }
+)
+_INIT_REMEDY = "the start of an adapter is its class: PiSSAConfig, LoftQConfig, LoRAGAConfig, or leave it at True"
+_UNAVAILABLE = {
+    "task_type": "models here are causal language models; use CAUSAL_LM, or leave it out",
+    "bias": "biases do not train alongside an adapter; use 'none'",
+    "fan_in_fan_out": "every linear layer here has its weight as [out, in]; use False",
+    "modules_to_save": "nothing but the adapter trains; leave it out",
+    "trainable_modules": "nothing but the adapter trains; leave it out",
+    "trainable_bias": "biases do not train alongside an adapter; leave it out",
+    "init_lora_weights": _INIT_REMEDY,
+    "init_weights": _INIT_REMEDY,
+    "init_ia3_weights": "IA3 starts at ones; use True",
+    "loftq_config": "the options of LoftQ are LoftQConfig's own: LoftQConfig(iters=..., svd=...)",
+    "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
+    "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
+    "exclude_modules": "list the layers to adapt in target_modules",
+    "use_cayley_neumann": "give num_cayley_neumann_terms alone; Hugging Face PEFT takes 5",
+    "num_transformer_submodules": "a decoder has 1",
+    **dict.fromkeys(
+        (
+            *("alora_invocation_tokens", "arrow_config", "coft", "corda_config", "do_qat", "enable_lokr_list"),
+            *("enable_lora_list", "enable_vera_list", "ensure_weight_tying", "eva_config", "layer_replication"),
+            *("lora_bias", "megatron_config", "module_dropout", "pissa_init", "qlora_weight_blocksize"),
+            *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
+            *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
+        ),
+        "not available for this method; leave it out",
+    ),
+}
+_OFF = (None, False, 0, "", "none", [], {}, ())
+_ALSO_OFF = {
+    "task_type": "CAUSAL_LM",
+    "init_lora_weights": True,
+    "init_weights": True,
+    "init_ia3_weights": True,
+    "num_transformer_submodules": 1,
+}
+
+
+class TaskType(str, enum.Enum):
+    """Tasks that Hugging Face PEFT tells apart; the models here do CAUSAL_LM."""
+
+    CAUSAL_LM = "CAUSAL_LM"
+    FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
+    QUESTION_ANS = "QUESTION_ANS"
+    SEQ_2_SEQ_LM = "SEQ_2_SEQ_LM"
+    SEQ_CLS = "SEQ_CLS"
+    TOKEN_CLS = "TOKEN_CLS"
+
+
+class PromptTuningInit(str, enum.Enum):
+    """Starts of prompt tuning, as Hugging Face PEFT names them."""
+
+    RANDOM = "RANDOM"
+    SAMPLE_VOCAB = "SAMPLE_VOCAB"
+    TEXT = "TEXT"
+
+
+class ConfigType(type):
+    """Metaclass of the adapter configs, whose constructors take the argument names of PEFT and PaddleNLP too.
+
+    `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
+    """
+
+    def __call__(cls: type[T], *args: Any, **arguments: Any) -> T:
+        if not arguments.keys() <= {field.name for field in dataclasses.fields(cls)}:
+            cls, arguments = _translate(cls, arguments)
+        return type.__call__(cls, *args, **arguments)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Signature of the constructor, for help() and editors."""
+        own = inspect.signature(cls.__init__)
+        return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
+
+
+def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
+    """Return the config class that the arguments ask for and the arguments by the names of its fields.
+
+    Raises:
+        ValueError: an option is given under two names, or an argument cannot be obeyed.
+        TypeError: no such argument.
+    """
+    method, arguments = _variant(method, arguments)
+    names = argument_names(method)
+    values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for name, value in arguments.items():
+        field = names.get(name)
+        if field is None:
+            _check_foreign(method, name, value, names)
+            continue
+        if field in values:
+            raise ValueError(f"{method.__name__}: {given[field]} and {name} are one option; give it once")
+        values[field], given[field] = value, name
+    return method, values
+
+
+def argument_names(method: type) -> dict[str, str]:
+    """Name of a constructor argument -> name of the field, for every name that a field answers to."""
+    switch = _switch_of(method)
+    options = options_of(method, "") if switch is None else method_options(switch, method)
+    names = {field.name: field.name for field in dataclasses.fields(method)}
+    for option in options:
+        for name in (*option.spellings, *option.arguments):
+            assert names.get(name, option.attribute) == option.attribute, f"{method.__name__}: two fields named {name}"
+            names[name] = option.attribute
+    return names
+
+
+def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
+    """Return the variant that the arguments ask for, by its switch or as Hugging Face PEFT does, and the others."""
+    family = method.refines or _switch_of(method)
+    variants = {switch: variant for switch, variant in PEFT_METHODS.items() if family and variant.refines == family}
+    asked = {variant for switch, variant in variants.items() if arguments.get(switch)}
+    asked |= {variant for variant in variants.values() if variant.claims(arguments)}
+    if not method.refines:
+        asked.discard(method)
+    elif asked:
+        asked.add(method)
+    if len(asked) > 1:
+        several = " and ".join(sorted(variant.__name__ for variant in asked))
+        raise ValueError(f"{method.__name__}: the arguments ask for {several}; an adapter has one method, choose one")
+    chosen = asked.pop() if asked else method
+    claimed = {"init_lora_weights"} if chosen.claims(arguments) else set()
+    return chosen, {name: value for name, value in arguments.items() if name not in {*variants, *claimed}}
+
+
+def _switch_of(method: type) -> str | None:
+    return next((switch for switch, known in PEFT_METHODS.items() if known is method), None)
+
+
+def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]) -> None:
+    """Pass over an argument of PEFT or PaddleNLP that asks for nothing.
+
+    Raises:
+        ValueError: it asks for something.
+        TypeError: neither library has it.
+    """
+    if name in _WITHOUT_EFFECT:
+        return
+    if name not in _UNAVAILABLE:
+        raise TypeError(f"{method.__name__} has no argument {name!r}{did_you_mean(name, names)}")
+    if value not in _OFF and value != _ALSO_OFF.get(name):
+        raise ValueError(f"{method.__name__}: {name}={value!r} is not available: {_UNAVAILABLE[name]}")

@@ -1,0 +1,82 @@
+"""Config files of adapter folders: Hugging Face PEFT's `adapter_config.json`, and PaddleNLP's, one name per method."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddlenlp_ext.checkpoint.json_file import read_json_object
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.peft.config import PeftConfig
+
+CONFIG_FILE = "adapter_config.json"
+_PICKLES = (".bin", ".pt", ".pth", ".pdparams")
+
+
+def find_config(folder: str | os.PathLike[str]) -> Path:
+    """Return the config file of an adapter folder.
+
+    Raises:
+        ValueError: no adapter there, or pickled weights only.
+    """
+    folder = Path(folder).expanduser()
+    paddlenlp = {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}
+    for name in (CONFIG_FILE, *paddlenlp):
+        if (folder / name).is_file():
+            return folder / name
+    if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
+        raise missing_weights(folder, CONFIG_FILE)
+    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
+    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
+
+
+def read_config(file: Path) -> tuple[PeftConfig, dict[str, Any]]:
+    """Return the config that a file of `find_config` describes, and the file's fields.
+
+    Raises:
+        ValueError: a method or a field that is not available.
+    """
+    fields = read_json_object(file)
+    if file.name != CONFIG_FILE:
+        method = _reader([method for _, method in PEFT_METHODS.items() if method.paddlenlp_config == file.name], fields)
+        with in_file(file):
+            return method.from_paddlenlp(fields), fields
+    peft_type = fields.get("peft_type")
+    methods = [method for _, method in PEFT_METHODS.items() if method.peft_type == peft_type]
+    if not methods:
+        known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
+        raise ValueError(f"{file}: peft_type {peft_type!r} is not available. Known: {', '.join(known)}.")
+    with in_file(file):
+        return _reader(methods, fields).from_adapter_config(fields), fields
+
+
+def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:
+    """Of the methods that share a kind of file, the variant that claims this one, else the method they refine."""
+    plain = next((method for method in methods if not method.refines), methods[0])
+    return next((method for method in methods if method.refines and method.claims(fields)), plain)
+
+
+@contextmanager
+def in_file(file: Path) -> Iterator[None]:
+    """Name the file in a `ValueError` of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def missing_weights(folder: Path, expected: str) -> ValueError:
+    """Return the error for a folder without the file `expected`; pickles that stand in its place are named."""
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
+    if pickles:
+        return ValueError(
+            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
+            "code inside it, so it is refused; save the adapter again as safetensors where it came from. A single "
+            ".pdparams file of PaddleNLP is read by the merge commands with --allow_pickle, as arrays and nothing else."
+        )
+    return ValueError(f"{folder}: {expected} is missing.")

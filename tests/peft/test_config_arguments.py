@@ -1,0 +1,123 @@
+"""Constructor arguments of the adapter configs by the names of PEFT and PaddleNLP."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from paddlenlp_ext.peft.adalora import AdaLoRAConfig
+from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType, argument_names
+from paddlenlp_ext.peft.dora import DoRAConfig
+from paddlenlp_ext.peft.lokr import LoKrConfig
+from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.mora import MoRAConfig
+from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.prompt import PromptTuningConfig
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.vera import VeRAConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            LoRAConfig(r=4, lora_alpha=32, lora_dropout=0.1, use_rslora=True),
+            LoRAConfig(rank=4, alpha=32, dropout=0.1, rslora=True),
+        ),
+        (LoRAConfig(lora_rank=4, rslora=True, lora_plus_scale=2.0), LoRAConfig(rank=4, rslora=True, plus_scale=2.0)),
+        (VeRAConfig(r=4, vera_dropout=0.1, d_initial=0.2), VeRAConfig(rank=4, dropout=0.1, d_initial=0.2)),
+        (LoKrConfig(lora_dim=4, decompose_factor=2), LoKrConfig(rank=4, factor=2)),
+        (
+            AdaLoRAConfig(init_r=6, target_r=4, deltaT=3, lora_alpha=32),
+            AdaLoRAConfig(init_r=6, target_r=4, delta_t=3, alpha=32),
+        ),
+        (OFTConfig(oft_block_size=4, num_cayley_neumann_terms=5), OFTConfig(block_size=4, neumann_terms=5)),
+        (
+            PrefixTuningConfig(num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=8),
+            PrefixTuningConfig(num_tokens=4, projection=True, projection_hidden_size=8),
+        ),
+        (PrefixTuningConfig(num_prefix_tokens=4, prefix_dropout=0.1), PrefixTuningConfig(num_tokens=4, dropout=0.1)),
+        (
+            PromptTuningConfig(
+                num_virtual_tokens=4, prompt_tuning_init=PromptTuningInit.TEXT, prompt_tuning_init_text="red"
+            ),
+            PromptTuningConfig(num_tokens=4, init="text", init_text="red"),
+        ),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_config_given_names_of_peft_or_paddlenlp_equals_own_names(given, wanted):
+    assert type(given) is type(wanted) and given == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method"),
+    [
+        ({"use_dora": True}, DoRAConfig),
+        ({"use_dora": False, "pissa": False}, LoRAConfig),
+        ({"pissa": True}, PiSSAConfig),
+        ({"init_lora_weights": "pissa"}, PiSSAConfig),
+        ({"init_lora_weights": True}, LoRAConfig),
+        ({"use_mora": True}, MoRAConfig),
+    ],
+)
+def test_lora_config_asked_for_a_variant_is_the_variants_config(arguments: dict, method: type):
+    config = LoRAConfig(r=4, **arguments)
+    assert type(config) is method
+    assert config.rank == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"task_type": "CAUSAL_LM"},
+        {"task_type": TaskType.CAUSAL_LM, "inference_mode": True, "bias": "none", "fan_in_fan_out": False},
+        {"merge_weights": True, "dtype": "float32", "tensor_parallel_degree": 2, "use_quick_lora": True},
+        {"modules_to_save": None, "layers_to_transform": None, "loftq_config": {}},
+    ],
+)
+@pytest.mark.parametrize("method", [method for _, method in PEFT_METHODS.items()])
+def test_argument_of_peft_that_asks_for_nothing_is_accepted(method: type, arguments: dict):
+    assert method(**arguments) == method()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"bias": "all"}, "use 'none'"),
+        ({"task_type": TaskType.SEQ_CLS}, "use CAUSAL_LM"),
+        ({"modules_to_save": ["lm_head"]}, "leave it out"),
+        ({"init_lora_weights": "olora"}, "PiSSAConfig"),
+        ({"layers_to_transform": [1]}, "target_modules"),
+        ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig; .* choose one"),
+    ],
+)
+def test_argument_of_peft_that_cannot_be_obeyed_is_refused_with_a_remedy(arguments: dict, remedy: str):
+    with pytest.raises(ValueError, match=remedy):
+        LoRAConfig(**arguments)
+
+
+def test_variant_config_asked_for_another_variant_is_refused():
+    with pytest.raises(ValueError, match="choose one"):
+        DoRAConfig(pissa=True)
+    assert type(DoRAConfig(use_dora=True)) is DoRAConfig
+
+
+def test_option_given_under_two_names_is_refused():
+    with pytest.raises(ValueError, match="r and lora_rank are one option"):
+        LoRAConfig(r=8, lora_rank=8)
+
+
+def test_misspelled_argument_names_the_nearest():
+    with pytest.raises(TypeError, match="has no argument 'lora_alhpa'; did you mean 'lora_alpha'"):
+        LoRAConfig(lora_alhpa=8)
+
+
+@pytest.mark.parametrize("method", [method for _, method in PEFT_METHODS.items()])
+def test_signature_lists_the_fields(method: type):
+    names = inspect.signature(method).parameters
+    assert set(names) == set(argument_names(method).values())
+    assert "path" in names
