@@ -31,7 +31,7 @@ from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.cli import run_command
 
-KINDS: dict[str, QuantOptions | None] = {
+KINDS: dict[str, QuantizationConfig | None] = {
     "LoRA": None,
     "int8": QuantizationConfig(algo="weight_only_int8"),
     "int4": QuantizationConfig(algo="weight_only_int4"),

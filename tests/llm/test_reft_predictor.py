@@ -14,7 +14,7 @@ from paddlenlp_ext.data.template import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.reft import ReftConfig
+from paddlenlp_ext.peft.reft import ReFTConfig
 from tests.common.scripts import LLM, load_script
 from tests.llm.test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan, passing
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.prefix import PrefixConfig
+from paddlenlp_ext.peft.prefix import PrefixTuningConfig
 from tests.common.models import TINY_LLAMA
 
 ALL_KEPT = dict.fromkeys(REFINED_OPS, -1)

@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops import half
 from paddlenlp_ext.parallel.tensor import check_tensor_plan
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from tests.common.models import TINY_LLAMA
 from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case
 

@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.layer import adapter_layers, take_off
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig, gradient_factors
 from paddlenlp_ext.quant.model import make_plain, quantize_linears
-from paddlenlp_ext.quant.options import QuantOptions
+from paddlenlp_ext.quant.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 

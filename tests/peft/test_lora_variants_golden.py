@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from tests.golden import DATA
 from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
@@ -83,7 +83,7 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
 
 def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path):
     base, theirs = CASES["llama_pissa"]["base"], DATA / "adapters" / "llama_pissa"
-    model = get_peft_model(evaluated_base(base), PissaConfig(path=str(theirs)))
+    model = get_peft_model(evaluated_base(base), PiSSAConfig(path=str(theirs)))
     optimizer = paddle.optimizer.AdamW(0.01, parameters=[p for p in model.parameters() if not p.stop_gradient])
     shared.loss_of(model, base).backward()
     optimizer.step()

@@ -15,7 +15,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PissaConfig
+from paddlenlp_ext.peft.pissa import PiSSAConfig
 from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model, train
 
 

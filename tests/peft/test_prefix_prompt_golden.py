@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.prefix import PrefixConfig
+from paddlenlp_ext.peft.prefix import PrefixTuningConfig
 from tests.golden import DATA
 from tests.golden.cases.prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.peft import golden_checks as shared
@@ -46,7 +46,7 @@ def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
     options = CASES[case]["options"]
     if "prefix_projection" not in options:
         return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
-    config = PrefixConfig(
+    config = PrefixTuningConfig(
         num_tokens=options["num_virtual_tokens"],
         projection=True,
         projection_hidden_size=options["encoder_hidden_size"],
