@@ -1,0 +1,1 @@
+"""Scripts that users run."""

@@ -22,13 +22,14 @@ from paddlenlp_ext import runtime
 __version__ = "0.1.0"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("runtime", "utils"),
-    ("ops", "config", "plan"),
-    ("nn", "data", "checkpoint", "generate"),
-    ("quant",),
+    ("_runtime", "utils", "runtime"),
+    ("ops", "config", "sharding_spec", "plan"),
+    ("nn", "data", "checkpoint", "generation", "generate"),
+    ("quantization", "quant"),
     ("models", "peft"),
     ("parallel",),
-    ("train",),
+    ("trainer", "train"),
+    ("cli",),
 )
 
 _PUBLIC = {

@@ -1,0 +1,1 @@
+"""Programs of other toolkits that the benchmarks compare with."""

@@ -1,0 +1,1 @@
+"""Comparison of the adapter methods over several tasks."""
