@@ -25,8 +25,8 @@ from benchmarks.cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Progr
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.registry import did_you_mean
 
 WORK = ROOT / "checkpoints" / "benchmarks"
 

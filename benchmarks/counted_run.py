@@ -20,7 +20,7 @@ from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import RunData, build_trainer
 from paddlenlp_ext.train.step import OptimizerStep
-from paddlenlp_ext.utils.rank import rank
+from paddlenlp_ext.utils.distributed_env import rank
 
 _LEAST = 256
 """Bytes below which a tensor is a control number: a count, a norm, a flag."""

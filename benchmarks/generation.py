@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure import random_documents, report, time_steps
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 MODEL = "smollm2-135m-instruct"
 

@@ -27,7 +27,7 @@ from paddlenlp_ext.data.batch import PackedBatch, collate
 from paddlenlp_ext.train.build import build_model, load_data
 from paddlenlp_ext.train.loss import loss_sum
 from paddlenlp_ext.train.precision import autocast
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 BF16 = ["--bf16", "true"]
 

@@ -22,7 +22,7 @@ from benchmarks.compare_losses import describe, draw, read_losses
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.resolve import resolve_model
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 LEARNING_RATE = "5e-4"
 KEYS = (

@@ -13,7 +13,7 @@ import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process u
 
 import paddle  # isort: skip
 
-from paddlenlp_ext.runtime import threads_per_process
+from paddlenlp_ext._runtime import threads_per_process
 
 _LIBRARIES = Path(paddle.__file__).parent / "libs"
 _FUNCTIONS = {"float32": "dnnl_sgemm", "bfloat16": "dnnl_gemm_bf16bf16f32"}

@@ -22,7 +22,7 @@ from benchmarks.measure import environment
 from benchmarks.ours import MODEL, run_config
 from paddlenlp_ext.train.dry_run import build_skeleton, estimate_run, packed_weights
 from paddlenlp_ext.train.memory import MemoryEstimate
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 _NF4 = "--lora true --weight_quantize_algo nf4 --weight_double_quant true"
 CASES = [

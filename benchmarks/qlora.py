@@ -29,7 +29,7 @@ from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 KINDS: dict[str, QuantizationConfig | None] = {
     "LoRA": None,

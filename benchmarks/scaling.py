@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
     # name: what the axis counts, its values, the words that a value adds to the command

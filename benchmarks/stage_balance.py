@@ -19,8 +19,8 @@ from benchmarks.measure import report
 from llm import run_finetune
 from paddlenlp_ext.parallel import pipeline
 from paddlenlp_ext.parallel.stages import StagePlan
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.rank import is_main_rank
+from paddlenlp_ext.utils.distributed_env import is_main_rank
+from paddlenlp_ext.utils.process import run_command
 
 
 class Busy:

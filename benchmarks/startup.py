@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.measure import report
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 IMPORTS = {
     "import_paddle": "import paddle",

@@ -15,7 +15,7 @@ from benchmarks.measure import report, tokens_per_second
 from benchmarks.ours import run_config
 from paddlenlp_ext.train.build import build_trainer, load_data
 from paddlenlp_ext.train.callbacks import Callback, StepReport
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 
 class StepTimes(Callback):

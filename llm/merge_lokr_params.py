@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paddlenlp_ext.peft.merge_command import merge_arguments, merge_as_asked
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext import runtime
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.log import get_logger
-from paddlenlp_ext.utils.rank import is_main_rank
+from paddlenlp_ext import _runtime
+from paddlenlp_ext.utils.distributed_env import is_main_rank
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
     """Read the configuration, then show, plan, train or evaluate, as it says."""
-    runtime.require_paddle()
+    _runtime.require_paddle()
     from paddlenlp_ext.config import load_run_config
     from paddlenlp_ext.peft.registry import peft_methods
     from paddlenlp_ext.train.build import build_trainer, load_data

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from paddlenlp_ext import runtime
+from paddlenlp_ext import _runtime
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _PUBLIC = {
 }
 __all__ = [*_PUBLIC, "__version__"]
 
-runtime.configure()
+_runtime.configure()
 
 
 def __getattr__(name: str) -> Any:

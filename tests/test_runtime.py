@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paddlenlp_ext import runtime
+from paddlenlp_ext import _runtime
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PADDLE_LOCAL_SIZE")
 
@@ -41,10 +41,10 @@ def test_ranks_on_one_machine_share_the_cores():
 @pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("max 100000", 10**9), ("1000 100000", 1)])
 def test_a_containers_quota_limits_the_threads(tmp_path, monkeypatch, quota, most):
     (tmp_path / "cpu.max").write_text(quota + "\n")
-    monkeypatch.setattr(runtime, "_CPU_QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(runtime, "_siblings", str)
+    monkeypatch.setattr(_runtime, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(_runtime, "_siblings", str)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
-    assert runtime.threads_per_process() == min(64, most)
+    assert _runtime.threads_per_process() == min(64, most)
 
 
 def test_importing_the_package_does_not_load_paddle():
@@ -54,7 +54,7 @@ def test_importing_the_package_does_not_load_paddle():
 def test_an_earlier_import_of_paddle_gets_its_threads():
     code = (
         "import paddle, os; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
-        "import paddlenlp_ext; print(seen == [paddlenlp_ext.runtime.threads_per_process()])"
+        "import paddlenlp_ext; print(seen == [paddlenlp_ext._runtime.threads_per_process()])"
     )
     assert run_python(code) == "True"
 
@@ -62,7 +62,7 @@ def test_an_earlier_import_of_paddle_gets_its_threads():
 def test_without_paddle_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
-        runtime.require_paddle()
+        _runtime.require_paddle()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_without_paddle_the_error_says_what_to_install(monkeypatch):
 )
 def test_mkl_is_told_the_widest_instructions_of_an_amd_processor(vendor: str, features: str, code_path: str | None):
     cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {features}\n\n"
-    assert runtime._mkl_code_path(cpuinfo) == code_path
+    assert _runtime._mkl_code_path(cpuinfo) == code_path
 
 
 def test_the_users_choice_for_mkl_stands():

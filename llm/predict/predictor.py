@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.generate.predict_arguments import PredictorArguments, parse_arguments
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.process import run_command
 
 if TYPE_CHECKING:
     from paddlenlp_ext.data.questions import Question

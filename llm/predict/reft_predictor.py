@@ -12,7 +12,7 @@ from pathlib import Path
 
 from predictor import main as predict
 
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.utils.cache import cache_folder
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.files import cache_folder
+from paddlenlp_ext.utils.logging import get_logger
 
 LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking writes something else
 

@@ -15,7 +15,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf_file import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.sharding_spec import Cut
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

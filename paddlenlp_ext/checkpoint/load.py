@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.plan import cut_of, is_here, whole_shape
+from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.json_file import read_json_object
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import read_json_object, write_text
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from paddlenlp_ext.checkpoint.builtin import BUILTIN_MODELS, unpack_builtin
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.registry import did_you_mean
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_DOUBLES = ["*/*", "consolidated*"]  # the same weights again, in other layouts

@@ -16,9 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.utils.files import read_json_object
 
 FORMAT_OF_CODE = {
     "F64": "float64",

@@ -19,7 +19,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.safetensors_reader import FORMAT_OF_CODE
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import write_text
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 _METADATA = {"format": "pt"}  # transformers asks for it

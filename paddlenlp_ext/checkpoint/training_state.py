@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
 from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import read_json_object, write_text
 
 TENSORS_FILE = "training_state.safetensors"
 STATE_FILE = "training_state.json"  # written last: a folder that has it is complete

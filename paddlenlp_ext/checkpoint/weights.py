@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.sharding_spec import Cut
 
 
 class WeightSource(ABC):

@@ -17,7 +17,7 @@ from paddlenlp_ext.config.resolve import resolve
 from paddlenlp_ext.config.schema import Option
 from paddlenlp_ext.config.tree import SECTIONS, RunConfig
 from paddlenlp_ext.config.values import convert
-from paddlenlp_ext.utils.suggest import nearest
+from paddlenlp_ext.utils.registry import nearest
 
 USAGE = "run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
 

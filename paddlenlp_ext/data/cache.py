@@ -13,8 +13,8 @@ import numpy as np
 
 from paddlenlp_ext.data.account import DataAccount
 from paddlenlp_ext.data.encode import TokenizedRow
-from paddlenlp_ext.utils.atomic import atomic_folder
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.logging import get_logger
 
 ACCOUNT_FILE = "account.json"
 

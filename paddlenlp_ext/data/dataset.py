@@ -20,7 +20,7 @@ from paddlenlp_ext.data.rows import MAX_LISTED, BadRow, DataError, SourceRow
 from paddlenlp_ext.data.sources import find_files, read_rows
 from paddlenlp_ext.data.template import ChatTemplate, load_template
 from paddlenlp_ext.data.truncate import Limits
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 BUILTIN_NAMES = ("inflection",)
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")

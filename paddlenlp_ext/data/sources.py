@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.json_position import locate
 from paddlenlp_ext.data.rows import BadRow, Place, RowError, SourceRow
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.json_positions import locate
+from paddlenlp_ext.utils.registry import did_you_mean
 
 SPLITS = ("train", "dev")
 SUFFIXES = (".json", ".jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 
 def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:

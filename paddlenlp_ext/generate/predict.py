@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.generate.generate import Decoder, generate
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 _BATCHES_A_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
 _SECONDS_A_LOG_LINE = 10.0

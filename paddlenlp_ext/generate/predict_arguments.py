@@ -12,8 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
 from paddlenlp_ext.generate.options import DecodingOptions
-from paddlenlp_ext.utils.rank import world_size
-from paddlenlp_ext.utils.suggest import nearest
+from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.registry import nearest
 
 
 def _argument(default: Any, kind: type, help_text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import AttentionShape
 from paddlenlp_ext.nn.rope import RopeSettings
-from paddlenlp_ext.plan import TensorPlan
+from paddlenlp_ext.sharding_spec import TensorPlan
 
 _ACTIVATIONS = ("silu", "swish")
 

@@ -30,7 +30,7 @@ from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quant.config import with_quantization
 from paddlenlp_ext.quant.model import named_tensors
 from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.utils.seeds import seed_of
+from paddlenlp_ext.utils.random import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
 

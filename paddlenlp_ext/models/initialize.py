@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.plan import is_on_stage
+from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:

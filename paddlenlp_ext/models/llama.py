@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
-from paddlenlp_ext.plan import TensorPlan
+from paddlenlp_ext.sharding_spec import TensorPlan
 
 LLAMA_TENSOR_PLAN: TensorPlan = {
     "model.embed_tokens": "vocab",

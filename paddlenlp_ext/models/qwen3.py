@@ -6,7 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_layers
-from paddlenlp_ext.plan import TensorPlan
+from paddlenlp_ext.sharding_spec import TensorPlan
 
 QWEN3_TENSOR_PLAN: TensorPlan = {
     **LLAMA_TENSOR_PLAN,

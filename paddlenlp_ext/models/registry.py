@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from paddlenlp_ext.plan import TensorPlan
+from paddlenlp_ext.sharding_spec import TensorPlan
 from paddlenlp_ext.utils.registry import Registry
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.utils.log import get_logger
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.registry import did_you_mean
 
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]

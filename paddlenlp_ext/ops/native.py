@@ -16,7 +16,7 @@ import paddle
 
 from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.ops.native_build import BuildError, build
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import paddle
 
-from paddlenlp_ext.utils.cache import cache_folder
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.files import cache_folder
+from paddlenlp_ext.utils.logging import get_logger
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi")

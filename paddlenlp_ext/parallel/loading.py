@@ -8,7 +8,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.plan import is_here
+from paddlenlp_ext.sharding_spec import is_here
 
 
 def read_own_part(model: nn.Layer, source: WeightSource) -> None:

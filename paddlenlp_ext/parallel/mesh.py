@@ -14,7 +14,7 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.config.degrees import Degrees, complete_degrees
 from paddlenlp_ext.parallel.gloo import complete_gloo
-from paddlenlp_ext.utils.rank import rank, world_size
+from paddlenlp_ext.utils.distributed_env import rank, world_size
 
 _ORDER = {  # outermost axis first
     "pp_first": ["dp", "pp", "sharding", "sep", "mp"],

@@ -15,7 +15,7 @@ from typing import Any
 
 from paddle.base import core
 
-from paddlenlp_ext.utils.rank import world_size
+from paddlenlp_ext.utils.distributed_env import world_size
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
 _meetings = itertools.count()

@@ -18,13 +18,13 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
 from paddlenlp_ext.peft.merge_files import copy_tokenizer
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
+from paddlenlp_ext.utils.files import read_json_object
 
 _FORMATS = ("float32", "float16", "bfloat16")
 

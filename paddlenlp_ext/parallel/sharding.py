@@ -23,7 +23,7 @@ from paddlenlp_ext.parallel.buckets import buckets, present_somewhere, sum_gradi
 from paddlenlp_ext.parallel.loans import Loans
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.plan import cut_of, is_on_stage, whole_shape
+from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
 
 
 class Sharding:

@@ -20,7 +20,7 @@ from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.work import Work
 from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.plan import is_on_stage
+from paddlenlp_ext.sharding_spec import is_on_stage
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
 _Cut = tuple[float, float, tuple[int, ...]]  # the costliest chunk's cost, the sum of their squares, bounds

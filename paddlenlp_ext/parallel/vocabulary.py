@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.linear_cross_entropy import IGNORED
 from paddlenlp_ext.parallel.collectives import gathered, summed
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.sharding_spec import Cut
 
 
 class VocabularyEmbedding(nn.Layer):

@@ -20,7 +20,7 @@ from paddlenlp_ext.parallel.collectives import gathered
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.patience import meet
 from paddlenlp_ext.parallel.tensor import sizes_of
-from paddlenlp_ext.plan import cut_of, is_here, whole_shape
+from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
 
 _MAIN, _DONE = 0, -1
 

@@ -34,7 +34,7 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.ranges import require_choice, require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 KINDS = ("houlsby", "parallel")
 PLACES = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}

@@ -12,7 +12,7 @@ from paddle import nn
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import AdapterLayer, put_on, take_off
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.registry import did_you_mean
 
 
 class AdapterSet:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from paddlenlp_ext.config.tree import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.registry import did_you_mean
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.files import read_json_object
 
 if TYPE_CHECKING:
     from paddlenlp_ext.peft.config import PeftConfig

@@ -24,7 +24,7 @@ from paddle import nn
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 @PEFT_METHODS.register("use_dora")

@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, m
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
 from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
 from paddlenlp_ext.quant.options import QuantizationConfig, in_words
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _KEY_PREFIX = "base_model.model."

@@ -31,7 +31,7 @@ from paddlenlp_ext.peft.targets import (
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 FEEDFORWARD = ("down_proj",)
 TARGETS = ("k_proj", "v_proj", *FEEDFORWARD)

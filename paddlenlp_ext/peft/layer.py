@@ -16,7 +16,7 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.parameter import new_parameter
 from paddlenlp_ext.nn.tree import replace_layer
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 class Parts(Protocol):

@@ -27,7 +27,7 @@ from paddlenlp_ext.peft.lycoris import LycorisConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 @PEFT_METHODS.register("lokr")

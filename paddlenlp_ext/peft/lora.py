@@ -37,7 +37,7 @@ from paddlenlp_ext.peft.targets import (
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 # Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
 # a run went.

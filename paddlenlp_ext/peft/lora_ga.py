@@ -34,7 +34,7 @@ from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.svd import leading_svd, require_triplets
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 

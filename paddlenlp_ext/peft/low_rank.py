@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 def factor_axes(style: Style) -> tuple[int | None, int | None]:

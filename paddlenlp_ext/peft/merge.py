@@ -34,8 +34,8 @@ from paddlenlp_ext.quant.config import from_quantization_config
 from paddlenlp_ext.quant.model import plain_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.source import QuantizedWeights
-from paddlenlp_ext.utils.atomic import atomic_folder
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from paddlenlp_ext.peft.files import AdapterFiles
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import write_text
 
 
 def write_model_card(

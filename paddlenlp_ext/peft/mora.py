@@ -34,7 +34,7 @@ from paddlenlp_ext.peft.lora import IDLE_IN_PADDLENLP
 from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 FOLDINGS = ("rotated", "sharing")
 

@@ -27,7 +27,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import Factor, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 class MoSLoRAModel(PeftModel):

@@ -19,7 +19,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.lora import LoRALinear
-from paddlenlp_ext.plan import Style, cut_of
+from paddlenlp_ext.sharding_spec import Style, cut_of
 
 A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
 A_START, B_START = "lora_A_start", "lora_B_start"

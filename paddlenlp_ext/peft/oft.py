@@ -29,8 +29,8 @@ from paddlenlp_ext.peft.layer import Factor, LinearAdapter, Parts, adapter_layer
 from paddlenlp_ext.peft.ranges import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.plan import Style
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 

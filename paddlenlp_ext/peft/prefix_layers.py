@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import AdapterLayer, Parts, adapter_layers, generator_for, has_values, kaiming_uniform
 from paddlenlp_ext.peft.virtual_tokens import keys_and_values
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 _START = 0.02  # standard deviation of keys and values at the start: small against a model's own
 

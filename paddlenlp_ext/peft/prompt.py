@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.layer import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.virtual_tokens import keys_and_values
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 STORED = "prompt_embeddings"
 STARTS = ("vocab", "random", "text")

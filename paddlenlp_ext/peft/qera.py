@@ -44,7 +44,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.svd import leading_svd, require_triplets
 from paddlenlp_ext.quant.config import from_quantization_config
 from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.plan import cut_of
+from paddlenlp_ext.sharding_spec import cut_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.ranges import require_whole
 from paddlenlp_ext.peft.reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
 from paddlenlp_ext.peft.reft_positions import cached_documents, chosen_slots, packed_documents, parse_positions
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.registry import did_you_mean
 
 _DOCUMENTED_SPELLINGS = {"LoReftIntervention": "LoreftIntervention"}
 _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bias", "dropout")

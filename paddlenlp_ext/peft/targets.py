@@ -9,7 +9,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.utils.layer_patterns import matches, matching
+from paddlenlp_ext.utils.module_patterns import matches, matching
 
 ALL_LINEAR = "all-linear"
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.ranges import require_positive, require_share, require_w
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.targets import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.vera_projections import Projections
-from paddlenlp_ext.plan import Style
+from paddlenlp_ext.sharding_spec import Style
 
 
 class VeRAModel(PeftModel):

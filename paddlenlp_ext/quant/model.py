@@ -12,12 +12,12 @@ from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.tree import layer_at, replace_layer
-from paddlenlp_ext.plan import is_on_stage
 from paddlenlp_ext.quant.files import to_stored
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import BeforeQuantizing, packed_bytes, quantize_layer
 from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def plain_linears(model: nn.Layer) -> list[str]:

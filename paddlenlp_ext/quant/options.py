@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from paddlenlp_ext.utils.layer_patterns import matches, matching
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.module_patterns import matches, matching
+from paddlenlp_ext.utils.registry import did_you_mean
 
 BLOCKWISE = ("nf4", "fp4")
 ALGOS = (*BLOCKWISE, "weight_only_int8", "weight_only_int4")

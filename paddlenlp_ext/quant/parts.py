@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.dequantize import QuantizedWeight, block_scales
-from paddlenlp_ext.plan import Cut
+from paddlenlp_ext.sharding_spec import Cut
 
 _SMALLEST_BLOCK = 16
 """Weights that share a scale at least, unless they did so from the start: 2 bits a weight for the scales."""

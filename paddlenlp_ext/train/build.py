@@ -35,7 +35,7 @@ from paddlenlp_ext.train.passes import passes_of
 from paddlenlp_ext.train.ranks import SingleRank
 from paddlenlp_ext.train.text import load_text
 from paddlenlp_ext.train.trainer import Trainer
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.train")
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.json_file import read_json_object
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.train.hooks import training_hooks
@@ -19,7 +18,7 @@ from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimiz
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.ranks import Ranks
 from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.utils.atomic import atomic_folder, write_text
+from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_text
 
 _HOOKS = "hooks/"  # before the names of what the model's hooks keep
 _WEIGHTS = "weights/"  # before those of the model's own tensors, which no file has

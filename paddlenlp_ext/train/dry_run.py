@@ -27,7 +27,7 @@ from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weigh
 from paddlenlp_ext.train.data_order import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
-from paddlenlp_ext.utils.rank import world_size
+from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
 from paddlenlp_ext.train.text_metrics import text_metrics
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import write_text
 
 
 def evaluate_generation(

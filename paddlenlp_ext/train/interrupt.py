@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAID_AGAIN = 3.0

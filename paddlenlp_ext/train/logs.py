@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.json_file import read_json_object
-from paddlenlp_ext.plan import whole_shape
+from paddlenlp_ext.sharding_spec import whole_shape
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.checkpoint import write_json
 from paddlenlp_ext.train.output_folder import STATE_FILE
 from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.utils.atomic import write_text
+from paddlenlp_ext.utils.files import read_json_object, write_text
 
 
 class LogFiles(Callback):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.plan import cut_of
+from paddlenlp_ext.sharding_spec import cut_of
 from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paddlenlp_ext.train.callbacks import Callback, StepReport
 from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 _SMOOTHING = 0.9  # of the rates in the bar
 

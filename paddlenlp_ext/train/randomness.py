@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.utils.seeds import seed_of
+from paddlenlp_ext.utils.random import seed_of
 
 
 def micro_step_seed(seed: int, step: int, micro_batch: int) -> int:

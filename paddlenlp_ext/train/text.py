@@ -24,8 +24,8 @@ from paddlenlp_ext.data.cache import only_one
 from paddlenlp_ext.data.dataset import cache_dir
 from paddlenlp_ext.data.fingerprint import code_facts, tokenizer_fingerprint
 from paddlenlp_ext.data.template import load_template
-from paddlenlp_ext.utils.atomic import atomic_folder
-from paddlenlp_ext.utils.late import Late
+from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.lazy import Late
 
 _CODE = [Path(room.__file__).parent for room in (paddlenlp_ext.checkpoint, paddlenlp_ext.data)]
 _FACTS_FILE = "facts.json"

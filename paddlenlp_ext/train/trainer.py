@@ -38,7 +38,7 @@ from paddlenlp_ext.train.reports import build_reports
 from paddlenlp_ext.train.schedule import build_schedule, num_warmup_steps
 from paddlenlp_ext.train.state import TrainerState
 from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions, broken_step
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 

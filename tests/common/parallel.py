@@ -20,7 +20,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import RunData, build_trainer
 from paddlenlp_ext.train.optim import updated_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state
-from paddlenlp_ext.utils.rank import rank
+from paddlenlp_ext.utils.distributed_env import rank
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import ROOT, script_environment
 from tests.common.training import Rows, Tokenizer, make_config

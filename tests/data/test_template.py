@@ -279,7 +279,7 @@ def test_template_without_an_end_token_warns(tokenizer, tmp_path, caplog):
     text = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     text += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     with caplog.at_level("WARNING", logger="paddlenlp_ext"):
-        from paddlenlp_ext.utils.log import get_logger
+        from paddlenlp_ext.utils.logging import get_logger
 
         get_logger().propagate = True
         template = load_template(write_template(tmp_path, text), tokenizer)

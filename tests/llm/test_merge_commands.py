@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.mora import MoRAConfig
 from paddlenlp_ext.peft.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
 

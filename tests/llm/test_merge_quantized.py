@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
 

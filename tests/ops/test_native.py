@@ -14,7 +14,7 @@ import pytest
 
 from paddlenlp_ext.ops import native, native_build
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 from tests.common.marks import needs_native
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"

@@ -22,10 +22,10 @@ from paddlenlp_ext.ops.quantized_native import (
     quantized_input_gradient_native,
     quantized_linear_native,
 )
-from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.sharding_spec import Cut
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

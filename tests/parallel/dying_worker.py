@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddlenlp_ext.parallel.ranks import MeshRanks
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.rank import rank
+from paddlenlp_ext.utils.distributed_env import rank
+from paddlenlp_ext.utils.process import run_command
 from tests.common.parallel import Case, run_case
 
 

@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train import reports
 from paddlenlp_ext.train.build import RunData, build_trainer
 from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.utils.rank import rank, world_size
+from paddlenlp_ext.utils.distributed_env import rank, world_size
 from tests.common.training import Rows, Tokenizer
 
 FOLDER = Path(sys.argv[1])

@@ -94,8 +94,8 @@ def test_a_launcher_that_is_stopped_lets_its_processes_save(command, run_folders
 
 FAILING = """
 import time
-from paddlenlp_ext.utils.cli import run_command
-from paddlenlp_ext.utils.rank import rank
+from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.distributed_env import rank
 
 def main(argv):
     if rank() == 1:

@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.oft import OFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.plan import cut_of, whole_shape
+from paddlenlp_ext.sharding_spec import cut_of, whole_shape
 from tests.common.models import TINY_LLAMA
 
 BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}

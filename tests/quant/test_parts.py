@@ -7,11 +7,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.plan import Cut
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.sharding_spec import Cut
 
 
 def weight_of(out: int, width: int) -> np.ndarray:

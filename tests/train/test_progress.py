@@ -14,7 +14,7 @@ from paddlenlp_ext.train.interrupt import StopSignals
 from paddlenlp_ext.train.loss_plot import smoothed
 from paddlenlp_ext.train.progress import LogLines, ProgressBar, build_progress, describe, seconds_left
 from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 
 REPORT = StepReport(
     loss=2.5, grad_norm=1.0, learning_rate=1e-4, num_tokens=800, num_learned=300, num_rows=4, seconds=0.5

@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.data.template import load_template
 from paddlenlp_ext.train import text as text_module
 from paddlenlp_ext.train.text import load_text
-from paddlenlp_ext.utils.log import get_logger
+from paddlenlp_ext.utils.logging import get_logger
 from tests.common.training import make_config
 
 CHAT = "{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}"

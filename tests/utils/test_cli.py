@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paddlenlp_ext.utils import cli
-from paddlenlp_ext.utils.cli import run_command
+from paddlenlp_ext.utils import process
+from paddlenlp_ext.utils.process import run_command
 
 
 def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
@@ -34,8 +34,8 @@ def test_an_error_out_of_a_library_keeps_its_traceback():
 )
 def test_who_lost_another_process_has_no_error_of_its_own(capsys, monkeypatch, error):
     """The second is what Paddle makes of the store that went with the first process."""
-    monkeypatch.setattr(cli, "_LAUNCHER_LOOKS_EVERY", 0.0)
-    monkeypatch.setattr(cli, "tell_launcher", lambda text: pytest.fail(text))
+    monkeypatch.setattr(process, "_LAUNCHER_LOOKS_EVERY", 0.0)
+    monkeypatch.setattr(process, "tell_launcher", lambda text: pytest.fail(text))
 
     def main(argv):
         raise error

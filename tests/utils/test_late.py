@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddlenlp_ext.utils.late import Late
+from paddlenlp_ext.utils.lazy import Late
 
 
 def test_only_what_is_not_known_makes_the_object():

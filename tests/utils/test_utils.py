@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.utils.atomic import atomic_folder, write_text
-from paddlenlp_ext.utils.registry import Registry
-from paddlenlp_ext.utils.suggest import did_you_mean, nearest
+from paddlenlp_ext.utils.files import atomic_folder, write_text
+from paddlenlp_ext.utils.registry import Registry, did_you_mean, nearest
 
 
 def test_atomic_folder_appears_whole(tmp_path):

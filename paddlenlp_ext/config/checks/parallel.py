@@ -7,7 +7,7 @@ from paddlenlp_ext.config.degrees import Degrees, complete_degrees, nearest_degr
 from paddlenlp_ext.config.flags import FLAGS
 from paddlenlp_ext.config.given import Given
 from paddlenlp_ext.config.tree import RunConfig
-from paddlenlp_ext.utils.rank import world_size
+from paddlenlp_ext.utils.distributed_env import world_size
 
 check = Checks()
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")

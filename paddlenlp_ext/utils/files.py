@@ -1,12 +1,36 @@
-"""Files and folders that appear whole or not at all."""
+"""Reading a JSON object from a file, with errors that say which file and where.
+
+Files and folders that appear whole or not at all.
+
+Where the package keeps what it can make again.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: no such file, not UTF-8, not JSON, or not an object; the message names the file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: damaged, not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
 
 
 @contextmanager
@@ -42,3 +66,9 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
     draft = target.with_name(f".{target.name}.incomplete")
     draft.write_text(text, encoding="utf-8")
     draft.replace(target)
+
+
+def cache_folder(name: str) -> Path:
+    """`~/.cache/paddlenlp_ext/NAME`, or under XDG_CACHE_HOME where that is set. Not made here."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "paddlenlp_ext" / name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from paddlenlp_ext.utils.suggest import did_you_mean
+from paddlenlp_ext.utils.registry import did_you_mean
 
 
 def matches(pattern: str, name: str, key: str) -> bool:

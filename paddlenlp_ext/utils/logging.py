@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 
-from paddlenlp_ext.utils.rank import is_main_rank, rank
+from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 
 def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:

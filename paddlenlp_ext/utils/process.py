@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from paddlenlp_ext.utils.rank import is_main_rank, rank
+from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LOST_ANOTHER = re.compile(
