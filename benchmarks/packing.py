@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (sets the process up)
-from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.packing import BatchPlan
 
 SHAPES = {

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
-from paddlenlp_ext.config.degrees import Degrees
+from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory

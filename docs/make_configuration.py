@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paddlenlp_ext.config.describe import markdown_tables
-from paddlenlp_ext.config.known import known_keys
+from paddlenlp_ext.config.docs import markdown_tables
+from paddlenlp_ext.config.keys import known_keys
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from paddlenlp_ext.config.schema import options_of
-from paddlenlp_ext.config.tree import SECTIONS, switches_of
+from paddlenlp_ext.config.options import options_of
+from paddlenlp_ext.config.run_config import SECTIONS, switches_of
 
 SHIPPED = ROOT / "llm" / "config" / "smollm2"
 LORA_RANKS = (2, 8, 16, 32)

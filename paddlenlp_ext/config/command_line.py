@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paddlenlp_ext.config.known import KnownKeys
-from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
-from paddlenlp_ext.config.reader import Setting
-from paddlenlp_ext.config.values import FALSE_WORDS, TRUE_WORDS, UNSET_WORD
+from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.json_reader import Setting
+from paddlenlp_ext.config.keys import KnownKeys
+from paddlenlp_ext.config.options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD
 
 
 @dataclass

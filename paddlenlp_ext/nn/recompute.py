@@ -20,7 +20,7 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
-from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.ops.half import as_now
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]

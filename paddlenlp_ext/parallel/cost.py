@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.config.degrees import Degrees
+from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.schedule import Pass, entries

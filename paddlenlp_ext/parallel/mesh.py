@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle.distributed as dist
 
-from paddlenlp_ext.config.degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.parallel.gloo import complete_gloo
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from paddlenlp_ext.config.tree import method_options, options_of
+from paddlenlp_ext.config.run_config import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.registry import did_you_mean
 

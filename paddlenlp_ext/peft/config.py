@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.arguments import ConfigType
 from paddlenlp_ext.peft.config_files import find_config, read_config
 from paddlenlp_ext.peft.layer import AdapterLayer
@@ -49,7 +49,7 @@ class PeftConfig(metaclass=ConfigType):
         model_class: what `get_peft_model` returns, where a method needs more than layers: a forward of its own, a
             loss beside the model's, something to do at the start or after a step. None means `PeftModel`.
         refines: set only by a variant of another method: that method's switch, which has to be on as well and whose
-            key prefix the variant shares (config/tree.py reads it). Its files may have that method's `peft_type`;
+            key prefix the variant shares (config/run_config.py reads it). Its files may have that method's `peft_type`;
             `claims` tells them apart.
         paddlenlp_config: the name of PaddleNLP's config file for the method, where PaddleNLP has it.
         needs_quantized_base: whether a run over a base in full precision makes no sense.

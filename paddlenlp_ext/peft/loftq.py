@@ -21,7 +21,7 @@ from typing import ClassVar
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.before_quantizing import SVDS, LoRABeforeQuantizing, Rounded, Start, principal_factors
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import OffsetLoRALinear

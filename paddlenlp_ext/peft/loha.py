@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layer import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.low_rank import factor_axes
 from paddlenlp_ext.peft.lycoris import LycorisConfig

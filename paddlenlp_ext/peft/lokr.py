@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.layer import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.lycoris import LycorisConfig

@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields

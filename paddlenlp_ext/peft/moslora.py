@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.combine import Factors, save_as_lora
 from paddlenlp_ext.peft.config import PeftConfig

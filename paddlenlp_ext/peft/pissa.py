@@ -26,7 +26,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.before_quantizing import SVDS, LoRABeforeQuantizing, Rounded, Start, principal_factors
 from paddlenlp_ext.peft.layer import has_values
 from paddlenlp_ext.peft.lora import LoRAConfig

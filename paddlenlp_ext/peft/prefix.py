@@ -23,7 +23,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.prefix_layers import PrefixAttention, PrefixModel, in_layer_order
 from paddlenlp_ext.peft.ranges import require_choice, require_share, require_whole

@@ -32,7 +32,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.weights import WeightSource, open_weights
-from paddlenlp_ext.config.schema import option
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.layer import adapter_layers

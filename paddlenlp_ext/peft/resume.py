@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from paddlenlp_ext.config.tree import method_options
+from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paddlenlp_ext.config.sections.train import GENERATION_METRICS, METRIC_SPELLINGS
+from paddlenlp_ext.config.sections import GENERATION_METRICS, METRIC_SPELLINGS
 
 _LOWER_IS_BETTER = ("loss", "perplexity")
 

@@ -11,7 +11,7 @@ import paddle
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.sections.model import ModelConfig
+from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, read_values, stored_quantization
 from paddlenlp_ext.models.decoder import CausalLM

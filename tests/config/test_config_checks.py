@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.config.recompute import parse_layers, parse_refined
+from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 # settings -> words that the one problem must have; its place is the line of the key named first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.config.checks import parallel, precision
-from paddlenlp_ext.config.flags import FLAGS
+from paddlenlp_ext.config.parallel_flags import FLAGS
+from paddlenlp_ext.config.validation import parallel, precision
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, load, problems, write
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.config import device, resolve
-from paddlenlp_ext.config.checks import precision
+from paddlenlp_ext.config import device, parser
+from paddlenlp_ext.config.validation import precision
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 
@@ -27,7 +27,7 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
     assert found.line == 6 and "--device cpu" in found.message
     assert load(path, "--device", "cpu").precision.device == "cpu"
     monkeypatch.setattr(precision, "has_gpu", lambda: True)
-    monkeypatch.setattr(resolve, "has_gpu", lambda: True)
+    monkeypatch.setattr(parser, "has_gpu", lambda: True)
     assert load(path).precision.device == "gpu"
     config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
     assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paddlenlp_ext.config.schema import Option
+from paddlenlp_ext.config.options import Option
 from tests.config.config_cases import SMALLEST, edits, known, load, problems, write
 
 KNOWN = known()

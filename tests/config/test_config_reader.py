@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.problems import Place
-from paddlenlp_ext.config.reader import read_text
+from paddlenlp_ext.config.errors import Place
+from paddlenlp_ext.config.json_reader import read_text
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)

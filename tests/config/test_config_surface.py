@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paddlenlp_ext.config.flags import FLAGS
-from paddlenlp_ext.config.known import KnownKeys, known_keys
-from paddlenlp_ext.config.tree import SECTIONS
+from paddlenlp_ext.config.keys import KnownKeys, known_keys
+from paddlenlp_ext.config.parallel_flags import FLAGS
+from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script
 

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.recompute import REFINED_OPS
+from paddlenlp_ext.config.recompute_options import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan, passing
 from paddlenlp_ext.peft.base import get_peft_model

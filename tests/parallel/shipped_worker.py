@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.config.degrees import complete_degrees
+from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train import reports

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paddlenlp_ext.config.degrees import Degrees
+from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory, numbers

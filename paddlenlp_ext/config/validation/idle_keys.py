@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.config.checks.precision import BLOCKWISE_KEYS
-from paddlenlp_ext.config.checks.table import Checks
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
+from paddlenlp_ext.config.validation.registry import Checks
 
 check = Checks()
 _DRAWING = ("top_k", "top_p", "temperature")

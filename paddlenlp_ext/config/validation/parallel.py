@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.checks.table import Checks
-from paddlenlp_ext.config.degrees import Degrees, complete_degrees, nearest_degrees
-from paddlenlp_ext.config.flags import FLAGS
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees, nearest_degrees
+from paddlenlp_ext.config.parallel_flags import FLAGS
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.validation.registry import Checks
 from paddlenlp_ext.utils.distributed_env import world_size
 
 check = Checks()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.availability import Row
-from paddlenlp_ext.config.checks import idle, parallel, precision, training
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.paddlenlp_compat import Row
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.validation import idle_keys, parallel, precision, training
 
-_CHECKED = (training, precision, parallel, idle)
+_CHECKED = (training, precision, parallel, idle_keys)
 """In this order: what one refuses, those behind it say nothing more of."""
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paddlenlp_ext.config.availability import ROWS, Row
-from paddlenlp_ext.config.schema import Option
-from paddlenlp_ext.config.tree import SECTIONS, method_options, options_of, switches_of
+from paddlenlp_ext.config.options import Option
+from paddlenlp_ext.config.paddlenlp_compat import ROWS, Row
+from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of, switches_of
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.checks.table import Checks
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.recompute import parse_layers, parse_refined
-from paddlenlp_ext.config.sections.train import GENERATION_METRICS
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.sections import GENERATION_METRICS
+from paddlenlp_ext.config.validation.registry import Checks
 
 check = Checks()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.problems import Place, Problem
+from paddlenlp_ext.config.errors import Place, Problem
 
 MAX_DIGITS = 100
 """Longer whole numbers are refused: nobody means them, and they fit no float."""

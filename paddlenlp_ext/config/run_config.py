@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.config.schema import Option, options_of
-from paddlenlp_ext.config.sections.command import CommandConfig
-from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.config.sections.generation import GenerationConfig
-from paddlenlp_ext.config.sections.model import ModelConfig
-from paddlenlp_ext.config.sections.optim import OptimConfig
-from paddlenlp_ext.config.sections.parallel import ParallelConfig
-from paddlenlp_ext.config.sections.precision import PrecisionConfig
-from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.config.options import Option, options_of
+from paddlenlp_ext.config.sections import (
+    CommandConfig,
+    DataConfig,
+    GenerationConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paddlenlp_ext.config.known import KnownKeys
-from paddlenlp_ext.config.schema import Option
-from paddlenlp_ext.config.tree import SECTIONS
-from paddlenlp_ext.config.values import type_words
+from paddlenlp_ext.config.keys import KnownKeys
+from paddlenlp_ext.config.options import Option, type_words
+from paddlenlp_ext.config.run_config import SECTIONS
 
 _TITLES = {
     "not yet": "known, not available yet",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paddlenlp_ext.config.schema import Limits, Option, kinds_of
+from paddlenlp_ext.config.options import Limits, Option, kinds_of
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.config.known import KnownKeys
-from paddlenlp_ext.config.problems import COMMAND_LINE_ORDER, Place, Problem
-from paddlenlp_ext.config.reader import Setting
+from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.json_reader import Setting
+from paddlenlp_ext.config.keys import KnownKeys
 
 
 @dataclass

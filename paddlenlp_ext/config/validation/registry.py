@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.run_config import RunConfig
 
 Check = Callable[[RunConfig, Given], None]
 

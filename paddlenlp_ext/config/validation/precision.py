@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.config.checks.table import Checks
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.config.given import Given
-from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS
-from paddlenlp_ext.config.tree import RunConfig
+from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS
+from paddlenlp_ext.config.validation.registry import Checks
 
 check = Checks()
 BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
