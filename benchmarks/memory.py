@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, run_config
-from paddlenlp_ext.train.dry_run import build_skeleton, estimate_run, packed_weights
+from paddlenlp_ext.cli.dry_run import build_skeleton, estimate_run, packed_weights
 from paddlenlp_ext.train.memory import MemoryEstimate
 from paddlenlp_ext.utils.process import run_command
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.peft.merge_command import merge_arguments, merge_as_asked
+from paddlenlp_ext.cli.merge import merge_arguments, merge_as_asked
 from paddlenlp_ext.utils.process import run_command
 
 

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
         check_output_dir(config)
     data = load_data(config)
     if config.command.dry_run:
-        from paddlenlp_ext.train.dry_run import describe_run
+        from paddlenlp_ext.cli.dry_run import describe_run
 
         if is_main_rank():
             describe_run(config, data)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_ext.generate.predict_arguments import PredictorArguments, parse_arguments
+from paddlenlp_ext.cli.predict_arguments import PredictorArguments, parse_arguments
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.process import run_command
 
@@ -22,11 +22,11 @@ def main(argv: Sequence[str]) -> None:
     """Read the command line, load, answer."""
     arguments = parse_arguments(argv)  # before Paddle is imported: a mistyped argument is answered at once
     from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+    from paddlenlp_ext.cli.chat import chat
     from paddlenlp_ext.data.questions import read_questions
-    from paddlenlp_ext.generate.chat import chat
 
     if arguments.data_file is not None:
-        from paddlenlp_ext.generate.predict import check_output_file
+        from paddlenlp_ext.cli.predict import check_output_file
 
         check_output_file(arguments.output_file, arguments.data_file)
     base, adapter = find_model_and_adapter(arguments)
@@ -206,7 +206,7 @@ def answer_file(
     options: dict[str, Any],
 ) -> None:
     """Answer every question of the data file into the output file."""
-    from paddlenlp_ext.generate.predict import PredictionRow, predict_file
+    from paddlenlp_ext.cli.predict import PredictionRow, predict_file
 
     pairs = zip(questions, prompts, strict=True)
     rows = [PredictionRow(prompt, question.src, question.tgt) for question, prompt in pairs]

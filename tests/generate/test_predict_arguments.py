@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.generate.predict_arguments import _ONLY_NEUTRAL, parse_arguments
+from paddlenlp_ext.cli.predict_arguments import _ONLY_NEUTRAL, parse_arguments
 
 MODEL = ["--model_name_or_path", "m"]
 

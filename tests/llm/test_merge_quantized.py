@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.generate.predict_arguments import parse_arguments
+from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model

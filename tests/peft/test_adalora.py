@@ -13,6 +13,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
@@ -22,7 +23,6 @@ from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import build_trainer, load_data
-from paddlenlp_ext.train.dry_run import describe_run
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
 from tests.golden import DATA
 from tests.golden.cases.adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY

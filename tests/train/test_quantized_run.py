@@ -12,6 +12,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.cli.dry_run import packed_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
@@ -19,7 +20,6 @@ from paddlenlp_ext.peft.pissa import PiSSAConfig
 from paddlenlp_ext.quant.model import quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model, build_trainer, load_data
-from paddlenlp_ext.train.dry_run import packed_weights
 from tests.common.training import make_config
 
 
