@@ -1,4 +1,4 @@
-"""Bytes sent and memory a process of every layout: the formulas of parallel/cost.py, counted runs, and large models.
+"""Bytes sent and memory a process of every layout: the formulas of benchmarks/parallel_cost_model.py, counted runs, and large models.
 
     python -m benchmarks.parallel_cost                  # writes docs/parallel_cost.md; about three minutes
     python -m benchmarks.parallel_cost --on_paper_only  # the part that needs no run
@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
+from benchmarks.parallel_cost_model import Layout, Step, bytes_sent, memory
 from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.parallel.cost import Layout, Step, bytes_sent, memory
 
 PAGE = ROOT / "docs" / "parallel_cost.md"
 NUM_STEPS, LENGTH, MICRO_BATCHES = 2, 128, 4
@@ -230,7 +230,7 @@ def paper_table() -> str:
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 HEAD = """# What a layout costs
 
-Written by `python -m benchmarks.parallel_cost`; the formulas are `paddlenlp_ext/parallel/cost.py`, with numbers worked by
+Written by `python -m benchmarks.parallel_cost`; the formulas are `benchmarks/parallel_cost_model.py`, with numbers worked by
 hand in `tests/parallel/test_cost.py`.
 
 | What is sent in a step, by each process | Formula |
