@@ -16,10 +16,10 @@ import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process u
 
 import paddle  # isort: skip
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 
 _LAUNCH = " kernel launch"
-_native_function = native.function
+_native_function = library.function
 
 
 def _recorded_function(name: str, *types: str) -> Callable[..., Any]:
@@ -32,7 +32,7 @@ def _recorded_function(name: str, *types: str) -> Callable[..., Any]:
     return recorded
 
 
-native.function = _recorded_function
+library.function = _recorded_function
 
 
 def profile_step(step: Callable[[], object]) -> dict[str, float]:

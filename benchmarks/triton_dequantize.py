@@ -21,8 +21,8 @@ import torch
 import triton
 
 from benchmarks.measure import report
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
-from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel, product_kernel
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel, product_kernel
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336)]  # [out, in] of Llama 3 8B's projections
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -167,14 +167,14 @@ def choose_dtype(asked: str | None, device: str) -> str:
     Raises:
         ValueError: nothing multiplies in that format on this CPU.
     """
-    from paddlenlp_ext.ops import half
+    from paddlenlp_ext.ops.cpu import bf16
 
     if device != "cpu":
         return asked or "bfloat16"
     if asked == "float16":
         raise ValueError("--dtype float16 is not available on the CPU; use float32 or bfloat16.")
-    if asked == "bfloat16" and half.obstacle() is not None:
-        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {half.obstacle()}; use float32.")
+    if asked == "bfloat16" and bf16.obstacle() is not None:
+        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.obstacle()}; use float32.")
     return asked or "float32"
 
 

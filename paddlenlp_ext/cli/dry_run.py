@@ -19,7 +19,7 @@ from paddlenlp_ext.models.auto import stored_quantization
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.stages import plan_stages
 from paddlenlp_ext.parallel.tensor import check_tensor_plan
 from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize, packed_size
@@ -170,7 +170,7 @@ def _ops_of(precision: Any) -> Ops:
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
-    if native.obstacle() is not None:
+    if library.obstacle() is not None:
         return PLAIN
     return NATIVE_HALF if is_half else NATIVE
 

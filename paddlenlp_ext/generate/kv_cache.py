@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
-from paddlenlp_ext.ops.decode_attention import SeenPlaces, decode_attention, store_keys
+from paddlenlp_ext.ops.attention.decode import SeenPlaces, decode_attention, store_keys
 
 BLOCK = 128  # capacity comes in blocks, so that a step seldom copies what is stored
 

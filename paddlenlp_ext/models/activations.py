@@ -21,7 +21,7 @@ class Ops:
         attention: of queries, keys, values, their result, and whatever else a linear gives.
         product: of a number as matrix products and the gate read it.
         native: whether they are the native library's, in which a feed-forward's inner product is made again on the way
-            back (ops/remake.py) and a frozen linear keeps nothing.
+            back (ops/saved_tensors.py) and a frozen linear keeps nothing.
         on_gpu: whether they are a GPU's, whose norms, rotation and gate are several ops each that keep what they read.
         autocast: whether each product rounds what it reads, and keeps a copy of its own.
     """
@@ -49,7 +49,7 @@ PLAIN = Ops()
 NATIVE = Ops(native=True)
 """The native library."""
 NATIVE_HALF = Ops(product=2.0, native=True)
-"""The native library with products in bfloat16 (ops/half.py)."""
+"""The native library with products in bfloat16 (ops/cpu/bf16.py)."""
 GPU = Ops(on_gpu=True)
 """A GPU in float32."""
 GPU_HALF = Ops(stream=2.0, attention=2.0, product=2.0, on_gpu=True)

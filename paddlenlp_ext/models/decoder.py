@@ -219,7 +219,7 @@ class CausalLM(nn.Layer):
         return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
-        """Ask every layer for one implementation of attention (ops/attention.py); None: the best that can run."""
+        """Ask every layer for one implementation of attention (ops/attention/__init__.py); None: the best that can run."""
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.cpu.bf16 import beside
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenPlain
-from paddlenlp_ext.ops.half import beside
 from paddlenlp_ext.ops.linear import linear
 
 

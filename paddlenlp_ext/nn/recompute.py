@@ -21,7 +21,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
-from paddlenlp_ext.ops.half import as_now
+from paddlenlp_ext.ops.cpu.bf16 import as_now
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}

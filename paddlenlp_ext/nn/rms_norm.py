@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.half import beside
+from paddlenlp_ext.ops.cpu.bf16 import beside
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 

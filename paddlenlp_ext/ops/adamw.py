@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import paddle
 
+from paddlenlp_ext.ops.cpu.library import function, usable
 from paddlenlp_ext.ops.dispatch import Op
 from paddlenlp_ext.ops.gradients import pointers, sizes
-from paddlenlp_ext.ops.native import function, usable
 
 
 class AdamWUpdate(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.dispatch import Op, OtherTensors
 
 
@@ -21,10 +21,10 @@ def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
     ids = ids.astype("int64").contiguous()
-    rows = native.empty([*ids.shape, table.shape[1]])
+    rows = library.empty([*ids.shape, table.shape[1]])
     count, (num_rows, width) = ids.size, table.shape
-    found = native.function("embedding_rows", "pppiii", "i")(
-        native.pointer(table), native.pointer(ids), native.pointer(rows), count, num_rows, width
+    found = library.function("embedding_rows", "pppiii", "i")(
+        library.pointer(table), library.pointer(ids), library.pointer(rows), count, num_rows, width
     )
     if not found:
         raise ValueError(f"ids from {int(ids.min())} to {int(ids.max())} in an embedding of {num_rows} rows.")
@@ -34,7 +34,7 @@ def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
 def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
         return OtherTensors(f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}")
-    return native.obstacle()
+    return library.obstacle()
 
 
 embedding_op = Op("embedding", native=(embedding_native, _stored_in_bf16), reference=embedding_reference)

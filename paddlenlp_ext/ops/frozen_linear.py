@@ -11,12 +11,12 @@ from typing import Protocol
 
 import paddle
 
-from paddlenlp_ext.ops import linear_native
-from paddlenlp_ext.ops.dequantize import QuantizedWeight
-from paddlenlp_ext.ops.half import halves, products_are_half
+from paddlenlp_ext.ops import linear as linear_module
+from paddlenlp_ext.ops.cpu.bf16 import halves, products_are_half
 from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.ops.quantized_linear import quantized_linear
-from paddlenlp_ext.ops.quantized_native import quantized_input_gradient_native, quantized_linear_native
+from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
+from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
+from paddlenlp_ext.ops.quantized.linear import quantized_linear
 
 
 class FrozenLinear(Protocol):
@@ -57,12 +57,12 @@ class FrozenPlain:
 
     def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        readable = linear_native.readable
-        return linear_native.forward(x, readable(self.weight), readable(self.bias))
+        readable = linear_module.readable
+        return linear_module.forward(x, readable(self.weight), readable(self.bias))
 
     def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        return linear_native.input_gradient(gradient, linear_native.readable(self.weight))
+        return linear_module.input_gradient(gradient, linear_module.readable(self.weight))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import paddle
 
+from paddlenlp_ext.ops.cpu.library import function, pointer, usable
 from paddlenlp_ext.ops.dispatch import Implementation, Op
-from paddlenlp_ext.ops.native import function, pointer, usable
 
 
 def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:

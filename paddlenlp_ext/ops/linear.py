@@ -1,12 +1,122 @@
-"""A dense layer, `x @ weight^T + bias`."""
+"""A dense layer, `x @ weight^T + bias`.
+
+The native twin of `linear`: products in float32, or in bfloat16 with sums in float32 (see half.py).
+"""
 
 from __future__ import annotations
 
-import paddle
+import math
 
-from paddlenlp_ext.ops import native
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpu.bf16 import as_half, halves, shared_half
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.ops.linear_native import linear_native
+from paddlenlp_ext.ops.saved_tensors import maker
+
+FEW_ROWS = 8
+"""Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
+
+
+def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
+    x, weight, bias = in_one_piece(x), readable(weight), readable(bias)
+    if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, weight, bias)):
+        return _Linear.apply(x, weight, bias)
+    return forward(x, weight, bias)
+
+
+def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """The values alone: x float32 in one piece, the weight float32 or bfloat16.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    leading = x.shape[:-1]
+    if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != [weight.shape[0]]):
+        beside = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
+        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{beside}")
+    y = library.empty([*leading, weight.shape[0]])
+    name = "linear_few_rows" if math.prod(leading) <= FEW_ROWS else "linear_forward"
+    rounds = name == "linear_forward" and halves(weight)
+    read = as_half(weight) if rounds else weight
+    _call(name, (shared_half(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
+    return y
+
+
+def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    """(dL/dy) W, float32 [..., in], from dL/dy [..., out] in one piece, in float32 or bfloat16."""
+    rounds = gradient.dtype == paddle.bfloat16
+    to = library.empty([*gradient.shape[:-1], weight.shape[1]])
+    read = as_half(weight) if rounds else weight
+    _call("linear_input_gradient", (gradient, read, to), weight, rounds)
+    return to
+
+
+class _Linear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.half = halves(weight)
+        ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
+        ctx.num_inputs = 2 if bias is None else 3
+        ctx.make_x = maker(x)
+        keeps_x = wants_gradient(weight) and ctx.make_x is None
+        ctx.save_for_backward(weight, *([_as_read(x, weight)] if keeps_x else []))
+        return forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, y_gradient):
+        weight, *kept = ctx.saved_tensor()
+        gradient = in_one_piece(y_gradient)
+        read = as_half(gradient) if ctx.half else gradient
+        gradients = [None, None, None]
+        if ctx.wanted[0]:
+            gradients[0] = input_gradient(read, weight)
+        if ctx.wanted[1]:
+            gradients[1] = library.empty(weight.shape)
+            x = kept[0] if kept else ctx.make_x()
+            x = as_half(x) if ctx.half else x
+            _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
+        if ctx.wanted[2]:
+            gradients[2] = library.empty([weight.shape[0]])
+            of_bias, rows = library.function("linear_bias_gradient", "ppii"), math.prod(gradient.shape[:-1])
+            of_bias(library.pointer(gradient), library.pointer(gradients[2]), rows, weight.shape[0])
+        return tuple(gradients[: ctx.num_inputs])
+
+
+def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, rounds: bool) -> None:
+    """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
+    rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
+    addresses = [None if each is None else library.pointer(each) for each in tensors]
+    library.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, rounds)
+
+
+def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
+    """The parameter in one piece and in a format that the products read: float32, and bfloat16 where it is a matrix
+    that no gradient is made for, on a processor with such products.
+    """
+    if parameter is None or parameter.dtype == paddle.float32:
+        return parameter if parameter is None else in_one_piece(parameter)
+    wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
+    is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
+    if is_matrix and wants_no_gradient and bf16.obstacle() is None:
+        return in_one_piece(parameter)
+    return in_one_piece(parameter.astype("float32"))
+
+
+def _as_read(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    return shared_half(x) if halves(weight) else x
+
+
+def in_one_piece(x: paddle.Tensor) -> paddle.Tensor:
+    """`x` itself where its values lie row after row, else a copy."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def wants_gradient(tensor: paddle.Tensor | None) -> bool:
+    """Whether a gradient of the tensor is to be made."""
+    return tensor is not None and not tensor.stop_gradient
 
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -17,7 +127,7 @@ def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tenso
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-linear_op = Op("linear", native=(linear_native, native.usable), reference=linear_reference)
+linear_op = Op("linear", native=(linear_native, library.usable), reference=linear_reference)
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:

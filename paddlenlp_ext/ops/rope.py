@@ -11,8 +11,8 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
-from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
 
 
 def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:

@@ -8,10 +8,10 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.cpu.bf16 import products_are_half
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
 from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
-from paddlenlp_ext.ops.half import products_are_half
-from paddlenlp_ext.ops.native import empty, function, pointer, usable, wants_gradient
-from paddlenlp_ext.ops.remake import with_maker
+from paddlenlp_ext.ops.saved_tensors import with_maker
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:

@@ -22,7 +22,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.ops.half import beside
+from paddlenlp_ext.ops.cpu.bf16 import beside
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layer import AdapterLayer, generator_for, has_values

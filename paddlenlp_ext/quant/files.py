@@ -27,8 +27,8 @@ import paddle
 
 from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.ops.dequantize import QuantizedWeight
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
 from paddlenlp_ext.quant.options import BLOCKWISE
 
 _STATE = ".weight.quant_state.bitsandbytes__"

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
-from paddlenlp_ext.ops.quant_levels import boundaries, dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.quant.options import QuantizationConfig
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]

@@ -9,7 +9,7 @@ import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.weights import WeightSource
-from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.quant.files import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer

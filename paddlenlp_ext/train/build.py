@@ -17,7 +17,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM, read_values, stored_
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops import half
+from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.loading import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline import Pipeline
@@ -194,9 +194,9 @@ def weight_dtype(config: RunConfig) -> str:
     """
     precision = config.precision
     if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
-        if half.obstacle() is not None:
+        if bf16.obstacle() is not None:
             raise ValueError(
-                f"bf16: true needs the native library on the CPU, and {half.obstacle()}; "
+                f"bf16: true needs the native library on the CPU, and {bf16.obstacle()}; "
                 "mend that, or set bf16: false to compute in float32"
             )
         return "float32" if config.peft is None else "bfloat16"

@@ -30,7 +30,7 @@ def hidden_states(model: Any, batch: PackedBatch) -> paddle.Tensor:
 
 
 def loss_of_hidden(model: Any, hidden_BSD: paddle.Tensor, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
-    """The rest of `loss_sum`. The logits never stand as a whole (ops/linear_cross_entropy.py)."""
+    """The rest of `loss_sum`. The logits never stand as a whole (ops/linear_cross_entropy/__init__.py)."""
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = paddle.to_tensor(batch.labels).reshape([-1])
     cross_entropy = linear_cross_entropy if model.vocabulary is None else model.vocabulary.cross_entropy

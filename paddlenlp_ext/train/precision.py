@@ -7,13 +7,13 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.ops.half import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
 
 
 def autocast(precision: Any) -> AbstractContextManager[Any]:
     """Context for a forward pass: under O1 matrix products are cast to bf16; with O2 the weights themselves are bf16.
 
-    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there (ops/half.py).
+    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there (ops/cpu/bf16.py).
 
     Args:
         precision: `config.precision`.

@@ -13,7 +13,7 @@ import pytest
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers

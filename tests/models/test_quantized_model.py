@@ -15,7 +15,7 @@ from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.safetensors_writer import save_sharded
 from paddlenlp_ext.checkpoint.weights import open_weights
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quant.model import make_plain, quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel, product_kernel
+from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel, product_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CONSTANTS = {"BLOCK": 64, "GROUP": 256, "BYTES": 1024, "OUTPUTS": 2, "BLOCKS": 8}

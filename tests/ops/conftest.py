@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 
 
 @pytest.fixture
 def native_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads the native library uses, until the test ends."""
-    before = native.threads() if native.obstacle() is None else None
-    yield native.set_threads
+    before = library.threads() if library.obstacle() is None else None
+    yield library.set_threads
     if before is not None:
-        native.set_threads(before)
+        library.set_threads(before)

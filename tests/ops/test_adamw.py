@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_native, adamw_reference
-from paddlenlp_ext.ops.native import set_threads
+from paddlenlp_ext.ops.cpu.library import set_threads
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

@@ -16,8 +16,8 @@ from paddlenlp_ext.ops.adamw_8bit import (
     adamw_8bit_native,
     adamw_8bit_op,
     adamw_8bit_reference,
+    dynamic_8bit,
 )
-from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

@@ -6,8 +6,7 @@ import pytest
 from paddle.base.core import AmpLevel
 from paddle.base.framework import _dygraph_tracer
 
-from paddlenlp_ext.ops import attention_blocks, attention_tiles
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, blockwise
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.attention import cached_attention
 
@@ -57,7 +56,7 @@ def test_the_reference_is_the_definition(documents, window, heads):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
-    monkeypatch.setattr(attention_tiles, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
     layout = AttentionLayout.from_documents(documents, window)
     inputs = make(layout, *heads)
     runs = [
@@ -97,7 +96,7 @@ def test_decoding_attention_is_the_end_of_the_whole():
 
 def test_autocast_is_off_in_the_tiles(monkeypatch):
     """It is off in the backward pass, which makes the same probabilities again."""
-    tracer, made, levels = _dygraph_tracer(), attention_blocks._probabilities, []
+    tracer, made, levels = _dygraph_tracer(), blockwise._probabilities, []
     layout = AttentionLayout.from_documents([[5]])
     inputs = [paddle.to_tensor(array) for array in make(layout, 2, 1)]
 
@@ -105,7 +104,7 @@ def test_autocast_is_off_in_the_tiles(monkeypatch):
         levels.append(tracer._amp_level)
         return made(*arguments)
 
-    monkeypatch.setattr(attention_blocks, "_probabilities", probabilities)
+    monkeypatch.setattr(blockwise, "_probabilities", probabilities)
     monkeypatch.setattr(tracer, "_amp_dtype", "bfloat16")
     monkeypatch.setattr(tracer, "_amp_level", AmpLevel.O1)  # paddle.amp.auto_cast does not switch it on without a GPU
     attention(*inputs, layout, 0.3, "blocks")

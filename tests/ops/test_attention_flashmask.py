@@ -9,15 +9,15 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from paddlenlp_ext.ops import attention_flashmask
-from paddlenlp_ext.ops.attention_layout import AttentionLayout
+from paddlenlp_ext.ops.attention import flashmask
+from paddlenlp_ext.ops.attention.layout import AttentionLayout
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("documents", [[[7]], [[3, 1, 6], [10]]])
 def test_start_rows_mean_the_dense_mask(documents, window):
     layout = AttentionLayout.from_documents(documents, window)
-    rows_B1S1 = attention_flashmask.start_rows(layout)
+    rows_B1S1 = flashmask.start_rows(layout)
     assert rows_B1S1.dtype == np.int32 and rows_B1S1.shape == (len(documents), 1, layout.row_length, 1)
     queries_S1, keys_S = np.arange(layout.row_length)[:, None], np.arange(layout.row_length)
     may_look = (keys_S <= queries_S1) & (queries_S1 < rows_B1S1[:, 0, None, :, 0])
@@ -30,8 +30,8 @@ def test_the_kernel_is_called_by_its_signature(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(F, "flashmask_attention", lambda *args, **kwargs: calls.append(signature.bind(*args, **kwargs)))
     layout = AttentionLayout.from_documents([[3, 2]])
     q, k = paddle.ones([1, 5, 4, 16]), paddle.ones([1, 5, 2, 16])
-    attention_flashmask.flashmask_attention(q, k, k, layout, 0.25)
-    attention_flashmask.flashmask_attention(q, k, k, layout, 0.5)
+    flashmask.flashmask_attention(q, k, k, layout, 0.25)
+    flashmask.flashmask_attention(q, k, k, layout, 0.5)
 
     plain, scaled = (call.arguments for call in calls)
     assert plain["causal"] is True and plain["startend_row_indices"].numpy().ravel().tolist() == [3, 3, 3, 5, 5]

@@ -11,8 +11,8 @@ import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.attention import AttentionLayout, attention
-from paddlenlp_ext.ops.half import products_in_bf16
-from paddlenlp_ext.ops.native import function, pointer, set_threads
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.library import function, pointer, set_threads
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
 

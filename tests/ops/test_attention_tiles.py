@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.attention_layout import AttentionLayout
-from paddlenlp_ext.ops.attention_tiles import QUERY_BLOCK, TILE_SCORES, plan_blocks
+from paddlenlp_ext.ops.attention.blockwise import QUERY_BLOCK, TILE_SCORES, plan_blocks
+from paddlenlp_ext.ops.attention.layout import AttentionLayout
 
 PACKS = {
     "short": [[60] * 30],

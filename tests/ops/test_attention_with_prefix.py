@@ -6,8 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import attention_flashmask, attention_tiles
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, blockwise, flashmask
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 
 LAYOUTS = {
@@ -67,7 +66,7 @@ def test_the_reference_is_the_definition(documents, window, heads):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
-    monkeypatch.setattr(attention_tiles, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *heads)
     runs = [
@@ -96,9 +95,9 @@ def test_a_kernel_without_prefixes_gets_a_copy_before_every_document(documents, 
         layouts.append(longer)
         return np.zeros(1, np.int32)
 
-    monkeypatch.setattr(attention_flashmask.F, "flashmask_attention", kernel)
-    monkeypatch.setattr(attention_flashmask, "start_rows", remember)
-    actual = attention_flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))
+    monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
+    monkeypatch.setattr(flashmask, "start_rows", remember)
+    actual = flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))
     np.testing.assert_allclose(actual.numpy(), definition(arrays, layout), rtol=0, atol=2e-6)
     assert layouts[-1].document_lengths == (tuple(P + n for row in layout.document_lengths for n in row),)
 

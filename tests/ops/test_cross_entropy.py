@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.cross_entropy import cross_entropy_native, cross_entropy_reference
-from paddlenlp_ext.ops.native import set_threads
+from paddlenlp_ext.ops.cpu.library import set_threads
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_native, cross_entropy_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

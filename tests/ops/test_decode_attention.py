@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import decode_attention as ops
-from paddlenlp_ext.ops.decode_attention import SeenPlaces
+from paddlenlp_ext.ops.attention import decode as ops
+from paddlenlp_ext.ops.attention.decode import SeenPlaces
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dynamic_8bit import Dynamic8Bit, _Table, dynamic_8bit
-from paddlenlp_ext.ops.quant_levels import dynamic_levels
+from paddlenlp_ext.ops.adamw_8bit import Dynamic8Bit, _Table, dynamic_8bit
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
 from tests.golden import DATA
 
 GOLDEN = DATA / "adamw_8bit.npz"

@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
+from paddlenlp_ext.ops.cpu.library import set_threads
 from paddlenlp_ext.ops.gradients import (
     scale_,
     scale_native,
@@ -13,7 +14,6 @@ from paddlenlp_ext.ops.gradients import (
     sum_of_squares_native,
     sum_of_squares_reference,
 )
-from paddlenlp_ext.ops.native import set_threads
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.ops.linear import linear, linear_native, linear_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
@@ -71,7 +71,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
     x, weight, bias, gradient = numbers(leading, in_, out)
 
     def rounded(*tensors):
-        with half.products_in_bf16():
+        with bf16.products_in_bf16():
             return linear(*tensors)
 
     actual = run_both_ways(rounded, [x, weight, bias], gradient)
@@ -83,7 +83,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
     np.testing.assert_allclose(actual[3], wanted[3], atol=2e-5)
     if np.prod(leading) > 8:
         assert abs(actual[0] - wanted[0]).max() > 1e-4, "nothing was rounded"
-    assert not half.halves(paddle.to_tensor(weight)), "the context is left"
+    assert not bf16.halves(paddle.to_tensor(weight)), "the context is left"
 
 
 @pytest.mark.parametrize("implementation", [NATIVE, linear_reference])
@@ -145,9 +145,9 @@ def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end(rows, sh
 @needs_native
 def test_without_products_in_bfloat16_a_weight_stored_in_it_is_widened(monkeypatch):
     x, weight, _, gradient = numbers((20,), 12, 5)
-    monkeypatch.setattr(half, "_has_products", lambda: False)
+    monkeypatch.setattr(bf16, "_has_products", lambda: False)
     stored = paddle.to_tensor(weight).astype("bfloat16")
-    assert not half.halves(stored)
+    assert not bf16.halves(stored)
     actual = run_both_ways(lambda x: linear_native(x, stored), [x], gradient)
     wanted = expected(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
     assert_all_close(actual, wanted[:2], atol=2e-5)
@@ -166,10 +166,10 @@ def test_a_parameter_that_is_read_as_x_is_rounded_anew():
 @needs_native
 def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
     x = paddle.to_tensor(normal(1, 16, 8))
-    first = half.shared_half(x)
-    assert half.shared_half(x) is first
+    first = bf16.shared_half(x)
+    assert bf16.shared_half(x) is first
     x.scale_(2.0)
-    np.testing.assert_array_equal(half.shared_half(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
+    np.testing.assert_array_equal(bf16.shared_half(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
 
 
 @needs_native
@@ -191,5 +191,5 @@ def test_without_the_library_a_bfloat16_weight_is_widened():
 @needs_native
 def test_large_results_lie_in_memory_that_is_used_again():
     x, weight = paddle.to_tensor(normal(1, 700, 8)), paddle.to_tensor(normal(2, 300, 8))
-    address = native.pointer(linear_native(x, weight))
-    assert native.pointer(linear_native(x, weight)) == address
+    address = library.pointer(linear_native(x, weight))
+    assert library.pointer(linear_native(x, weight)) == address

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import native
-from paddlenlp_ext.ops.half import products_in_bf16
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
@@ -137,10 +137,10 @@ def test_the_logits_of_one_chunk_stand_at_a_time():
 
     def used_and_most() -> tuple[int, int]:
         numbers = (ctypes.c_int64 * 3)()
-        native.library().buffers_account(numbers)
+        library.library().buffers_account(numbers)
         return numbers[1], numbers[2]
 
-    native.library().buffers_release()  # the most in use is counted from here
+    library.library().buffers_release()  # the most in use is counted from here
     before, _ = used_and_most()
     loss, _ = linear_cross_entropy(hidden, weight, labels, chunk=256)
     assert not loss.stop_gradient

@@ -6,10 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import half
-from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
@@ -68,7 +68,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, t
     def rounded(*tensors):
         if stored == "bfloat16":
             return run(*tensors)
-        with half.products_in_bf16():
+        with bf16.products_in_bf16():
             return run(*tensors)
 
     actual = run_both_ways(rounded, [x, a, b], gradient)
@@ -143,7 +143,7 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
 
     def rounded(base):
         def run(x, a, b):
-            with half.products_in_bf16():
+            with bf16.products_in_bf16():
                 return lora_linear_native(x, base, a, b, SCALING)
 
         return run_both_ways(run, [x, a, b], gradient)

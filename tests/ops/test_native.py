@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import native, native_build
+from paddlenlp_ext.ops.cpu import build, library
 from paddlenlp_ext.ops.dispatch import Op
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.marks import needs_native
@@ -27,9 +27,9 @@ get_logger()  # pytest listens to loggers that don't propagate, if they are ther
 def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """As in a process that has not asked for the library yet, with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native._load.cache_clear()
+    library._load.cache_clear()
     yield
-    native._load.cache_clear()
+    library._load.cache_clear()
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder with one small source, taken for the package's own."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    shutil.copy(native_build.SOURCES / "common.h", folder)
+    shutil.copy(build.SOURCES / "common.h", folder)
     (folder / "answer.cpp").write_text(SOURCE)
-    monkeypatch.setattr(native_build, "SOURCES", folder)
+    monkeypatch.setattr(build, "SOURCES", folder)
     return folder
 
 
 def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not_loaded, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     x = paddle.zeros([2])
-    op = Op("some op", native=(lambda x: "native", native.usable), reference=lambda x: "reference")
+    op = Op("some op", native=(lambda x: "native", library.usable), reference=lambda x: "reference")
     assert op.choose(x)(x) == "reference"
-    assert native.library() is None and "/no/such/compiler does not run" in native.obstacle()
+    assert library.library() is None and "/no/such/compiler does not run" in library.obstacle()
     records = {id(record): record for record in caplog.records}.values()  # two handlers may show one record
     warnings = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
@@ -59,27 +59,27 @@ def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not
 def test_no_compiler_at_all_says_what_to_install(not_loaded, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "apt install g++" in native.obstacle() or "this Paddle has no" in native.obstacle()
+    assert "apt install g++" in library.obstacle() or "this Paddle has no" in library.obstacle()
 
 
 def test_it_can_be_switched_off(not_loaded, monkeypatch):
     monkeypatch.setenv("PADDLENLP_EXT_NATIVE", "0")
-    assert native.usable(paddle.zeros([2])) == "PADDLENLP_EXT_NATIVE=0 switches the native library off"
+    assert library.usable(paddle.zeros([2])) == "PADDLENLP_EXT_NATIVE=0 switches the native library off"
 
 
 @needs_native
 def test_it_is_for_float32(not_loaded):
-    assert "float64" in native.usable(paddle.zeros([2], "float64")).lower()
+    assert "float64" in library.usable(paddle.zeros([2], "float64")).lower()
 
 
 @needs_native
 def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sources, caplog):
-    first = native_build.build(LIBRARIES)
+    first = build.build(LIBRARIES)
     assert ctypes.CDLL(str(first)).answer() == 42
     built = first.stat().st_mtime_ns
-    assert native_build.build(LIBRARIES) == first and first.stat().st_mtime_ns == built
+    assert build.build(LIBRARIES) == first and first.stat().st_mtime_ns == built
     (sources / "answer.cpp").write_text(SOURCE.replace("42", "43"))
-    second = native_build.build(LIBRARIES)
+    second = build.build(LIBRARIES)
     assert second != first and ctypes.CDLL(str(second)).answer() == 43
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
@@ -88,7 +88,7 @@ def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sou
 def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources, monkeypatch):
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
-    folder = native_build.build(LIBRARIES).parent
+    folder = build.build(LIBRARIES).parent
     built = [path for path in folder.iterdir() if path.suffix in (".o", ".so")]
     assert len(built) == 2 and synced == {path.stat().st_ino for path in built}
 
@@ -96,7 +96,7 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources
 def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "let XDG_CACHE_HOME name" in native.obstacle() or "this Paddle has no" in native.obstacle()
+    assert "let XDG_CACHE_HOME name" in library.obstacle() or "this Paddle has no" in library.obstacle()
 
 
 def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatch):
@@ -106,31 +106,31 @@ def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatc
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert "let XDG_CACHE_HOME name" in native.obstacle() or "this Paddle has no" in native.obstacle()
+    assert "let XDG_CACHE_HOME name" in library.obstacle() or "this Paddle has no" in library.obstacle()
 
 
 @needs_native
 def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch):
     monkeypatch.setenv("CXX", "env LANG=C g++")
-    assert ctypes.CDLL(str(native_build.build(LIBRARIES))).answer() == 42
+    assert ctypes.CDLL(str(build.build(LIBRARIES))).answer() == 42
 
 
 def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
     monkeypatch.setenv("CXX", "g++ '")
-    assert 'CXX="g++ \'" is no command line' in native.obstacle() or "this Paddle has no" in native.obstacle()
+    assert 'CXX="g++ \'" is no command line' in library.obstacle() or "this Paddle has no" in library.obstacle()
 
 
 @needs_native
 def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")
-    with pytest.raises(native_build.BuildError, match=r"answer\.cpp.*failed:"):
-        native_build.build(LIBRARIES)
+    with pytest.raises(build.BuildError, match=r"answer\.cpp.*failed:"):
+        build.build(LIBRARIES)
 
 
 def account() -> list[int]:
     """Bytes mapped, in use, most in use at once."""
     numbers = (ctypes.c_int64 * 3)()
-    native.library().buffers_account(numbers)
+    library.library().buffers_account(numbers)
     return list(numbers)
 
 
@@ -138,7 +138,7 @@ def account() -> list[int]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
 @pytest.mark.parametrize("shape", [[3], [0, 5], [7, 300, 301]])
 def test_buffers_are_tensors_like_any_other(dtype, shape):
-    tensor = native.empty(shape, dtype)
+    tensor = library.empty(shape, dtype)
     assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (shape, getattr(paddle, dtype), True)
     assert tensor.stop_gradient
     tensor.set_value(paddle.ones(shape).astype(dtype))
@@ -147,19 +147,19 @@ def test_buffers_are_tensors_like_any_other(dtype, shape):
 
 @needs_native
 def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
-    kept, freed = native.empty([1 << 20]), native.empty([1 << 20])
-    address, before = native.pointer(freed), account()
+    kept, freed = library.empty([1 << 20]), library.empty([1 << 20])
+    address, before = library.pointer(freed), account()
     del freed
-    again = native.empty([(1 << 20) - 5])
-    assert native.pointer(again) == address != native.pointer(kept)
+    again = library.empty([(1 << 20) - 5])
+    assert library.pointer(again) == address != library.pointer(kept)
     assert account()[0] == before[0]
 
 
 @needs_native
 def test_blocks_that_nobody_asks_for_any_more_go_back():
-    native.library().buffers_release()
+    library.library().buffers_release()
     for megabytes in range(1, 40):
-        tensor = native.empty([megabytes << 18])
+        tensor = library.empty([megabytes << 18])
         tensor.zero_()
         del tensor
     mapped, _, most = account()
@@ -169,10 +169,10 @@ def test_blocks_that_nobody_asks_for_any_more_go_back():
 @needs_native
 def test_a_buffer_outlives_the_graph_that_made_it():
     x = paddle.to_tensor(np.ones([600, 600], np.float32), stop_gradient=False)
-    view = native.empty([600, 600])
+    view = library.empty([600, 600])
     view.set_value(paddle.full([600, 600], 2.0))
     part = (x * view).reshape([-1])[5:9]
     del view
-    native.empty([600, 600]).zero_()
+    library.empty([600, 600]).zero_()
     part.sum().backward()
     assert float(x.grad.sum()) == 8.0

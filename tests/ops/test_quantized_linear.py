@@ -9,19 +9,25 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import dequantize as dequantize_module
-from paddlenlp_ext.ops import native, weight_only
-from paddlenlp_ext.ops import quantized_linear as linear_module
-from paddlenlp_ext.ops.dequantize import QuantizedWeight, dequantize, dequantize_rows_numpy, dequantize_rows_reference
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.ops.half import products_in_bf16
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized_linear import linear_op, quantized_linear
-from paddlenlp_ext.ops.quantized_native import (
+from paddlenlp_ext.ops.quantized import dequantize as dequantize_module
+from paddlenlp_ext.ops.quantized import linear
+from paddlenlp_ext.ops.quantized import linear as linear_module
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.cpu import (
     dequantize_rows_native,
     quantized_input_gradient_native,
     quantized_linear_native,
 )
+from paddlenlp_ext.ops.quantized.dequantize import (
+    QuantizedWeight,
+    dequantize,
+    dequantize_rows_numpy,
+    dequantize_rows_reference,
+)
+from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of
 from paddlenlp_ext.quant.quantize import quantize
@@ -144,8 +150,8 @@ def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationCon
 @pytest.fixture(params=["native", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which implementation `quantized_linear` takes."""
-    if request.param == "native" and native.obstacle() is not None:
-        pytest.skip(f"no native library: {native.obstacle()}")
+    if request.param == "native" and library.obstacle() is not None:
+        pytest.skip(f"no native library: {library.obstacle()}")
     choose = Op.choose
     monkeypatch.setattr(Op, "choose", lambda op, x: choose(op, x, request.param))
     return request.param
@@ -224,7 +230,7 @@ def test_every_format_has_an_op():
     x = paddle.ones([1])
     for options in FORMATS:
         assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
-        if native.obstacle() is None:
+        if library.obstacle() is None:
             assert linear_op(options.algo).choose(x) is quantized_linear_native
     with pytest.raises(ValueError, match="'weight_only' was asked for, but it needs a GPU"):
         linear_op("weight_only_int8").choose(x, "weight_only")
@@ -255,11 +261,11 @@ def test_the_kernel_is_given_our_codes_and_scales(
         calls.append(arguments)
         return paddle.zeros([x.shape[0], 64], x.dtype)
 
-    monkeypatch.setattr(weight_only.quant, "weight_quantize", on_a_gpu)
-    monkeypatch.setattr(weight_only.quant, "weight_only_linear", kernel)
+    monkeypatch.setattr(linear.quant, "weight_quantize", on_a_gpu)
+    monkeypatch.setattr(linear.quant, "weight_only_linear", kernel)
     weight = packed((64, 128), options)
     for _ in range(2):
-        weight_only.weight_only_linear(paddle.ones([3, 128], "float16"), weight)
+        linear.weight_only_linear(paddle.ones([3, 128], "float16"), weight)
     first, second = calls
     assert first["weight"] is second["weight"]
     assert first["weight_dtype"] == options.algo.removeprefix("weight_only_")
@@ -283,7 +289,7 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
     whole = packed((64, 256), QuantizationConfig(algo=algo))
-    assert weight_only.is_for_kernel(whole)
+    assert linear.is_for_kernel(whole)
     part = part_of(whole, Cut(axis=1, start=128, stop=256, size=256))
     groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
@@ -295,8 +301,8 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         wanted = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
-    assert weight_only.is_for_kernel(part_of(whole, Cut(axis=0, start=16, stop=32, size=64)))
+    assert linear.is_for_kernel(part_of(whole, Cut(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
-    assert weight_only.is_for_kernel(zeros)
+    assert linear.is_for_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):
         linear_module.linear_weight_only(paddle.ones([1, 256]), whole)

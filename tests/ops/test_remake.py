@@ -9,11 +9,11 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.library import function
 from paddlenlp_ext.ops.frozen_linear import FrozenPlain
-from paddlenlp_ext.ops.half import products_in_bf16
-from paddlenlp_ext.ops.linear_native import linear_native
+from paddlenlp_ext.ops.linear import linear_native
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
-from paddlenlp_ext.ops.native import function
 from paddlenlp_ext.ops.swiglu import swiglu_native
 from tests.common.arrays import normal
 from tests.common.marks import needs_native

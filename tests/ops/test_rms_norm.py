@@ -5,9 +5,15 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.native import set_threads
-from paddlenlp_ext.ops.rms_norm import add_rms_norm_reference, rms_norm, rms_norm_cpu, rms_norm_reference
-from paddlenlp_ext.ops.rms_norm_native import add_rms_norm_native, rms_norm_native
+from paddlenlp_ext.ops.cpu.library import set_threads
+from paddlenlp_ext.ops.rms_norm import (
+    add_rms_norm_native,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_cpu,
+    rms_norm_native,
+    rms_norm_reference,
+)
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
 

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.half import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
 from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native

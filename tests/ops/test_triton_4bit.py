@@ -13,10 +13,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized_linear import linear_op, linear_triton
-from paddlenlp_ext.ops.triton import launch_4bit
+from paddlenlp_ext.ops.quantized import triton_launch
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
+from paddlenlp_ext.ops.quantized.linear import linear_op, linear_triton
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.common.scripts import script_environment
@@ -40,7 +40,7 @@ CASES = [  # outputs, inputs, block, nested, algo
 def kernels():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")  # read when a kernel is defined, Triton's own at its first import
-        yield importlib.import_module("paddlenlp_ext.ops.triton.kernels_4bit")
+        yield importlib.import_module("paddlenlp_ext.ops.quantized.triton_kernels")
 
 
 class Packed:
@@ -153,7 +153,7 @@ def launched(kernels, monkeypatch):
         kernel[grid](*wrapped, **constants)
         calls.append(kernel)
 
-    monkeypatch.setattr(launch_4bit, "launch", launch)
+    monkeypatch.setattr(triton_launch, "launch", launch)
     return calls
 
 
@@ -169,7 +169,7 @@ def test_paddles_tensors_dequantized_and_multiplied(launched, options):
     generator = np.random.default_rng(0)
     weight = quantize(generator.standard_normal((24, 32)).astype(np.float32), options)
     whole = dequantize(weight).numpy()
-    rows = launch_4bit.dequantize_rows_triton(weight, 8, 20).numpy()
+    rows = triton_launch.dequantize_rows_triton(weight, 8, 20).numpy()
     np.testing.assert_allclose(rows, whole[8:20], rtol=1e-6, atol=1e-7)
     x = generator.standard_normal((2, 32)).astype(np.float32)
     y = linear_triton(paddle.to_tensor(x), weight).numpy()
@@ -214,6 +214,6 @@ def test_on_a_cpu_the_kernels_are_no_choice():
     with pytest.raises(ValueError, match="'triton' was asked for, but it needs a GPU"):
         linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
     on_gpu = SimpleNamespace(place=SimpleNamespace(is_gpu_place=lambda: True), dtype=paddle.int8)
-    assert launch_4bit.on_gpu_with_triton(on_gpu) == "it is for weights in 4 bits"
+    assert triton_launch.on_gpu_with_triton(on_gpu) == "it is for weights in 4 bits"
     on_gpu.dtype = paddle.uint8
-    assert launch_4bit.on_gpu_with_triton(on_gpu) is None
+    assert triton_launch.on_gpu_with_triton(on_gpu) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops import half
+from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.tensor import check_tensor_plan
 from paddlenlp_ext.quant.options import QuantizationConfig
 from tests.common.models import TINY_LLAMA
@@ -69,7 +69,7 @@ EVERY_METHOD = [
     for layout, keys in (("tensor", TENSOR), ("stages", STAGES))
     for switch, options in METHODS.items()
 ]
-IN_HALF = HALF if half.obstacle() is None else []
+IN_HALF = HALF if bf16.obstacle() is None else []
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_every_method_goes_over_a_quantized_base(tmp_path):
         assert_same_run(outcomes[case.name], outcome(case.alone(), tmp_path))
 
 
-@pytest.mark.skipif(half.obstacle() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512")
+@pytest.mark.skipif(bf16.obstacle() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512")
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
     folder, outcomes = runs

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from safetensors.numpy import load_file
 
-from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.files import read_adapter

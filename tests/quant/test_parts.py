@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
 from paddlenlp_ext.quant.parts import part_of

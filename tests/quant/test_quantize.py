@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.model import quantize_linears
 from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.quant.quantize import quantize
 from tests.golden import DATA

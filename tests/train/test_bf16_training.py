@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.train.build import build_trainer, load_data
@@ -76,8 +76,8 @@ def test_layers_run_again_give_the_same_bits(run_folders, lora):
 
 
 def test_without_the_library_it_says_why_and_what_helps(run_folders, monkeypatch):
-    monkeypatch.setattr(native, "obstacle", lambda: "there is no C++ compiler")
-    assert half.obstacle() == "there is no C++ compiler"
+    monkeypatch.setattr(library, "obstacle", lambda: "there is no C++ compiler")
+    assert bf16.obstacle() == "there is no C++ compiler"
     config = config_for(run_folders, lora=True, bf16=True)
     with pytest.raises(ValueError, match=r"native library.*there is no C\+\+ compiler.*set bf16: false"):
         build_trainer(config, load_data(config))

@@ -14,7 +14,7 @@ import pytest
 from paddlenlp_ext.models.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops import half, native
+from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
@@ -24,10 +24,10 @@ from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
-OPS = PLAIN if native.obstacle() else NATIVE
+OPS = PLAIN if library.obstacle() else NATIVE
 A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())
-in_half = pytest.mark.skipif(half.obstacle() is not None, reason=f"{half.obstacle()}")
+in_half = pytest.mark.skipif(bf16.obstacle() is not None, reason=f"{bf16.obstacle()}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +56,8 @@ def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager
     def allocated() -> int:
         gc.collect()
         account = (ctypes.c_int64 * 3)()
-        if native.library() is not None:
-            native.library().buffers_account(account)
+        if library.library() is not None:
+            library.library().buffers_account(account)
         return paddle.base.core.host_memory_stat_current_value("Allocated", 0) + account[1]
 
     before = allocated()
@@ -95,7 +95,7 @@ def test_a_layer_keeps_what_the_estimate_says(method: PeftConfig | None):
 @in_half
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_products_in_bfloat16_keep_what_they_round(method: PeftConfig | None):
-    counted = counted_in_a_layer(method, around=half.products_in_bf16)
+    counted = counted_in_a_layer(method, around=bf16.products_in_bf16)
     assert counted == pytest.approx(predicted(method, NATIVE_HALF) + A_ROW_EACH, abs=4)
     assert counted < 0.8 * predicted(method, NATIVE)
 

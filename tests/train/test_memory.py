@@ -15,7 +15,7 @@ import pytest
 
 from paddlenlp_ext.models.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.quant.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quant.options import QuantizationConfig
 from paddlenlp_ext.train.memory import estimate_memory
@@ -178,7 +178,7 @@ def test_it_is_near_the_peak_of_a_process(lora: bool):
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     model = AutoModelForCausalLM.from_config(shape, seed=1)
     model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
-    ops = PLAIN if native.obstacle() else NATIVE
+    ops = PLAIN if library.obstacle() else NATIVE
     estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=None, ops=ops)
     assert estimate.total == pytest.approx(measured, rel=0.12)
     assert estimate.activations > 0.3 * measured  # or it would be a test of the process alone

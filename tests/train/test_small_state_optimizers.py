@@ -12,8 +12,9 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddlenlp_ext.ops import adamw_8bit, native
-from paddlenlp_ext.ops.quant_levels import dynamic_levels
+from paddlenlp_ext.ops import adamw_8bit
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.train.optimizers.adamw_mini import num_blocks
@@ -121,8 +122,8 @@ def test_blocks_of_a_real_query_projection_are_its_heads():
 @pytest.fixture(params=["native", "reference"])
 def way(request, monkeypatch):
     """Which implementation of the 8-bit step runs."""
-    if request.param == "native" and native.obstacle() is not None:
-        pytest.skip(f"no native library: {native.obstacle()}")
+    if request.param == "native" and library.obstacle() is not None:
+        pytest.skip(f"no native library: {library.obstacle()}")
     choose = adamw_8bit.adamw_8bit_op.choose
     monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
 

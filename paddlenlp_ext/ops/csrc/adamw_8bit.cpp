@@ -12,7 +12,7 @@ constexpr i64 BLOCK = 256;
 constexpr float SMALLEST = 1e-38f;
 constexpr int DROPPED_BITS = 14;
 
-// How numbers between -1 and 1 are stored (ops/dynamic_8bit.py). The nearest level of x is first[upper bits of x], or the
+// How numbers between -1 and 1 are stored (ops/adamw_8bit.py). The nearest level of x is first[upper bits of x], or the
 // next one where x is above the border between the two.
 struct Levels {
     const float* values;   // [256]

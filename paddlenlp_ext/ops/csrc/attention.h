@@ -10,7 +10,7 @@
 
 #include "tile_product.h"
 
-// The order of the members is that of AttentionSizes in ops/attention_native.py.
+// The order of the members is that of AttentionSizes in ops/attention/cpu.py.
 struct AttentionSizes {
     i64 documents, positions, heads, kv_heads, head_dim, prefix, window;
     const i64 *starts, *lengths;  // of the documents, positions counted through the batch

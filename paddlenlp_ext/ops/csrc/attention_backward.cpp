@@ -149,7 +149,7 @@ class QueryBlock {
     alignas(64) Word room_[BLOCK * BLOCK / 2];
 };
 
-// The arguments of attention_backward, the order of the members that of AttentionTensors in ops/attention_native.py.
+// The arguments of attention_backward, the order of the members that of AttentionTensors in ops/attention/cpu.py.
 struct AttentionTensors {
     const float *q, *k, *v, *prefix_k, *prefix_v, *out, *log_sums, *out_gradient;
     float *q_gradient, *k_gradient, *v_gradient, *prefix_k_gradient, *prefix_v_gradient;

@@ -1,10 +1,10 @@
-// Weights in few bits, as ops/dequantize.py describes them.
+// Weights in few bits, as ops/quantized/dequantize.py describes them.
 #pragma once
 
 #include "elementwise.h"
 
 // A weight [out, in] whose flattened values w[i] = level(code[i]) scale[i / block] are stored as codes and scales.
-// Python fills the same struct (ops/quantized_native.py).
+// Python fills the same struct (ops/quantized/cpu.py).
 struct Packed {
     i64 out, in, block;
     i64 group;                  // scales that share one of group_scales; 0: the scales are floats

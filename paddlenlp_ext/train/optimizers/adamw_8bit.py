@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import paddle
 
-from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op
-from paddlenlp_ext.ops.dynamic_8bit import dynamic_8bit
+from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
 from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
 
 SMALLEST = 4096

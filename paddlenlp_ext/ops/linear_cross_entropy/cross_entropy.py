@@ -9,8 +9,8 @@ import ctypes
 
 import paddle
 
+from paddlenlp_ext.ops.cpu.library import function, pointer, usable
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.ops.native import function, pointer, usable
 
 
 def cross_entropy_reference(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.cross_entropy import cross_entropy_native
-from paddlenlp_ext.ops.half import as_half, halves
-from paddlenlp_ext.ops.linear_native import forward, in_one_piece, readable
-from paddlenlp_ext.ops.native import empty, function, pointer
+from paddlenlp_ext.ops.cpu.bf16 import as_half, halves
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer
+from paddlenlp_ext.ops.linear import forward, in_one_piece, readable
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_native
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from paddlenlp_ext.ops.dispatch import OtherTensors
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.dequantize import QuantizedWeight
+    from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
 
 # The sizes of a program, the fastest of those tried on an H200 (benchmarks/triton_dequantize.py).
 _BYTES = 1024  # of codes, to dequantize
@@ -37,7 +37,7 @@ def dequantize_rows_triton(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
     """Those rows of a weight in 4 bits, [last - first, I]; they begin with a whole scale and a whole byte."""
-    from paddlenlp_ext.ops.triton.kernels_4bit import dequantize_kernel
+    from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel
 
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
@@ -57,7 +57,7 @@ def takes_product(weight: QuantizedWeight) -> bool:
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """x W^T [T, O] in the format of `x`, of a weight that `takes_product`; every position reads the codes again."""
-    from paddlenlp_ext.ops.triton.kernels_4bit import product_kernel
+    from paddlenlp_ext.ops.quantized.triton_kernels import product_kernel
 
     assert takes_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape

@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.ops.native import empty, function, pointer, usable
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.ops.attention_blocks import blockwise_attention
-from paddlenlp_ext.ops.attention_flashmask import flashmask_attention
-from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.attention_native import native_attention
+from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
+from paddlenlp_ext.ops.attention.cpu import native_attention
+from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
+from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
-from paddlenlp_ext.ops.native import usable
 
 __all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
 

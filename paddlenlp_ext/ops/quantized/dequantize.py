@@ -20,9 +20,9 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.dispatch import Op, on_cpu
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized_native import dequantize_rows_native, usable_on_codes
-from paddlenlp_ext.ops.triton.launch_4bit import dequantize_rows_triton, on_gpu_with_triton
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_native, usable_on_codes
+from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_with_triton
 
 _CHUNK = 1 << 20
 """Weights that are dequantized together on a CPU: 4 MB in float32."""

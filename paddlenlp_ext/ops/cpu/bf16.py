@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
 
 _products = False
 
@@ -60,8 +60,8 @@ def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
 
 def obstacle() -> str | None:
     """What hinders products in bfloat16 on this machine's CPU; None where nothing does."""
-    if native.obstacle() is not None:
-        return native.obstacle()
+    if library.obstacle() is not None:
+        return library.obstacle()
     if not _has_products():
         return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
     return None
@@ -69,15 +69,15 @@ def obstacle() -> str | None:
 
 @functools.cache
 def _has_products() -> bool:
-    return bool(native.function("has_bf16_products", "", "i")())
+    return bool(library.function("has_bf16_products", "", "i")())
 
 
 def as_half(x: paddle.Tensor) -> paddle.Tensor:
     """`x` in bfloat16; x itself where it has that format."""
     if x.dtype == paddle.bfloat16:
         return x
-    half = native.empty(x.shape, "bfloat16")
-    native.function("convert_to_bf16", "ppi")(native.pointer(x), native.pointer(half), x.size)
+    half = library.empty(x.shape, "bfloat16")
+    library.function("convert_to_bf16", "ppi")(library.pointer(x), library.pointer(half), x.size)
     return half
 
 

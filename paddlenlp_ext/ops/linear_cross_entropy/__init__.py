@@ -14,10 +14,10 @@ from typing import NamedTuple
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops import linear_cross_entropy_native as native_products
-from paddlenlp_ext.ops.cross_entropy import cross_entropy_
+from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import Op
-from paddlenlp_ext.ops.native import usable
+from paddlenlp_ext.ops.linear_cross_entropy import cpu as native_products
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
 
 IGNORED = -100
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import paddle
 
+from paddlenlp_ext.ops.cpu.build import BuildError, build
 from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
-from paddlenlp_ext.ops.native_build import BuildError, build
 from paddlenlp_ext.utils.logging import get_logger
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}

@@ -12,9 +12,9 @@ import ctypes
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.attention_layout import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.half import products_are_half
-from paddlenlp_ext.ops.native import empty, function, pointer, wants_gradient
+from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.cpu.bf16 import products_are_half
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, wants_gradient
 
 _NO_WINDOW = 1 << 40
 

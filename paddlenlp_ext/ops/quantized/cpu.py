@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops import native
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.bf16 import as_half, products_are_half, shared_half
 from paddlenlp_ext.ops.dispatch import on_cpu
-from paddlenlp_ext.ops.half import as_half, products_are_half, shared_half
-from paddlenlp_ext.ops.linear_native import FEW_ROWS, in_one_piece
-from paddlenlp_ext.ops.quant_levels import dynamic_levels, levels
+from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.dequantize import QuantizedWeight
+    from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
 
 
 class _Packed(ctypes.Structure):
@@ -34,7 +34,7 @@ class _Packed(ctypes.Structure):
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
     """A condition: codes on the CPU, with the library there."""
-    return on_cpu(codes) or native.obstacle()
+    return on_cpu(codes) or library.obstacle()
 
 
 def dequantize_rows_native(
@@ -44,9 +44,9 @@ def dequantize_rows_native(
     out, width = weight.shape
     assert 0 <= first <= last <= out, "rows that there are"
     half = dtype == paddle.bfloat16
-    rows = native.empty([last - first, width], "bfloat16" if half else "float32")
-    run = native.function("dequantize_weight", "piipi")
-    run(_packed(weight), first, last, native.pointer(rows), half)
+    rows = library.empty([last - first, width], "bfloat16" if half else "float32")
+    run = library.function("dequantize_weight", "piipi")
+    run(_packed(weight), first, last, library.pointer(rows), half)
     return rows
 
 
@@ -59,10 +59,10 @@ def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}")
     x, rows = in_one_piece(x), math.prod(x.shape[:-1])
-    y = native.empty([*x.shape[:-1], weight.shape[0]])
+    y = library.empty([*x.shape[:-1], weight.shape[0]])
     if rows <= FEW_ROWS:
-        run = native.function("quantized_linear_few_rows", "pppi")
-        run(native.pointer(x), _packed(weight), native.pointer(y), rows)
+        run = library.function("quantized_linear_few_rows", "pppi")
+        run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
     read = shared_half(x) if products_are_half() else x
     _call("quantized_linear_forward", read, weight, y)
@@ -73,15 +73,15 @@ def quantized_input_gradient_native(gradient: paddle.Tensor, weight: QuantizedWe
     """(dL/dy) W, float32 [..., in], of dL/dy [..., out] in float32 or bfloat16."""
     gradient = in_one_piece(gradient)
     read = as_half(gradient) if products_are_half() else gradient
-    to = native.empty([*gradient.shape[:-1], weight.shape[1]])
+    to = library.empty([*gradient.shape[:-1], weight.shape[1]])
     _call("quantized_linear_input_gradient", read, weight, to)
     return to
 
 
 def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Tensor) -> None:
-    run = native.function(name, "pppii")
+    run = library.function(name, "pppii")
     half, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
-    run(native.pointer(read), _packed(weight), native.pointer(to), rows, half)
+    run(library.pointer(read), _packed(weight), library.pointer(to), rows, half)
 
 
 def _packed(weight: QuantizedWeight) -> object:
@@ -90,8 +90,8 @@ def _packed(weight: QuantizedWeight) -> object:
     table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
     nested = (None, None, None)
     if weight.group_scales is not None:
-        nested = (_address(""), native.pointer(weight.group_scales), native.pointer(weight.offset))
-    codes, scales = native.pointer(weight.codes), native.pointer(weight.scales)
+        nested = (_address(""), library.pointer(weight.group_scales), library.pointer(weight.offset))
+    codes, scales = library.pointer(weight.codes), library.pointer(weight.scales)
     return ctypes.byref(_Packed(out, width, weight.block_size, weight.group_size, codes, table, scales, *nested))
 
 

@@ -1,0 +1,184 @@
+"""A product with a weight that stays packed.
+
+    y = x W^T,   dL/dx = (dL/dy) W
+
+Forward and backward dequantize W some rows at a time; no more of it than that ever stands in full precision. W itself
+has no gradient.
+
+Shapes: in/out features.
+
+Paddle's fused product with int8 and int4 weights. Needs a GPU with tensor cores.
+
+The kernel wants the codes in an order of its own, which `paddle.nn.quant.weight_quantize` makes. It is given the codes
+themselves as numbers: where their largest is 127 (or 7) in every block, it finds a scale of 1 and the same codes again.
+So it is after quantizing, and not in every part of a weight that is cut along its inputs. The kernel multiplies by our
+scales.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import paddle
+from paddle.autograd import PyLayer
+from paddle.nn import quant
+
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.bf16 import products_are_half, products_in_bf16
+from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
+from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
+from paddlenlp_ext.ops.quantized.dequantize import (
+    QuantizedWeight,
+    block_scales,
+    dequantize,
+    dequantize_rows,
+    row_blocks,
+)
+from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, takes_product
+
+_LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
+
+
+def is_for_kernel(weight: QuantizedWeight) -> bool:
+    """Whether the kernel can be given this weight: found out once.
+
+    Of other sizes it takes none; ordering the codes of rows that are no multiple of 64 writes past their end, and
+    Paddle does not look.
+    """
+    if "is for kernel" not in weight.kept:
+        out, width = weight.shape
+        fits = width % 64 == 0 and out % 16 == 0 and kernel_group(weight) in (-1, 64, 128)
+        weight.kept["is for kernel"] = fits and _keeps_its_codes(weight)
+    return weight.kept["is for kernel"]
+
+
+def _keeps_its_codes(weight: QuantizedWeight) -> bool:
+    """Whether every block has the largest code that there is, or nothing but zeros."""
+    largest_B = _code_numbers(weight).reshape([-1, weight.block_size]).abs().max(axis=1)
+    return bool(((largest_B == _LARGEST[weight.algo]) | (largest_B == 0)).all())
+
+
+def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out], as `linear_reference`, of a weight that the kernel can be given.
+
+    The codes in the kernel's order stay beside the weight.
+    """
+    assert is_for_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
+    if "weight_only" not in weight.kept:
+        weight.kept["weight_only"] = kernel_weight(weight)
+    blocks = -(-weight.num_weights // weight.block_size)
+    scales = block_scales(weight, 0, blocks)
+    if kernel_group(weight) > 0:
+        scales = scales.reshape([weight.shape[0], -1]).T
+    out, width = weight.shape
+    y_TO = quant.weight_only_linear(
+        x.reshape([-1, width]),
+        weight=weight.kept["weight_only"],
+        weight_scale=scales.astype(x.dtype),
+        weight_dtype=weight.algo.removeprefix("weight_only_"),
+        group_size=kernel_group(weight),
+    )
+    return y_TO.reshape([*x.shape[:-1], out])
+
+
+def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:
+    """The codes in the order that the kernel reads."""
+    numbers, group = _code_numbers(weight), kernel_group(weight)
+    return quant.weight_quantize(numbers.T.astype("float16"), algo=weight.algo, group_size=group)[0]
+
+
+def _code_numbers(weight: QuantizedWeight) -> paddle.Tensor:
+    """What the codes stand for before a scale, float32 [out, in]."""
+    ones = paddle.ones([-(-weight.num_weights // weight.block_size)])
+    return dequantize(QuantizedWeight(weight.algo, weight.shape, weight.block_size, weight.codes, ones))
+
+
+def kernel_group(weight: QuantizedWeight) -> int:
+    """Paddle's word for the block: inputs that share a scale, -1 for a whole row."""
+    return -1 if weight.block_size == weight.shape[1] else weight.block_size
+
+
+_FEW = 2
+"""Positions up to which the kernel that multiplies packed codes is the faster one (benchmarks/triton_dequantize.py)."""
+
+
+def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """Map `x` [..., in] to [..., out]; its format is kept, or autocast's is given."""
+    if x.stop_gradient or not paddle.is_grad_enabled():
+        return linear_op(weight.algo).choose(x)(x, weight)
+    return _QuantizedLinear.apply(x, weight)
+
+
+class _QuantizedLinear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.weight, ctx.dtype, ctx.half = weight, x.dtype, products_are_half()
+        return linear_op(weight.algo).choose(x)(x, weight)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with paddle.no_grad():
+            of_input = input_gradient_op.choose(gradient)
+            with products_in_bf16() if ctx.half else nullcontext():
+                return of_input(gradient, ctx.weight).astype(ctx.dtype)
+
+
+def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out] in plain Paddle."""
+    parts = [
+        paddle.matmul(x, dequantize_rows(weight, first, last, x.dtype), transpose_y=True)
+        for first, last in row_blocks(weight)
+    ]
+    return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)
+
+
+def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """(dL/dy) W [..., in] in plain Paddle; parts are summed in float32, in half precision dozens would lose digits."""
+    total = None
+    for first, last in row_blocks(weight):
+        part = paddle.matmul(gradient[..., first:last], dequantize_rows(weight, first, last, gradient.dtype))
+        if (first, last) == (0, weight.shape[0]):
+            return part
+        part = part if part.dtype == paddle.float32 else part.astype("float32")
+        total = part if total is None else total.add_(part)
+    return total
+
+
+def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out]: for a few positions in one kernel, for many from dequantized rows."""
+    (out, width), leading = weight.shape, x.shape[:-1]
+    if math.prod(leading) > _FEW or not takes_product(weight):
+        return linear_reference(x, weight)
+    return product_triton(x.reshape([-1, width]), weight).reshape([*leading, out])
+
+
+def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """x W^T [..., out] by Paddle's fused kernel; a weight that it cannot be given is dequantized by rows."""
+    return weight_only_linear(x, weight) if is_for_kernel(weight) else linear_reference(x, weight)
+
+
+_NATIVE = (quantized_linear_native, library.usable)
+_FOUR_BIT = Op(
+    "quantized linear (nf4, fp4)",
+    triton=(linear_triton, on_gpu_with_triton),
+    native=_NATIVE,
+    reference=linear_reference,
+)
+_INTEGER = Op(
+    "quantized linear (int8, int4)",
+    weight_only=(linear_weight_only, on_gpu_in_half),
+    native=_NATIVE,
+    reference=linear_reference,
+)
+input_gradient_op = Op(
+    "quantized linear's gradient",
+    native=(quantized_input_gradient_native, library.usable),
+    reference=input_gradient_reference,
+)
+"""(dL/dy) W: implementations take (gradient [..., out], weight)."""
+
+
+def linear_op(algo: str) -> Op:
+    """The op of x W^T: implementations take (x [..., in], weight)."""
+    return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

@@ -1,1 +1,0 @@
-"""GPU kernels in Triton, and what launches them on Paddle's tensors."""
