@@ -20,7 +20,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.parallel.collectives import gathered, spread, summed
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence

@@ -29,7 +29,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.parameter import new_parameter
+from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.ranges import require_choice, require_positive, require_share, require_whole

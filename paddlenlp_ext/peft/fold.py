@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.nn.tree import replace_layer
+from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.quant.model import make_plain

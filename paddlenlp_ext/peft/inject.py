@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from paddle import nn
 
-from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import adapter_layers, take_off
 from paddlenlp_ext.quant.model import quantized_linears

@@ -14,8 +14,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.nn.parameter import new_parameter
-from paddlenlp_ext.nn.tree import replace_layer
+from paddlenlp_ext.nn.module_utils import new_parameter, replace_layer
 from paddlenlp_ext.sharding_spec import Style
 
 

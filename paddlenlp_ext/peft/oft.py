@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.tree import layer_at
+from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, Parts, adapter_layers
 from paddlenlp_ext.peft.ranges import require_whole

@@ -17,7 +17,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.attention import AttentionInputs
-from paddlenlp_ext.nn.parameter import new_parameter
+from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.base import PeftModel

@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.nn.parameter import new_parameter
+from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.peft.layer import kaiming_uniform
 from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonormal
 

@@ -29,7 +29,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.parameter import new_parameter
+from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layer import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform

@@ -11,7 +11,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
 from paddlenlp_ext.checkpoint.weights import WeightSource
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.tree import layer_at, replace_layer
+from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.quant.files import to_stored
 from paddlenlp_ext.quant.linear import QuantizedLinear
 from paddlenlp_ext.quant.options import QuantizationConfig

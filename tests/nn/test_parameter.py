@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddlenlp_ext.nn.parameter import new_parameter
+from paddlenlp_ext.nn.module_utils import new_parameter
 from tests.common.arrays import normal
 
 

@@ -1,4 +1,7 @@
-"""Parameters that start from given values."""
+"""Parameters that start from given values.
+
+Layers of a model by their dotted names.
+"""
 
 from __future__ import annotations
 
@@ -23,3 +26,20 @@ class _FromArray(nn.initializer.Initializer):
         value = np.ascontiguousarray(self._value, np.float32)
         param.set_value(value if param.dtype == paddle.float32 else paddle.to_tensor(value).astype(param.dtype))
         return param
+
+
+def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
+    """Put `layer` at the dotted `name`."""
+    parent_name, _, leaf = name.rpartition(".")
+    parent = layer_at(model, parent_name)
+    if leaf.isdigit():
+        parent[int(leaf)] = layer
+    else:
+        setattr(parent, leaf, layer)
+
+
+def layer_at(model: nn.Layer, name: str) -> nn.Layer:
+    """The sublayer of that dotted name ("" is the model itself)."""
+    for part in name.split(".") if name else ():
+        model = model[int(part)] if part.isdigit() else getattr(model, part)
+    return model
