@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.data.batch import EncodedRow
+from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods

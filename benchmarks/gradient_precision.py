@@ -23,7 +23,7 @@ from benchmarks.gradient_distance import distances
 from benchmarks.measure import report
 from benchmarks.ours import not_offered, run_config
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.batch import PackedBatch, collate
+from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.train.build import build_model, load_data
 from paddlenlp_ext.train.loss import loss_sum
 from paddlenlp_ext.train.precision import autocast

@@ -11,10 +11,10 @@ import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
 from paddlenlp_ext.config import RunConfig, load_run_config
-from paddlenlp_ext.data.batch import EncodedRow, PackedBatch, collate
+from paddlenlp_ext.data.collate import EncodedRow, PackedBatch, collate
+from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.data_order import Window
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import build_optimizer
 from paddlenlp_ext.train.precision import autocast

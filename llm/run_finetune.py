@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.show_data:
-        from paddlenlp_ext.data.show import show_data
+        from paddlenlp_ext.data.preview import show_data
 
         data = load_data(config)
         if is_main_rank():

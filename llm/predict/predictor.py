@@ -12,8 +12,8 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.process import run_command
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.data.questions import Question
-    from paddlenlp_ext.data.template import ChatTemplate
+    from paddlenlp_ext.data.prompts import Question
+    from paddlenlp_ext.data.templates import ChatTemplate
 
 logger = get_logger("paddlenlp_ext.predict")
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = parse_arguments(argv)  # before Paddle is imported: a mistyped argument is answered at once
     from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
     from paddlenlp_ext.cli.chat import chat
-    from paddlenlp_ext.data.questions import read_questions
+    from paddlenlp_ext.data.prompts import read_questions
 
     if arguments.data_file is not None:
         from paddlenlp_ext.cli.predict import check_output_file
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         return
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
-        from paddlenlp_ext.data.questions import Question, encode_question
+        from paddlenlp_ext.data.prompts import Question, encode_question
 
         return encode_question(template, Question(question, tuple(history), None, None), arguments.src_length)[0]
 
@@ -94,7 +94,7 @@ def choose_template(asked: str | None, folders: Sequence[str | None], tokenizer:
     Raises:
         ValueError: the template is not where it was.
     """
-    from paddlenlp_ext.data.template import load_template
+    from paddlenlp_ext.data.templates import load_template
 
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)
@@ -112,7 +112,7 @@ def choose_template(asked: str | None, folders: Sequence[str | None], tokenizer:
 
 def encode_all(template: ChatTemplate, questions: Sequence[Question], src_length: int) -> list[list[int]]:
     """Prompt ids of every question; those that had to be cut are counted in the log."""
-    from paddlenlp_ext.data.questions import encode_question
+    from paddlenlp_ext.data.prompts import encode_question
 
     encoded = [encode_question(template, question, src_length) for question in questions]
     num_cut = sum(was_cut for _, was_cut in encoded)

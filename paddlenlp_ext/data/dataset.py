@@ -8,18 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paddlenlp_ext.data.account import DataAccount
-from paddlenlp_ext.data.batch import EncodedRow
-from paddlenlp_ext.data.cache import TokenStore, load_or_build
-from paddlenlp_ext.data.encode import encode_rows
-from paddlenlp_ext.data.fingerprint import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.cache import TokenStore, cache_key, load_or_build, tokenizer_fingerprint
+from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.inflection import lexicon_path, read_inflection
-from paddlenlp_ext.data.plain_template import PlainTemplate
-from paddlenlp_ext.data.rows import MAX_LISTED, BadRow, DataError, SourceRow
 from paddlenlp_ext.data.sources import find_files, read_rows
-from paddlenlp_ext.data.template import ChatTemplate, load_template
-from paddlenlp_ext.data.truncate import Limits
+from paddlenlp_ext.data.templates import ChatTemplate, load_template
+from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.tokenize import encode_rows
+from paddlenlp_ext.data.truncation import Limits
+from paddlenlp_ext.data.types import MAX_LISTED, BadRow, DataAccount, DataError, SourceRow
 from paddlenlp_ext.utils.logging import get_logger
 
 BUILTIN_NAMES = ("inflection",)

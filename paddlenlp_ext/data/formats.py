@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paddlenlp_ext.data.rows import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, RowError
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.data.rows import Place, SourceRow
+from paddlenlp_ext.data.types import Place, SourceRow
 
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40

@@ -1,16 +1,151 @@
 """In which order rows are read, and which of them share a pack.
 
 Everything is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume.
+
+Packs that end exactly full.
+
+Best-fit decreasing wastes what the shortest row cannot fill: when no row is shorter than 60 tokens, every pack may
+lose up to 59 slots. Here a pack takes rows until the room left is one that a single row, or two rows together, fill to
+the last slot; with hundreds of rows to choose from there nearly always are such rows.
+
+Which lengths are to be had is one big integer (bit n: a row of length n is waiting), and so is its mirror image. The
+longest row that fits, and all pairs that sum to a given room, are then a handful of word operations each, so a million
+rows take about a second in plain Python.
+
+Measured against the best packing that could exist (docs/data.md) it stays within 0.1 % on instructions of many lengths
+and within 0.7 % on GSM8K; where all rows are about as long (`inflection`) nothing fills the rest, and 3 % stay empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paddlenlp_ext.data.even_steps import attention_cost, order_by_cost
-from paddlenlp_ext.data.exact_fill import fill_exactly
+from paddlenlp_ext.data.load_balancing import attention_cost, order_by_cost
+
+Pack = list[int]
+GROUP_ROWS = 4096
+"""Rows of the stream that are rearranged among themselves."""
+CARRIED_ROWS = 1024
+"""Rows of a group left for the next one, so that there is always a choice."""
+FINISH_WITHIN = 3.0
+"""Try to end a pack when its room is at most this many mean lengths."""
+FINISH_WASTE = 2
+"""Slots a finished pack may leave empty."""
+
+
+class _WaitingRows:
+    """Rows by length; rows of one length leave in the order of the stream."""
+
+    def __init__(self, rows: list[int], lengths: list[int], capacity: int) -> None:
+        self.capacity = capacity
+        self.count = len(rows)
+        self._by_length: list[Pack] = [[] for _ in range(capacity + 1)]
+        self._present = self._mirrored = 0
+        for row in reversed(rows):
+            self._by_length[lengths[row]].append(row)
+        for length in {lengths[row] for row in rows}:
+            self._flip(length)
+
+    def take(self, length: int) -> int:
+        """Remove the next row of that length."""
+        same_length = self._by_length[length]
+        row = same_length.pop()
+        if not same_length:
+            self._flip(length)
+        self.count -= 1
+        return row
+
+    def has(self, length: int) -> bool:
+        """Whether a row of that length is waiting."""
+        return bool(self._present >> length & 1)
+
+    def longest_within(self, room: int) -> int:
+        """The greatest waiting length that fits, 0 if none does."""
+        fitting = self._present & ((1 << (room + 1)) - 1)
+        return max(fitting.bit_length() - 1, 0)
+
+    def pair_filling(self, room: int) -> int:
+        """The longer length of two waiting rows that fill `room` together, 0 if there are none."""
+        # Bit n of the mirror, shifted, says that a row of length room - n is waiting.
+        pairs = self._present & (self._mirrored >> (self.capacity - room))
+        half = room >> 1
+        if not room & 1 and pairs >> half & 1 and len(self._by_length[half]) < 2:
+            pairs ^= 1 << half
+        return max(pairs.bit_length() - 1, 0)
+
+    def _flip(self, length: int) -> None:
+        self._present ^= 1 << length
+        self._mirrored ^= 1 << (self.capacity - length)
+
+
+def fill_exactly(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
+    """Yield the packs of one group of the stream after the other.
+
+    Args:
+        order: the stream, row numbers [n].
+        lengths: slots of every row, indexed by row number; none above `capacity`.
+        capacity: slots of a pack.
+    """
+    length_of = lengths.tolist()
+    stream = order.tolist()
+    waiting: list[int] = []
+    for start in range(0, len(stream), GROUP_ROWS):
+        rows = waiting + stream[start : start + GROUP_ROWS]
+        is_last = start + GROUP_ROWS >= len(stream)
+        packs = _fill_group(rows, length_of, capacity, 0 if is_last else CARRIED_ROWS)
+        packed = {row for pack in packs for row in pack}
+        waiting = [row for row in rows if row not in packed]
+        yield packs
+    assert not waiting
+
+
+def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
+    """Pack rows until at most `num_left` wait.
+
+    Packs begin in the order of the stream, so that what shares a pack is as random as the stream. The last
+    `CARRIED_ROWS` of a dataset are packed longest first instead: short rows are the easier ones to place at the end.
+    """
+    waiting = _WaitingRows(rows, lengths, capacity)
+    finish_room = int(FINISH_WITHIN * sum(lengths[row] for row in rows) / len(rows))
+    taken: set[int] = set()
+    cursor = 0  # the earliest row of the stream that waits
+    packs = []
+    while waiting.count > num_left:
+        pack: Pack = []
+        room = capacity
+        while room:
+            if room <= finish_room and (finish := _finish(waiting, room)):
+                pack += finish
+                break
+            length = 0
+            if waiting.count > CARRIED_ROWS:
+                while rows[cursor] in taken:
+                    cursor += 1
+                length = lengths[rows[cursor]]
+            if not 0 < length <= room:
+                length = waiting.longest_within(room)
+            if not length:
+                break
+            pack.append(waiting.take(length))
+            taken.add(pack[-1])
+            room -= length
+        taken.update(pack)
+        packs.append(pack)
+    return packs
+
+
+def _finish(waiting: _WaitingRows, room: int) -> Pack:
+    """One or two rows that fill the room but for `FINISH_WASTE` slots, or none."""
+    for target in range(room, max(room - FINISH_WASTE - 1, 0), -1):
+        if waiting.has(target):
+            return [waiting.take(target)]
+        longer = waiting.pair_filling(target)
+        if longer:
+            return [waiting.take(longer), waiting.take(target - longer)]
+    return []
+
 
 Pack = list[int]
 PACKINGS = ("none", "in_order", "greedy")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.rows import BadRow, Place, RowError, SourceRow
+from paddlenlp_ext.data.types import BadRow, Place, RowError, SourceRow
 from paddlenlp_ext.utils.json_positions import locate
 from paddlenlp_ext.utils.registry import did_you_mean
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import BatchPlan
-from paddlenlp_ext.train.collation import Collate
 from paddlenlp_ext.train.passes import Passes, WholeModel
 from paddlenlp_ext.train.ranks import Ranks, SingleRank
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.data.collate import PackedBatch
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.train.hooks import reads_prompts
 

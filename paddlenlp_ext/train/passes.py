@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import paddle
 
-from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.data.collate import PackedBatch
 from paddlenlp_ext.parallel.pipeline import Pipeline
 from paddlenlp_ext.train.loss import hidden_states, loss_of_hidden, loss_sum
 

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.data_order import Window
 
 
 @dataclass

@@ -15,10 +15,9 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.data.batch import PackedBatch
+from paddlenlp_ext.data.collate import Collate, PackedBatch
+from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.collation import Collate
-from paddlenlp_ext.train.data_order import Window
 from paddlenlp_ext.train.hooks import TrainingHooks
 from paddlenlp_ext.train.neftune import EmbeddingNoise
 from paddlenlp_ext.train.optim import clip_gradients, trainable_parameters

@@ -20,10 +20,9 @@ import paddlenlp_ext.data
 from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.cache import only_one
+from paddlenlp_ext.data.cache import code_facts, only_one, tokenizer_fingerprint
 from paddlenlp_ext.data.dataset import cache_dir
-from paddlenlp_ext.data.fingerprint import code_facts, tokenizer_fingerprint
-from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.lazy import Late
 

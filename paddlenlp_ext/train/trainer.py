@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.data.collate import build_collate
+from paddlenlp_ext.data.sampler import Window, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.train.best import BestMetric
 from paddlenlp_ext.train.callbacks import Callback, CallbackList
 from paddlenlp_ext.train.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
-from paddlenlp_ext.train.collation import build_collate
-from paddlenlp_ext.train.data_order import Window, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.train.evaluation import evaluate_loss
 from paddlenlp_ext.train.generation_evaluation import evaluate_generation
 from paddlenlp_ext.train.hooks import training_hooks

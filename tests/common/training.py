@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
-from paddlenlp_ext.data.batch import EncodedRow
+from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig

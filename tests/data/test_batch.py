@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.batch import IGNORED_LABEL, EncodedRow, collate
+from paddlenlp_ext.data.collate import IGNORED_LABEL, EncodedRow, collate
 
 
 def make_row(tokens, learned, index=0):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.rows import MAX_LISTED, DataError
+from paddlenlp_ext.data.types import MAX_LISTED, DataError
 
 GOOD = '{"src": "2 + 2?", "tgt": "vier"}'
 LONG = "verb " * 200

@@ -12,11 +12,11 @@ import pytest
 from tokenizers import normalizers
 
 import paddlenlp_ext
+from paddlenlp_ext.data import cache
 from paddlenlp_ext.data import dataset as dataset_module
-from paddlenlp_ext.data import fingerprint
-from paddlenlp_ext.data.account import DataAccount
 from paddlenlp_ext.data.cache import TokenStore, load_or_build
 from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.types import DataAccount
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 
 ROWS = [{"src": "2 + 2?", "tgt": "vier"}, {"src": "Und?", "tgt": "Antwort"}]
@@ -119,15 +119,15 @@ def test_a_template_that_writes_the_day_has_a_key_a_day(key_of, tmp_path, monkey
 
 def test_code_changes_the_key(tmp_path, monkeypatch):
     room = tmp_path / "room"
-    shutil.copytree(fingerprint.ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(cache.ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
     parts = {"files": [], "tokenizer": "words", "template_text": "none", "options": {}}
-    before = fingerprint.cache_key(**parts, room=room)
-    assert before == fingerprint.cache_key(**parts), "the same code elsewhere is the same code"
+    before = cache.cache_key(**parts, room=room)
+    assert before == cache.cache_key(**parts), "the same code elsewhere is the same code"
     with open(room / "truncate.py", "a") as file:
         file.write("# changed\n")
-    assert fingerprint.cache_key(**parts, room=room) != before
+    assert cache.cache_key(**parts, room=room) != before
     monkeypatch.setattr(paddlenlp_ext, "__version__", "99")
-    assert fingerprint.cache_key(**parts) != before
+    assert cache.cache_key(**parts) != before
 
 
 UNRELATED = {
@@ -146,10 +146,10 @@ def test_what_does_not_matter_leaves_the_key(name, key_of):
 def test_use_of_a_tokenizer_leaves_the_key():
     tokenizer = make_tokenizer(bos="<s>")
     tokenizer.pad_token = "<unk>"
-    before = fingerprint.tokenizer_fingerprint(tokenizer)
+    before = cache.tokenizer_fingerprint(tokenizer)
     tokenizer(["a", "longer text"], padding=True, truncation=True, max_length=3)
     assert tokenizer.backend_tokenizer.truncation is not None
-    assert fingerprint.tokenizer_fingerprint(tokenizer) == before
+    assert cache.tokenizer_fingerprint(tokenizer) == before
 
 
 def test_other_files_in_the_folder_leave_the_key(key_of, tmp_path):

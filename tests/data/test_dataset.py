@@ -8,12 +8,11 @@ from mmap import mmap
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.account import DataAccount
-from paddlenlp_ext.data.batch import collate
+from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.packing import BatchPlan
-from paddlenlp_ext.data.rows import BadRow, Conversation, Place
+from paddlenlp_ext.data.types import BadRow, Conversation, DataAccount, Place
 
 TURN = ("2 + 2?", "vier")
 OPENAI = [{"role": "user", "content": "2 + 2?"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.even_steps import attention_cost, deal, order_by_cost
+from paddlenlp_ext.data.load_balancing import attention_cost, deal, order_by_cost
 from paddlenlp_ext.data.packing import BatchPlan
 
 

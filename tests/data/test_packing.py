@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.exact_fill import GROUP_ROWS, fill_exactly
-from paddlenlp_ext.data.packing import PACKINGS, BatchPlan
+from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, BatchPlan, fill_exactly
 
 
 def lengths_like(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, int]:

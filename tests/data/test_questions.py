@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paddlenlp_ext.data.questions import Question, encode_question, parse_question, read_questions
-from paddlenlp_ext.data.rows import RowError
+from paddlenlp_ext.data.prompts import Question, encode_question, parse_question, read_questions
+from paddlenlp_ext.data.types import RowError
 
 ONE = ("q1", "a1")
 

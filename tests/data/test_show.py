@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.show import LEARNED_STYLES, colour_row, show_data
+from paddlenlp_ext.data.preview import LEARNED_STYLES, colour_row, show_data
 from tests.data.tiny_tokenizers import CHATML
 
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from paddlenlp_ext.data.rows import Conversation, RowError
-from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.types import Conversation, RowError
 from tests.data.tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
 
 ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))

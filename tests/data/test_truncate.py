@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.data.rows import Conversation, RowError
-from paddlenlp_ext.data.template import load_template
-from paddlenlp_ext.data.truncate import Limits, fit, fit_text
-from paddlenlp_ext.data.turns import join_turns
+from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.templates.base import join_turns
+from paddlenlp_ext.data.truncation import Limits, fit, fit_text
+from paddlenlp_ext.data.types import Conversation, RowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 # Every digit is a token of its own.

@@ -16,8 +16,8 @@ from tokenizers.models import BPE
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
-from paddlenlp_ext.data.questions import Question, encode_question
-from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.prompts import Question, encode_question
+from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig

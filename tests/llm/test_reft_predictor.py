@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
-from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.lora import LoRAConfig

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.even_steps import attention_cost
+from paddlenlp_ext.data.collate import build_collate
+from paddlenlp_ext.data.load_balancing import attention_cost
 from paddlenlp_ext.data.packing import BatchPlan
-from paddlenlp_ext.train.collation import build_collate
-from paddlenlp_ext.train.data_order import DataOrder, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import build_optimizer
 from paddlenlp_ext.train.ranks import SingleRank

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.data.template import load_template
+from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.train import text as text_module
 from paddlenlp_ext.train.text import load_text
 from paddlenlp_ext.utils.logging import get_logger

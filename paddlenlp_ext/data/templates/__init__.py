@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.plain_template import PlainTemplate
-from paddlenlp_ext.data.turns import ChatTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.plain import PlainTemplate
 
 __all__ = ["ChatTemplate", "load_template"]
 
@@ -29,8 +29,8 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     if option == "none":
         return PlainTemplate(tokenizer)
     # A run that finds its rows tokenized gets here by no way, and then needs no Jinja.
-    from paddlenlp_ext.data.jinja_template import JinjaTemplate
-    from paddlenlp_ext.data.pieces_template import PiecesTemplate, is_pieces
+    from paddlenlp_ext.data.templates.jinja import JinjaTemplate
+    from paddlenlp_ext.data.templates.paddlenlp import PiecesTemplate, is_pieces
 
     if option is None:
         return (

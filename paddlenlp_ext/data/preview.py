@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paddlenlp_ext.data.batch import EncodedRow
+from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.data.dataset import TokenizedDataset
 
 READ_STYLE = "dim"

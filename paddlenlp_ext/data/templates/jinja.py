@@ -21,10 +21,15 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from paddlenlp_ext.data.rows import Conversation, RowError
-from paddlenlp_ext.data.special_tokens import learned_end, special_token_pattern, stop_token_ids
-from paddlenlp_ext.data.text_encoder import TextEncoder
-from paddlenlp_ext.data.turns import ChatTemplate, TurnText
+from paddlenlp_ext.data.templates.base import (
+    ChatTemplate,
+    TextEncoder,
+    TurnText,
+    learned_end,
+    special_token_pattern,
+    stop_token_ids,
+)
+from paddlenlp_ext.data.types import Conversation, RowError
 
 REFUSED = "template refuses"
 _QUESTION = "Wherefore?"

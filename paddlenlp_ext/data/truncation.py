@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paddlenlp_ext.data.rows import Conversation, RowError
-from paddlenlp_ext.data.turns import ChatTemplate, EncodedTurn, TurnText
+from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText
+from paddlenlp_ext.data.types import Conversation, RowError
 
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"

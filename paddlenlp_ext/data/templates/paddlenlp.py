@@ -16,10 +16,16 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paddlenlp_ext.data.rows import Conversation, RowError
-from paddlenlp_ext.data.special_tokens import learned_end, special_token_pattern, stop_token_ids
-from paddlenlp_ext.data.text_encoder import TextEncoder
-from paddlenlp_ext.data.turns import ChatTemplate, TurnText, join_turns
+from paddlenlp_ext.data.templates.base import (
+    ChatTemplate,
+    TextEncoder,
+    TurnText,
+    join_turns,
+    learned_end,
+    special_token_pattern,
+    stop_token_ids,
+)
+from paddlenlp_ext.data.types import Conversation, RowError
 
 _PROBE = "Wherefore?"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)

@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 
 from paddlenlp_ext.data.formats import parse_row, parse_text
-from paddlenlp_ext.data.rows import BadRow, Conversation, Place, RowError, SourceRow
 from paddlenlp_ext.data.sources import place_of
-from paddlenlp_ext.data.truncate import NOTHING_LEFT, Limits, fit, fit_text
-from paddlenlp_ext.data.turns import ChatTemplate, EncodedTurn, TurnText, join_turns
+from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText, join_turns
+from paddlenlp_ext.data.truncation import NOTHING_LEFT, Limits, fit, fit_text
+from paddlenlp_ext.data.types import BadRow, Conversation, Place, RowError, SourceRow
 
 CHUNK_ROWS = 1000
 """Rows given to the tokenizer at once: it works on several in parallel."""

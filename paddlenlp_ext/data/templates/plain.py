@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paddlenlp_ext.data.rows import Conversation
-from paddlenlp_ext.data.text_encoder import TextEncoder
-from paddlenlp_ext.data.turns import ChatTemplate, TurnText, join_turns
+from paddlenlp_ext.data.templates.base import ChatTemplate, TextEncoder, TurnText, join_turns
+from paddlenlp_ext.data.types import Conversation
 
 
 class PlainTemplate(ChatTemplate):

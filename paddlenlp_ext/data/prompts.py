@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.formats import parse_row
-from paddlenlp_ext.data.rows import MAX_LISTED, BadRow, Conversation, RowError
 from paddlenlp_ext.data.sources import place_of, read_rows
-from paddlenlp_ext.data.turns import ChatTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.types import MAX_LISTED, BadRow, Conversation, RowError
 
 _STAND_IN = "?"  # takes the place of an answer that a row lacks, so that training's reader can read the row
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.data.even_steps import attention_cost, deal
+from paddlenlp_ext.data.load_balancing import attention_cost, deal
 from paddlenlp_ext.data.packing import BatchPlan, Pack
 
 MicroBatch = list[Pack]

@@ -1,13 +1,103 @@
-"""A conversation on its way to ids: turns as text, turns as ids, and the interface of a chat template between them."""
+"""Special tokens in a text that a template wrote.
+
+Text to token ids, so that pieces encoded one by one join into what the model meets when it generates.
+
+A conversation on its way to ids: turns as text, turns as ids, and the interface of a chat template between them.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from paddlenlp_ext.data.rows import Conversation
-from paddlenlp_ext.data.text_encoder import TextEncoder
+from paddlenlp_ext.data.types import Conversation
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """A pattern that matches any special token of the tokenizer, longer ones first."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+
+def learned_end(tail: str, special: re.Pattern[str]) -> str:
+    """The part of what a template writes behind an answer that belongs to the answer: through the last special token.
+
+    A tail without any is learned whole, with a warning: nothing in it says that the answer is over.
+    """
+    ends = [match.end() for match in special.finditer(tail)]
+    if ends:
+        return tail[: ends[-1]]
+    get_logger().warning("the chat template writes no special token behind an answer: a model learns no end from it")
+    return tail
+
+
+def stop_token_ids(end: str, special: re.Pattern[str], tokenizer: Any) -> tuple[int, ...]:
+    """Ids at which generation is to stop: the special tokens of `end`, and the tokenizer's own end."""
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in special.findall(end)]
+    if tokenizer.eos_token_id is not None:
+        ids.append(int(tokenizer.eos_token_id))
+    return tuple(dict.fromkeys(ids))
+
+
+_ANCHOR = "\n"
+
+
+class TextEncoder:
+    """Encodes pieces of a text without special tokens of its own accord.
+
+    A prompt ends where generation begins, so prompt and answer are encoded apart: the model then learns to continue
+    exactly the ids it is given later. Some SentencePiece tokenizers put a word mark before every text they encode;
+    a piece that continues a text must not get one. Such tokenizers are recognised once, and continuing pieces are
+    then encoded behind a line break whose ids are taken off again.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._anchor_ids = self._encode([_ANCHOR])[0]
+        alone, behind = self._encode(["x", f"{_ANCHOR}x"])
+        self._marks_beginnings = behind != self._anchor_ids + alone
+        self.prefix_ids = self._ids_before_text()
+
+    def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
+        """Ids of every piece; `continues` says which pieces stand behind other text.
+
+        Raises:
+            ValueError: the tokenizer joins a piece with the line break before it.
+        """
+        if not self._marks_beginnings:
+            return self._encode(texts)
+        anchored = [_ANCHOR + text if behind else text for text, behind in zip(texts, continues, strict=True)]
+        encoded = self._encode(anchored)
+        length = len(self._anchor_ids)
+        for index, behind in enumerate(continues):
+            if not behind:
+                continue
+            if encoded[index][:length] != self._anchor_ids:
+                raise ValueError(
+                    f"this tokenizer cannot encode {texts[index][:40]!r} as the continuation of a text; "
+                    'set chat_template to "none" or use the fast version of the tokenizer'
+                )
+            encoded[index] = encoded[index][length:]
+        return encoded
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _ids_before_text(self) -> list[int]:
+        """Special ids that the tokenizer itself puts before a text, such as a beginning-of-sequence token."""
+        alone = self._encode(["x"])[0]
+        whole = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
+        starts = range(len(whole) - len(alone) + 1)
+        start = next((start for start in starts if whole[start : start + len(alone)] == alone), 0)
+        return whole[:start]
 
 
 @dataclass(frozen=True)
