@@ -24,7 +24,7 @@ from benchmarks.bench_report import write_report
 from benchmarks.cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
-from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.utils.process import run_command
 from paddlenlp_ext.utils.registry import did_you_mean
 

@@ -21,7 +21,7 @@ from benchmarks.cases import BF16_KEYS, LORA_KEYS, PYTHONS
 from benchmarks.compare_losses import describe, draw, read_losses
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
-from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.utils.process import run_command
 
 LEARNING_RATE = "5e-4"

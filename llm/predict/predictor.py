@@ -61,7 +61,7 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
     Raises:
         ValueError: an adapter without a base or with one that is not there, or two adapters.
     """
-    from paddlenlp_ext.checkpoint.resolve import resolve_base
+    from paddlenlp_ext.checkpoint.hub import resolve_base
 
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
@@ -132,8 +132,8 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     """
     import paddle
 
+    from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.checkpoint.model_config import read_model_config
-    from paddlenlp_ext.checkpoint.resolve import resolve_model
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
     from paddlenlp_ext.peft.base import PeftModel
     from paddlenlp_ext.peft.files import read_adapter

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved

@@ -22,8 +22,8 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     if path.suffix == ".gguf" and path.is_file():
-        from paddlenlp_ext.checkpoint.gguf_config import config_from_gguf
-        from paddlenlp_ext.checkpoint.gguf_file import open_gguf
+        from paddlenlp_ext.checkpoint.gguf import open_gguf
+        from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
 
         return config_from_gguf(open_gguf(path))
     if not path.is_dir():

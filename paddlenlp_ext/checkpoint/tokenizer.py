@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddlenlp_ext.checkpoint.gguf_file import open_gguf
-from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.hub import resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ class AutoTokenizer:
 
 
 def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
-    from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
+    from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
 
     return tokenizer_from_gguf(open_gguf(file))
 

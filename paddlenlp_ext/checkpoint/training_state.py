@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
-from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 TENSORS_FILE = "training_state.safetensors"

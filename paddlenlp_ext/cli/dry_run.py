@@ -10,8 +10,8 @@ import paddle
 from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, packing_kind

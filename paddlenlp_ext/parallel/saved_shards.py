@@ -19,7 +19,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
-from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
 from paddlenlp_ext.peft.merge_files import copy_tokenizer

@@ -15,7 +15,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, as_lazy
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.parallel.collectives import gathered
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.patience import meet

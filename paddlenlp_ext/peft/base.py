@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.safetensors_writer import as_lazy
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.generate.generate import generate
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.config import PeftConfig

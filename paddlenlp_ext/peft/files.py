@@ -14,9 +14,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, ShardedSafetensors
-from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, write_safetensors
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pickled import read_pickled_arrays

@@ -22,9 +22,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.checkpoint.resolve import resolve_base, resolve_model
-from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.fold import require_mergeable_method

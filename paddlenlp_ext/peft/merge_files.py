@@ -18,9 +18,9 @@ from paddlenlp_ext.checkpoint.model_config import (
     write_generation_config,
     write_model_config,
 )
-from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.files import AdapterFiles
 from paddlenlp_ext.peft.fold import merged_bias, merged_weight, require_mergeable

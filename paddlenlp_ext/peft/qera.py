@@ -29,9 +29,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.checkpoint.resolve import resolve_model
-from paddlenlp_ext.checkpoint.weights import WeightSource, open_weights
+from paddlenlp_ext.checkpoint.weight_source import WeightSource, open_weights
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.base import PeftModel

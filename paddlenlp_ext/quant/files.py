@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
 from paddlenlp_ext.quant.options import BLOCKWISE

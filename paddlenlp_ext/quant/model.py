@@ -9,7 +9,7 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.quant.files import to_stored

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.quant.files import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
 from paddlenlp_ext.quant.options import QuantizationConfig

@@ -17,7 +17,7 @@ from typing import Any
 
 import paddlenlp_ext.checkpoint
 import paddlenlp_ext.data
-from paddlenlp_ext.checkpoint.resolve import resolve_model
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.cache import code_facts, only_one, tokenizer_fingerprint

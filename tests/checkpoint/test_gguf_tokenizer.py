@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 
-from paddlenlp_ext.checkpoint.gguf_file import GgufFile, open_gguf
-from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
-from paddlenlp_ext.checkpoint.gguf_tokenizer_models import merges_from_scores
+from paddlenlp_ext.checkpoint.gguf import GgufFile, open_gguf
+from paddlenlp_ext.checkpoint.gguf.tokenizer import merges_from_scores, tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
 TEXTS = [

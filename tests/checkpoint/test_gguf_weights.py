@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint import gguf_file
-from paddlenlp_ext.checkpoint.gguf_weights import unpermute_rows
-from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.checkpoint import gguf
+from paddlenlp_ext.checkpoint.gguf.weights import unpermute_rows
+from paddlenlp_ext.checkpoint.weight_source import open_weights
 
 # The block layouts of ggml-common.h, each as one block's bytes to its values, one value at a time.
 
@@ -176,6 +176,6 @@ def test_a_file_cut_short_is_named(golden, tmp_path, keep):
 
 
 def test_without_the_gguf_library_the_error_says_what_to_install(golden, monkeypatch):
-    monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install gguf"):
         open_weights(golden / "checkpoint_llama.gguf")

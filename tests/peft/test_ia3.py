@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint.weights import open_weights
+from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.files import read_adapter

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.files import read_adapter

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers

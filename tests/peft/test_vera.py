@@ -10,7 +10,7 @@ import paddle
 import pytest
 from safetensors import safe_open
 
-from paddlenlp_ext.checkpoint.safetensors_writer import write_safetensors
+from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
 from paddlenlp_ext.peft.layer import adapter_layers

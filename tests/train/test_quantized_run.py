@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import packed_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.lora import LoRAConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS

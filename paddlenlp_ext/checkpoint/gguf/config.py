@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.gguf_file import GgufFile
-from paddlenlp_ext.checkpoint.gguf_weights import read_gguf_tensor, require_known_architecture
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor, require_known_architecture
 
 _CLASS_NAME = {
     "llama": "LlamaForCausalLM",

