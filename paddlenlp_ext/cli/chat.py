@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from paddlenlp_ext.generate.generate import Decoder, generate
+from paddlenlp_ext.generation.generate import Decoder, generate
 
 History = list[tuple[str, str]]
 _HALF_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.generate.generate import Decoder, generate
+from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.logging import get_logger
 
 _BATCHES_A_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered

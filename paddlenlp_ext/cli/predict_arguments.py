@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
-from paddlenlp_ext.generate.options import DecodingOptions
+from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.registry import nearest
 

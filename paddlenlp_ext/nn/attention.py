@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.rope import apply_rope
 
 
 class KeyValueCache(Protocol):
-    """What attention asks of a cache; generate/kv_cache.py has the real one."""
+    """What attention asks of a cache; generation/kv_cache.py has the real one."""
 
     length: int
     key_starts: paddle.Tensor

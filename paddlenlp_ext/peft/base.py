@@ -14,7 +14,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
-from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.files import AdapterFiles, read_adapter, write_adapter

@@ -8,7 +8,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 
 

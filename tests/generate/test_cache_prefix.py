@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generate import kv_cache
-from paddlenlp_ext.generate.kv_cache import KVCache
+from paddlenlp_ext.generation import kv_cache
+from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.ops.attention import AttentionLayout, attention_reference
 
 B, N, K, H, P = 3, 6, 2, 8, 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from paddlenlp_ext.cli.chat import TextStream, chat
-from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.generation.generate import generate
 from tests.generate.tiny_models import tiny_model
 
 

@@ -7,7 +7,7 @@ import json
 import paddle
 import pytest
 
-from paddlenlp_ext.generate.generate import generate
+from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.generate import sampling
+from paddlenlp_ext.generation import sampling
 from tests.golden import DATA
 
 GOLDEN = np.load(DATA / "logits_filters.npz")

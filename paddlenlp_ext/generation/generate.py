@@ -1,6 +1,8 @@
 """Continue many prompts: sorted by length into batches, decoded step by step with a key-value cache.
 
 Shapes: B batch, S positions of the prompts, D hidden, V vocab.
+
+The choice of the next token for the rows of a batch.
 """
 
 from __future__ import annotations
@@ -14,10 +16,39 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.generate.decoding import TokenChooser
-from paddlenlp_ext.generate.kv_cache import KVCache
-from paddlenlp_ext.generate.options import DecodingOptions, as_token_set
-from paddlenlp_ext.generate.sampling import NO_NUMBERS
+from paddlenlp_ext.generation import sampling
+from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.generation.options import DecodingOptions, as_token_set
+from paddlenlp_ext.generation.sampling import NO_NUMBERS
+
+
+class TokenChooser:
+    """Chooses the next token of each row; holds the rows' random streams."""
+
+    def __init__(self, options: DecodingOptions) -> None:
+        self._options = options
+        self._sampler = sampling.RowSampler(options.seed)
+
+    def choose(self, logits_BV: paddle.Tensor, rows: Sequence[int], seen_ids: Sequence[Sequence[int]]) -> list[int]:
+        """Token ids for the rows of a batch.
+
+        Args:
+            logits_BV: [B, V], any float type.
+            rows: the number of each row among all prompts, which picks its random stream.
+            seen_ids: each row's prompt and generated tokens.
+        """
+        options = self._options
+        is_greedy = options.decode_strategy == "greedy_search"
+        if is_greedy and options.repetition_penalty == 1.0:
+            return paddle.argmax(logits_BV, axis=-1).tolist()
+        logits = logits_BV.astype("float32").numpy()
+        logits = sampling.apply_repetition_penalty(logits, seen_ids, options.repetition_penalty)
+        if is_greedy:
+            return sampling.greedy(logits).tolist()
+        logits = sampling.apply_temperature(logits, options.temperature)
+        logits = sampling.keep_top_p(sampling.keep_top_k(logits, options.top_k), options.top_p)
+        return self._sampler.draw(logits, rows).tolist()
+
 
 _WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
 
