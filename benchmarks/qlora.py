@@ -26,8 +26,8 @@ from benchmarks.compare_losses import read_losses
 from benchmarks.measure import environment, random_documents
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model
 from paddlenlp_ext.utils.process import run_command
 

@@ -138,7 +138,7 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     from paddlenlp_ext.peft.base import PeftModel
     from paddlenlp_ext.peft.files import read_adapter
     from paddlenlp_ext.peft.merge import choose_device
-    from paddlenlp_ext.quant.model import quantization_report
+    from paddlenlp_ext.quantization.model import quantization_report
 
     choose_device(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())

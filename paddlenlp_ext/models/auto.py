@@ -16,10 +16,10 @@ from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.initialize import initialize_weights
-from paddlenlp_ext.quant.config import from_quantization_config
-from paddlenlp_ext.quant.model import load_quantized
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import BeforeQuantizing
+from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.quantization.model import load_quantized
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import BeforeQuantizing
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -27,9 +27,9 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.quant.config import with_quantization
-from paddlenlp_ext.quant.model import named_tensors
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.hf_config import with_quantization
+from paddlenlp_ext.quantization.model import named_tensors
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.utils.random import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
@@ -253,7 +253,7 @@ class CausalLM(nn.Layer):
     ) -> None:
         """Write config.json, generation_config.json and safetensors as transformers lays them out.
 
-        A tied head is left out, as there. Quantized weights stay so; quant/files.py has their layout. `tensors` stand
+        A tied head is left out, as there. Quantized weights stay so; quantization/storage.py has their layout. `tensors` stand
         for `tensors_to_save` where these are parts.
         """
         dtype = self.dtype_name

@@ -26,11 +26,11 @@ from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence
 from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layer import AdapterLayer
-from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.model import plain_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.parts import part_block
-from paddlenlp_ext.quant.quantize import block_size_of
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.model import plain_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import block_size_of
+from paddlenlp_ext.quantization.slicing import part_block
 from paddlenlp_ext.sharding_spec import Cut, Style, TensorPlan, cut_of, is_on_stage
 
 AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]

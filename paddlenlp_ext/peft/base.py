@@ -23,9 +23,9 @@ from paddlenlp_ext.peft.inject import inject, undone_on_failure
 from paddlenlp_ext.peft.layer import AdapterLayer, adapter_layers
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.targets import linear_names, without_idle
-from paddlenlp_ext.quant.config import options_to_dict
-from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig, in_words
+from paddlenlp_ext.quantization.hf_config import options_to_dict
+from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
 from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
 from paddlenlp_ext.utils.logging import get_logger
 

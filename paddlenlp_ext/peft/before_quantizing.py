@@ -23,7 +23,7 @@ from paddlenlp_ext.peft.offset import A_START, B_START, OffsetLoRALinear
 from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.targets import ALL_LINEAR
-from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.module_patterns import matches
 
 SVDS = ("fast", "exact")

@@ -19,8 +19,8 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pickled import read_pickled_arrays
-from paddlenlp_ext.quant.config import from_quantization_config, options_from_dict
-from paddlenlp_ext.quant.options import QuantizationConfig, in_words
+from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
+from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
 from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -8,7 +8,7 @@ from paddle import nn
 from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
-from paddlenlp_ext.quant.model import make_plain
+from paddlenlp_ext.quantization.model import make_plain
 
 
 def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:

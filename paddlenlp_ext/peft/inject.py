@@ -10,7 +10,7 @@ from paddle import nn
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layer import adapter_layers, take_off
-from paddlenlp_ext.quant.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_linears
 
 
 def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:

@@ -27,7 +27,7 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import OffsetLoRALinear
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 
 
 @PEFT_METHODS.register("loftq")

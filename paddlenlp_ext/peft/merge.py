@@ -30,10 +30,10 @@ from paddlenlp_ext.peft.files import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.fold import require_mergeable_method
 from paddlenlp_ext.peft.merge_files import round_as_stored, tensors_by_module, write_companions, write_merged_weights
 from paddlenlp_ext.peft.model_card import write_model_card
-from paddlenlp_ext.quant.config import from_quantization_config
-from paddlenlp_ext.quant.model import plain_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.quantization.model import plain_linears, quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -25,8 +25,8 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.files import AdapterFiles
 from paddlenlp_ext.peft.fold import merged_bias, merged_weight, require_mergeable
 from paddlenlp_ext.peft.layer import LinearAdapter
-from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")

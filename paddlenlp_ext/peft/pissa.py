@@ -33,7 +33,7 @@ from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.offset import OffsetLoRALinear
 from paddlenlp_ext.peft.ranges import require_choice
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 
 
 @PEFT_METHODS.register("pissa")

@@ -42,8 +42,8 @@ from paddlenlp_ext.peft.offset_files import OffsetLoRAConfig
 from paddlenlp_ext.peft.ranges import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.svd import leading_svd, require_triplets
-from paddlenlp_ext.quant.config import from_quantization_config
-from paddlenlp_ext.quant.linear import QuantizedLinear
+from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.quant.model import NOTHING_PACKED, PackedSize
+from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize
 from paddlenlp_ext.train.kept import has_ops_apart, kept_inputs
 from paddlenlp_ext.train.optim import trainable_parameters
 from paddlenlp_ext.train.optimizers import adamw_8bit, adamw_mini

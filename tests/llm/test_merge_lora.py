@@ -20,7 +20,7 @@ from paddlenlp_ext.peft import merge, merge_files
 from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
-from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script

@@ -18,9 +18,9 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.files import read_adapter
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script

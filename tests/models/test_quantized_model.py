@@ -16,9 +16,9 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quant.model import make_plain, quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.model import make_plain, quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 from tests.golden import DATA
 
 CONFIG = {
@@ -207,8 +207,8 @@ def test_our_folder_has_their_tensors(tmp_path: Path):
 PEAK = """
 import sys
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.model import quantized_linears
 def peak():  # of this process alone; getrusage also counts what its parent held
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small = QuantizationConfig(algo=sys.argv[2], double_quant=True)

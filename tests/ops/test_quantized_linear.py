@@ -28,9 +28,9 @@ from paddlenlp_ext.ops.quantized.dequantize import (
     dequantize_rows_reference,
 )
 from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.parts import part_of
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.slicing import part_of
 from paddlenlp_ext.sharding_spec import Cut
 from tests.common.arrays import normal
 from tests.common.marks import needs_native

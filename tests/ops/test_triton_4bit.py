@@ -17,8 +17,8 @@ from paddlenlp_ext.ops.quantized import triton_launch
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
 from paddlenlp_ext.ops.quantized.linear import linear_op, linear_triton
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.scripts import script_environment
 from tests.ops.host_array import HostArray
 

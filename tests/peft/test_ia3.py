@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.merge_files import tensors_by_module, write_merged_weights
-from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.train.optim import parameter_groups
 from tests.common.adapters import logits_of, tiny_model, train
 

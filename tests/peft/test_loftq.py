@@ -19,9 +19,9 @@ from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.loftq import LoftQConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.pissa import PiSSAConfig
-from paddlenlp_ext.quant.model import quantize_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.adapters import logits_of, tiny_model, train
 from tests.golden import DATA
 from tests.golden.cases.quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight

@@ -15,9 +15,9 @@ from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.layer import adapter_layers
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.qera import QERAConfig
-from paddlenlp_ext.quant.model import make_plain
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.model import make_plain
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 NF4, INT4 = QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int4")

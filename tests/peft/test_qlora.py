@@ -13,8 +13,8 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.dora import DoRAConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.quant.model import quantize_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
 

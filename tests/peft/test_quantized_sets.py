@@ -15,7 +15,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.dora import DoRAConfig
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, tiny_model, train
 
 NF4 = QuantizationConfig(algo="nf4", double_quant=True)

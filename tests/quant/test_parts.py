@@ -7,10 +7,10 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
-from paddlenlp_ext.quant.parts import part_of
-from paddlenlp_ext.quant.quantize import quantize
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.options import ALGOS, QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.slicing import part_of
 from paddlenlp_ext.sharding_spec import Cut
 
 

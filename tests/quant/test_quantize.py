@@ -11,10 +11,10 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.model import quantize_linears
-from paddlenlp_ext.quant.options import ALGOS, QuantizationConfig
-from paddlenlp_ext.quant.quantize import empty, quantize, quantize_layer
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.options import ALGOS, QuantizationConfig
+from paddlenlp_ext.quantization.quantize import empty, quantize, quantize_layer
 
 
 def weight_of(out: int, width: int) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_empty_has_the_shapes_of_a_quantized_weight():
 def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.MonkeyPatch):
     weight, options = weight_of(37, 33), QuantizationConfig(algo=algo, block_size=64, double_quant=True)
     whole = quantize(weight, options)
-    monkeypatch.setattr("paddlenlp_ext.quant.quantize._CHUNK", 200)
+    monkeypatch.setattr("paddlenlp_ext.quantization.quantize._CHUNK", 200)
     parts = quantize(weight, options)
     for name in ("codes", "scales", "group_scales", "offset"):
         assert np.array_equal(getattr(parts, name).numpy(), getattr(whole, name).numpy()), name

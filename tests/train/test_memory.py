@@ -16,8 +16,8 @@ import pytest
 from paddlenlp_ext.models.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.quant.model import packed_size, quantize_linears, quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.train.memory import estimate_memory
 from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state

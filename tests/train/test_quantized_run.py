@@ -17,8 +17,8 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.lora import LoRAConfig
 from paddlenlp_ext.peft.merge import merge_adapter
 from paddlenlp_ext.peft.pissa import PiSSAConfig
-from paddlenlp_ext.quant.model import quantized_linears
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model, build_trainer, load_data
 from tests.common.training import make_config
 

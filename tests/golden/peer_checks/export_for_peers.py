@@ -39,7 +39,7 @@ from paddlenlp_ext.peft.prefix import PrefixTuningConfig
 from paddlenlp_ext.peft.prompt import PromptTuningConfig
 from paddlenlp_ext.peft.sora import SoRAConfig
 from paddlenlp_ext.peft.vera import VeRAConfig
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.options import QuantizationConfig
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),

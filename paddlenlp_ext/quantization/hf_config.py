@@ -8,8 +8,8 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.quant.model import plain_linears, quantized_linears
-from paddlenlp_ext.quant.options import BLOCKWISE, QuantizationConfig
+from paddlenlp_ext.quantization.model import plain_linears, quantized_linears
+from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
 
 _OURS = "paddlenlp_ext"
 """`quant_method` where no other program reads the weights; and the entry of our options, in any case."""

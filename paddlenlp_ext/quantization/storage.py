@@ -29,7 +29,7 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
-from paddlenlp_ext.quant.options import BLOCKWISE
+from paddlenlp_ext.quantization.options import BLOCKWISE
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _SCALE, _SHAPE = ".weight_scale", ".weight_shape"

@@ -10,7 +10,7 @@ from paddle import nn
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
-from paddlenlp_ext.quant.parts import part_of
+from paddlenlp_ext.quantization.slicing import part_of
 from paddlenlp_ext.sharding_spec import Cut
 
 _TENSORS = ("codes", "scales", "group_scales", "offset")

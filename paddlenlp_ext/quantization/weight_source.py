@@ -10,9 +10,9 @@ import paddle
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
-from paddlenlp_ext.quant.files import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import BeforeQuantizing, quantize_layer
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import BeforeQuantizing, quantize_layer
+from paddlenlp_ext.quantization.storage import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
 from paddlenlp_ext.sharding_spec import Cut
 
 
@@ -20,7 +20,7 @@ class QuantizedWeights(WeightSource):
     """Packed weights by layer; and as a `WeightSource` the plain numbers that they stand for, by the plain names.
 
     Args:
-        source: the tensors on disk, in plain numbers or as quant/files.py lays them out.
+        source: the tensors on disk, in plain numbers or as quantization/storage.py lays them out.
         options: how those are quantized that lie there in plain numbers; None leaves them.
         layers: names of the layers that `options` is for.
         before: what to make of each weight before it is quantized.

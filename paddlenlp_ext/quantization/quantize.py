@@ -20,7 +20,7 @@ import paddle
 
 from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
-from paddlenlp_ext.quant.options import QuantizationConfig
+from paddlenlp_ext.quantization.options import QuantizationConfig
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]

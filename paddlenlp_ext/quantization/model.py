@@ -12,11 +12,11 @@ from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
-from paddlenlp_ext.quant.files import to_stored
-from paddlenlp_ext.quant.linear import QuantizedLinear
-from paddlenlp_ext.quant.options import QuantizationConfig
-from paddlenlp_ext.quant.quantize import BeforeQuantizing, packed_bytes, quantize_layer
-from paddlenlp_ext.quant.source import QuantizedWeights
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import BeforeQuantizing, packed_bytes, quantize_layer
+from paddlenlp_ext.quantization.storage import to_stored
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 
