@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_m
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.models.initialize import initialize_weights
+from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.model import load_quantized
 from paddlenlp_ext.quantization.options import QuantizationConfig

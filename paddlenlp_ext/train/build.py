@@ -15,7 +15,7 @@ from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, read_values, stored_quantization
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.models.initialize import initialize_weights
+from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.loading import read_own_part

@@ -15,7 +15,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.initialize import random_matrix
+from paddlenlp_ext.models.init_weights import random_matrix
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import RunData, build_trainer
 from paddlenlp_ext.train.optim import updated_parameters
