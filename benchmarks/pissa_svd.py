@@ -18,7 +18,7 @@ import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process u
 
 import paddle  # isort: skip
 
-from paddlenlp_ext.peft.svd import leading_svd
+from paddlenlp_ext.peft.linalg import leading_svd
 
 
 def main() -> None:

@@ -35,9 +35,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 _PUBLIC = {
     "AutoModelForCausalLM": "paddlenlp_ext.models.auto",
     "AutoTokenizer": "paddlenlp_ext.checkpoint.tokenizer",
-    "LoRAConfig": "paddlenlp_ext.peft.lora",
-    "PeftModel": "paddlenlp_ext.peft.base",
-    "get_peft_model": "paddlenlp_ext.peft.base",
+    "LoRAConfig": "paddlenlp_ext.peft.methods.lora",
+    "PeftModel": "paddlenlp_ext.peft.peft_model",
+    "get_peft_model": "paddlenlp_ext.peft.peft_model",
 }
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -135,9 +135,9 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.checkpoint.model_config import read_model_config
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
-    from paddlenlp_ext.peft.base import PeftModel
-    from paddlenlp_ext.peft.files import read_adapter
-    from paddlenlp_ext.peft.merge import choose_device
+    from paddlenlp_ext.peft.merge.files import choose_device
+    from paddlenlp_ext.peft.peft_model import PeftModel
+    from paddlenlp_ext.peft.save_and_load import read_adapter
     from paddlenlp_ext.quantization.model import quantization_report
 
     choose_device(arguments.device or "auto")

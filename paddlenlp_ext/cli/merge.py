@@ -68,7 +68,7 @@ def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[..., nn.L
     Raises:
         ValueError: as `choose_device` and `merge_adapter`; nothing is left at the output then.
     """
-    from paddlenlp_ext.peft.merge import choose_device, merge_adapter
+    from paddlenlp_ext.peft.merge.files import choose_device, merge_adapter
 
     choose_device(arguments.device)
     report = merge_adapter(

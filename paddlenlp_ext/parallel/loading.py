@@ -7,7 +7,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_here
 
 

@@ -21,8 +21,8 @@ from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
 from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.stages import StagePlan
-from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.layer import AdapterLayer
+from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.peft.peft_model import PeftModel
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
 """Takes micro-batch number n through the model; told whether the pass ends at the head, it returns the loss then."""

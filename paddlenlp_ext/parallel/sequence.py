@@ -18,7 +18,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 
 
 class DividedSequence:

@@ -22,7 +22,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.parallel.buckets import buckets, present_somewhere, sum_gradients
 from paddlenlp_ext.parallel.loans import Loans
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
 
 

@@ -19,7 +19,7 @@ from paddle import nn
 from paddlenlp_ext.parallel.buckets import sum_gradients
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.work import Work
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")

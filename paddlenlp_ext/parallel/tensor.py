@@ -25,7 +25,7 @@ from paddlenlp_ext.parallel.collectives import gathered, spread, summed
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence
 from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
-from paddlenlp_ext.peft.layer import AdapterLayer
+from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.model import plain_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.peft.base import PeftModel
 from paddlenlp_ext.peft.inject import inject, undone_on_failure
-from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers, take_off
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, take_off
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel
 
 Factors = tuple[paddle.Tensor, paddle.Tensor]
 

@@ -14,7 +14,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.arguments import ConfigType
 from paddlenlp_ext.peft.config_files import find_config, read_config
-from paddlenlp_ext.peft.layer import AdapterLayer
+from paddlenlp_ext.peft.layers import AdapterLayer
 
 # Fields of adapter_config.json that say where a file comes from and change no number.
 _INFORMATIVE = frozenset(

@@ -27,7 +27,7 @@ from paddlenlp_ext.parallel.sharding import Sharding, sharding_of
 from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.work import Work
-from paddlenlp_ext.peft.base import get_peft_model
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.train.callbacks import Callback

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.train.hooks import training_hooks
 from paddlenlp_ext.train.optim import updated_parameters
 from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state

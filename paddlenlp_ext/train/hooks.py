@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 
 
 class TrainingHooks(Protocol):

@@ -16,7 +16,7 @@ from paddlenlp_ext.models.activations import Inputs, Ops
 from paddlenlp_ext.models.decoder import DecoderLayer
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.feed_forward import FeedForward
-from paddlenlp_ext.peft.layer import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 
 _DROPPED = 1.25
 """Numbers that dropout keeps of each: the result, and a byte that says whether it stayed."""

@@ -16,7 +16,7 @@ import paddle
 
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
 from paddlenlp_ext.train.adamw import OneCallAdamW
 from paddlenlp_ext.train.optimizer_state import optimizer_state

@@ -12,8 +12,8 @@ import numpy as np
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
 from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.common.models import TINY_LLAMA
 
 VOCABULARY = TINY_LLAMA["vocab_size"]

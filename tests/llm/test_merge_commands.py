@@ -12,11 +12,11 @@ from paddlenlp_ext.checkpoint.model_config import write_model_config
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.mora import MoRAConfig
-from paddlenlp_ext.peft.moslora import MoSLoRAConfig
-from paddlenlp_ext.peft.vera import VeRAConfig
+from paddlenlp_ext.peft.methods.mora import MoRAConfig
+from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
+from paddlenlp_ext.peft.methods.vera import VeRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script

@@ -12,8 +12,8 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.lokr import LoKrConfig
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.common.adapters import logits_of, tiny_model, train
 from tests.common.scripts import LLM, load_script
 

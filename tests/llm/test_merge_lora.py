@@ -16,10 +16,10 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.peft import merge, merge_files
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.merge import files
+from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
@@ -179,7 +179,7 @@ def test_wrong_files_are_refused(
     dtype: str,
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
-    monkeypatch.setattr(merge_files, "merged_weight", lambda layer: layer.base.weight)
+    monkeypatch.setattr(files, "merged_weight", lambda layer: layer.base.weight)
     error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
     assert "the merged files and the model merged in memory differ by" in error
     assert "Nothing is written" in error
@@ -198,7 +198,7 @@ def test_a_wrong_formula_is_refused(
 def test_an_adapter_lost_in_rounding_is_said(
     script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(merge.logger.parent, "propagate", True)
+    monkeypatch.setattr(files.logger.parent, "propagate", True)
     adapter = save_adapter(tmp_path / "adapter", size=1e-4, base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "fine") == 0
     assert "lost" not in caplog.text
@@ -239,7 +239,7 @@ def test_other_mistakes_are_one_line(script: ModuleType, base: Path, tmp_path: P
 
 
 def save_named(folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    from paddlenlp_ext.peft.files import write_adapter
+    from paddlenlp_ext.peft.save_and_load import write_adapter
 
     write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
 
@@ -248,11 +248,11 @@ def test_shards_are_merged_one_tensor_at_a_time(base: Path, tmp_path: Path, monk
     """No tensor is read before its turn to be written."""
     adapter = save_adapter(tmp_path / "adapter", base=base)
     source = open_weights(base)
-    stored = merge.read_adapter(adapter)
+    stored = files.read_adapter(adapter)
     prepared = {}
-    monkeypatch.setattr(merge_files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
+    monkeypatch.setattr(files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
     monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))
-    modules = merge_files.tensors_by_module(stored, source)
-    merge_files.write_merged_weights(tmp_path, QuantizedWeights(source), stored, modules, None)
+    modules = files.tensors_by_module(stored, source)
+    files.write_merged_weights(tmp_path, QuantizedWeights(source), stored, modules, None)
     assert prepared.keys() == set(source.names())
     assert len(modules) == 14

@@ -14,10 +14,10 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.files import read_adapter
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize

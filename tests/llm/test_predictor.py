@@ -19,8 +19,8 @@ from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.data.prompts import Question, encode_question
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import LLM, load_script
 

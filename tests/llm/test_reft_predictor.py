@@ -12,9 +12,9 @@ import pytest
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.reft import ReFTConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.scripts import LLM, load_script
 from tests.llm.test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
 

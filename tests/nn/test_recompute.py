@@ -9,9 +9,9 @@ import pytest
 from paddlenlp_ext.config.recompute_options import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan, passing
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.common.models import TINY_LLAMA
 
 ALL_KEPT = dict.fromkeys(REFINED_OPS, -1)

@@ -14,9 +14,9 @@ from paddlenlp_ext.parallel.loading import base_parameters, read_own_part
 from paddlenlp_ext.parallel.mesh import Axis
 from paddlenlp_ext.parallel.sequence import DividedSequence
 from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
-from paddlenlp_ext.peft.base import get_peft_model
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.sharding_spec import cut_of, whole_shape
 from tests.common.models import TINY_LLAMA

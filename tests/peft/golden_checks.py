@@ -23,7 +23,7 @@ from safetensors import safe_open
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.train.optim import build_optimizer
 from tests.golden.cases.model_cases import CASES as MODELS
 from tests.golden.cases.model_cases import make_inputs, make_weight

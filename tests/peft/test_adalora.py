@@ -16,11 +16,11 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.adalora import AdaLoRAConfig, AdaLoRAModel
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined, save_as_lora
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.rank_allocator import BudgetSchedule, choose
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, choose
+from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.build import build_trainer, load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model

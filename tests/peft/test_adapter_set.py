@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.peft.adapter_set import AdapterSet
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.multi_adapter import AdapterSet
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
 

@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
 from tests.common.marks import needs_native

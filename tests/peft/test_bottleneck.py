@@ -11,8 +11,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.adapter import ACTIVATIONS, BottleneckConfig
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.methods.bottleneck import ACTIVATIONS, BottleneckConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 
 NUMPY_ACTIVATIONS = {

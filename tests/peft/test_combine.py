@@ -8,12 +8,12 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined, save_as_lora
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 

@@ -6,18 +6,18 @@ import inspect
 
 import pytest
 
-from paddlenlp_ext.peft.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType, argument_names
-from paddlenlp_ext.peft.dora import DoRAConfig
-from paddlenlp_ext.peft.lokr import LoKrConfig
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.mora import MoRAConfig
-from paddlenlp_ext.peft.oft import OFTConfig
-from paddlenlp_ext.peft.pissa import PiSSAConfig
-from paddlenlp_ext.peft.prefix import PrefixTuningConfig
-from paddlenlp_ext.peft.prompt import PromptTuningConfig
+from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.mora import MoRAConfig
+from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.vera import VeRAConfig
 
 
 @pytest.mark.parametrize(

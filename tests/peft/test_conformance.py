@@ -12,7 +12,7 @@ import pytest
 
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, state_of, tiny_model, train
 

@@ -8,11 +8,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import load_combined
-from paddlenlp_ext.peft.dora import DoRAConfig, DoRALinear
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.dora import DoRAConfig, DoRALinear
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 

@@ -10,13 +10,12 @@ import pytest
 
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.files import read_adapter
-from paddlenlp_ext.peft.ia3 import IA3Config
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.merge_files import tensors_by_module, write_merged_weights
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.merge.files import merge_adapter, tensors_by_module, write_merged_weights
+from paddlenlp_ext.peft.methods.ia3 import IA3Config
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.train.optim import parameter_groups
 from tests.common.adapters import logits_of, tiny_model, train

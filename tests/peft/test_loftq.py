@@ -12,13 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
-from paddlenlp_ext.peft.files import read_adapter
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.loftq import LoftQConfig
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.loftq import LoftQConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
@@ -194,7 +194,7 @@ def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
     model = adapted(config)
     train(model, steps=2)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr("paddlenlp_ext.peft.before_quantizing.leading_svd", None)
+    monkeypatch.setattr("paddlenlp_ext.peft.methods._quantized_lora_init.leading_svd", None)
     stored = read_adapter(tmp_path)
     assert np.array_equal(logits_of(PeftModel.from_files(quantized(stored), stored)), logits_of(model))
     warm = type(config)(path=str(tmp_path))

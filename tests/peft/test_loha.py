@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.loha import LoHaConfig, LoHaLinear
+from paddlenlp_ext.peft.methods.loha import LoHaConfig, LoHaLinear
 
 
 def random_layer(rank: int, alpha: float) -> LoHaLinear:

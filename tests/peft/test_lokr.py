@@ -12,9 +12,9 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lokr import LoKrConfig, split
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig, split
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.adapters import logits_of, tiny_model, train
 

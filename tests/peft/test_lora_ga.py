@@ -9,10 +9,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers, take_off
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.lora_ga import LoRAGAConfig, gradient_factors
+from paddlenlp_ext.peft.layers import adapter_layers, take_off
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig, gradient_factors
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.model import make_plain, quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.train.optim import trainable_parameters
 from tests.golden import DATA
 from tests.golden.cases.peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY

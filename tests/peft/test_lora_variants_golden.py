@@ -12,12 +12,12 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
-from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
 from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS

@@ -10,12 +10,12 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.combine import save_as_lora
-from paddlenlp_ext.peft.files import read_adapter
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.moslora import MoSLoRAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 TOLERANCE = 1e-5

@@ -11,8 +11,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.oft import OFTConfig, OFTLinear, cayley_series
+from paddlenlp_ext.peft.methods.oft import OFTConfig, OFTLinear, cayley_series
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import tiny_model
 
 

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model, train
 
 
@@ -75,7 +75,7 @@ def test_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model = adapted()
     train(model)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr("paddlenlp_ext.peft.before_quantizing.leading_svd", None)
+    monkeypatch.setattr("paddlenlp_ext.peft.methods._quantized_lora_init.leading_svd", None)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.rope import RotaryEmbedding
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, tiny_model, train
 
 PROJECTED = {"num_tokens": 6, "projection": True, "projection_hidden_size": 9}

@@ -12,8 +12,8 @@ import pytest
 from safetensors import safe_open
 
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.prefix import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
 from tests.golden.cases.prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.peft import golden_checks as shared

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
-from paddlenlp_ext.peft.adapter import BottleneckConfig
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.prefix import PrefixTuningConfig
-from paddlenlp_ext.peft.prompt import PromptTuningConfig
+from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.registry import peft_methods
 
 CASES: list[tuple[dict[str, Any], PeftConfig]] = [

@@ -9,10 +9,10 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft import prompt
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.prompt import PromptTuningConfig
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods import prompt_tuning
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.train.neftune import EmbeddingNoise
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
 
@@ -84,7 +84,7 @@ def test_starts():
 def test_a_text_is_cut_or_repeated(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(
-        prompt, "load_tokenizer", lambda name: asked.append(name) or (lambda text: {"input_ids": [3, 5, 9]})
+        prompt_tuning, "load_tokenizer", lambda name: asked.append(name) or (lambda text: {"input_ids": [3, 5, 9]})
     )
     table = tiny_model().model.embed_tokens.weight.numpy()
     for num_tokens, wanted in ((2, [3, 5]), (4, [3, 5, 9, 3])):

@@ -10,9 +10,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.dora import DoRAConfig
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train

@@ -10,10 +10,10 @@ import pytest
 
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.files import read_adapter
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.adapter_set import AdapterSet
-from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.dora import DoRAConfig
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.merge import merge_adapter
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.multi_adapter import AdapterSet
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, tiny_model, train
 

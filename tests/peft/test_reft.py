@@ -9,12 +9,16 @@ import paddle
 import pytest
 
 from paddlenlp_ext.data.collate import EncodedRow, collate
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.orthonormal import OrthonormalColumns, random_orthonormal
-from paddlenlp_ext.peft.reft import ReFTConfig
-from paddlenlp_ext.peft.reft_interventions import INTERVENTION_TYPES, TINY
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods._reft_interventions import (
+    INTERVENTION_TYPES,
+    TINY,
+    OrthonormalColumns,
+    random_orthonormal,
+)
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.train.loss import loss_sum
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
 

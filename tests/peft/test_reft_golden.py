@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.layer import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.peft_model import PeftModel
 from tests.golden import DATA
 from tests.golden.cases.reft_cases import CASES, EPSILON, LEARNING_RATE, PROMPT_LENGTHS, STEPS
 from tests.peft import golden_checks as shared

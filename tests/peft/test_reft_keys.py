@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
-from paddlenlp_ext.peft.reft import ReFTConfig
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 
 RUN = {"model_name_or_path": "m", "dataset_name_or_path": "d", "output_dir": "out", "do_train": True}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, tiny_model, train
 

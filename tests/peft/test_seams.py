@@ -13,9 +13,9 @@ import pytest
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layer import AdapterLayer
+from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 

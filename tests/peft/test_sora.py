@@ -12,10 +12,10 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.sora import SoRAConfig, SoRALinear, SoRAModel
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.sora import SoRAConfig, SoRALinear, SoRAModel
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.train.optim import build_optimizer
 from tests.common.adapters import logits_of, loss_of, tiny_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.peft.base import PeftModel
+from paddlenlp_ext.peft.peft_model import PeftModel
 from tests.golden import DATA
 from tests.golden.cases.weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.peft import golden_checks as shared

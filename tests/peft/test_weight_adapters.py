@@ -13,13 +13,13 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.ia3 import IA3Config
-from paddlenlp_ext.peft.layer import LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.loha import LoHaConfig
-from paddlenlp_ext.peft.lokr import LoKrConfig
-from paddlenlp_ext.peft.oft import OFTConfig
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods.ia3 import IA3Config
+from paddlenlp_ext.peft.methods.loha import LoHaConfig
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig
+from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
 METHODS = {

@@ -15,9 +15,9 @@ from paddlenlp_ext.models.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, O
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.peft.base import get_peft_model
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.train.kept import kept_inputs
 from tests.common.models import TINY_LLAMA

@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel, get_peft_model
-from paddlenlp_ext.peft.layer import adapter_layers
-from paddlenlp_ext.peft.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.train.callbacks import Callback
 from paddlenlp_ext.train.trainer import Trainer
 from tests.common.models import TINY_LLAMA

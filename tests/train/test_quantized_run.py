@@ -14,9 +14,9 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import packed_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.lora import LoRAConfig
-from paddlenlp_ext.peft.merge import merge_adapter
-from paddlenlp_ext.peft.pissa import PiSSAConfig
+from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.train.build import build_model, build_trainer, load_data

@@ -10,8 +10,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.base import PeftModel
-from paddlenlp_ext.peft.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.train.build import build_trainer, load_data
 from tests.common.training import make_config
 

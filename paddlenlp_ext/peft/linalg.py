@@ -1,0 +1,105 @@
+"""What updates of the form B A share.
+
+The leading singular triplets of a matrix, in a small part of the time that all of them take.
+
+    Q = orth(M G);  a few times Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
+
+(Halko, Martinsson and Tropp 2011, arXiv 0909.4061, algorithms 4.4 and 5.1). Each pass over M costs two products with a
+matrix `2 rank + 8` wide, and drives the part of Q that is not of the leading triplets down.
+
+Shapes: m, n sides of the matrix; k triplets; q width of the projection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.sharding_spec import Style
+
+
+def factor_axes(style: Style) -> tuple[int | None, int | None]:
+    """The axes on which A [r, in] and B [out, r] are cut beside a base cut in `style`: B along the outputs, A along the
+    inputs; None = whole.
+    """
+    axes: dict[str, tuple[int | None, int | None]] = {
+        "colwise": (None, 0),
+        "rowwise": (1, None),
+        "replicated": (None, None),
+    }
+    assert style in axes, f"a linear is not cut {style}"
+    return axes[style]
+
+
+def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
+    """Those indices of the tensor along `axis`, none of them allowed, in its own format and to the bit."""
+    return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
+
+
+_PASSES = 3
+_SMALL = 128  # up to this smaller side the whole decomposition takes milliseconds
+
+
+class LeadingSVD(NamedTuple):
+    """`u` [m, k], `s` [k] falling, `v_t` [k, n]: u diag(s) v_t is the closest matrix of rank k. float32."""
+
+    u: paddle.Tensor
+    s: paddle.Tensor
+    v_t: paddle.Tensor
+
+
+def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
+    """Refuse a rank that a matrix of this shape has no triplets for.
+
+    Raises:
+        ValueError: the rank is larger than the smaller side.
+    """
+    if rank > min(shape):
+        raise ValueError(
+            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(shape)}): lower it, or "
+            "leave this layer out of lora_target_modules."
+        )
+
+
+@paddle.no_grad()
+def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = False) -> LeadingSVD:
+    """The `rank` leading triplets of `matrix` [m, n].
+
+    The random projection depends on `name` alone, and signs are settled (the largest part of each right vector is
+    positive): the same matrix gives the same triplets.
+
+    Args:
+        matrix: of any floating format; computed in float32.
+        rank: k, at most the smaller side.
+        name: of the matrix.
+        exact: take the triplets of the whole decomposition, at its price.
+    """
+    assert rank <= min(matrix.shape), f"{name}: rank {rank} of {matrix.shape}"
+    matrix_MN = matrix.astype("float32")
+    width = 2 * rank + 8
+    if exact or min(matrix_MN.shape) <= max(2 * width, _SMALL):
+        whole = paddle.linalg.svd(matrix_MN.astype("float64"), full_matrices=False)
+        u, s, v_t = (part.astype("float32") for part in whole)
+    else:
+        u, s, v_t = _projected_svd(matrix_MN, width, name)
+    u_MK, s_K, v_t_KN = u[:, :rank], s[:rank], v_t[:rank]
+    largest = paddle.take_along_axis(v_t_KN, v_t_KN.abs().argmax(axis=1, keepdim=True), axis=1)  # [k, 1]
+    signs = paddle.where(largest < 0, -paddle.ones_like(largest), paddle.ones_like(largest))
+    return LeadingSVD(u_MK * signs.T, s_K, v_t_KN * signs)
+
+
+def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[paddle.Tensor, ...]:
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    start = np.random.default_rng(seed).standard_normal((matrix_MN.shape[1], width), dtype=np.float32)
+    q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, paddle.to_tensor(start)))
+    for _ in range(_PASSES):
+        z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
+        q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
+    # M^T Q = Z R, so that M is near Q R^T Z^T: what is left to decompose is q by q.
+    z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
+    u, s, v_t = paddle.linalg.svd(r_QQ.T)
+    return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

@@ -1,0 +1,71 @@
+"""What LoKr and LoHa share: a rank and a scale a layer, and files whose fields Hugging Face PEFT names alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from paddle import nn
+
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import adapter_layers
+
+# How an adapter began and what was dropped while it was trained change none of its numbers; the convolutions'
+# decomposition changes no linear.
+_WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}
+_READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform", "layers_pattern"}
+
+
+@dataclass(kw_only=True)
+class LycorisConfig(PeftConfig):
+    """Options of LoKr and LoHa. A subclass has the options `rank`, `alpha` and `target_modules`.
+
+    Class attributes:
+        own_fields: field of adapter_config.json that the method alone has -> its option.
+    """
+
+    own_fields: ClassVar[Mapping[str, str]] = {}
+
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Other alphas for some layers."""
+
+    def rank_and_scaling(self, name: str) -> tuple[int, float]:
+        """r and s of the layer `name`."""
+        rank = int(by_pattern(self.rank_pattern, name, self.rank))
+        return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, type(self))
+        return dataclasses.replace(stored, path=self.path)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "alpha": self.alpha,
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "rank_dropout": 0.0,
+            "module_dropout": 0.0,
+            "init_weights": True,
+            "modules_to_save": None,
+            **{own: getattr(self, option) for own, option in self.own_fields.items()},
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LycorisConfig:
+        refuse_unread_fields(fields, _READ | _WITHOUT_EFFECT | cls.own_fields.keys())
+        return cls(
+            rank=fields.get("r", 8),
+            alpha=fields.get("alpha", 8),
+            rank_pattern=fields.get("rank_pattern") or {},
+            alpha_pattern=fields.get("alpha_pattern") or {},
+            target_modules=targets_from_peft(fields),
+            **{option: fields[own] for own, option in cls.own_fields.items() if own in fields},
+        )

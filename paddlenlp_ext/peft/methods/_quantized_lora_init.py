@@ -1,0 +1,135 @@
+"""LoRA whose base is quantized without the part at which the adapter starts.
+
+    quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
+
+What is taken off, (A', B'), needs W in full precision, and so is found while W is read, before it is quantized. It
+stays in the layer beside A and B, as any start does (offset.py): files hold the LoRA [A; A'], [B, -B'] of rank 2r over
+the original base (offset_files.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.peft.inject import ALL_LINEAR
+from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
+from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, OffsetLoRAConfig, OffsetLoRALinear
+from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.utils.module_patterns import matches
+
+SVDS = ("fast", "exact")
+"""How triplets are found: by random projection, or the whole SVD."""
+Rounded = Callable[[paddle.Tensor], paddle.Tensor]
+
+
+class Start(NamedTuple):
+    """Where a layer begins, A [r, in] and B [out, r], and what its base was quantized without, A' and B'."""
+
+    a: paddle.Tensor
+    b: paddle.Tensor
+    taken_a: paddle.Tensor
+    taken_b: paddle.Tensor
+
+
+@dataclass(kw_only=True)
+class LoRABeforeQuantizing(OffsetLoRAConfig):
+    """Options of LoRA that starts from the weights before they are quantized.
+
+    `before_quantizing` has to see the weights of a quantized base, and the same object has to wrap its layers.
+    """
+
+    starts: dict[str, Start] = field(default_factory=dict, compare=False, repr=False)
+    """By layer: what `before_quantizing` found and `wrap` has not taken yet."""
+    over_residual: bool = field(default=False, compare=False)
+    """Whether a stored adapter was trained over a base that lacks what was taken off."""
+    start: Literal["new", "stored", "computed again"] = field(default="new", compare=False)
+    """Where the start comes from: the base, and stored from then on; a file; the base, each time."""
+
+    @cached_property
+    def _from_path(self) -> AdapterFiles:
+        """The adapter that the run starts from."""
+        return read_adapter(self.path)
+
+    def before_quantizing(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> paddle.Tensor:
+        if self.path:
+            return self._from_path.before_quantizing(name, weight, rounded)
+        if not self.adapts(name):
+            return weight
+        start = self.find_start(name, weight, rounded)
+        self.starts[name] = start
+        return self._without(name, weight, start.taken_a, start.taken_b)
+
+    def before_quantizing_again(
+        self, name: str, weight: paddle.Tensor, rounded: Rounded, tensors: Mapping[str, np.ndarray]
+    ) -> paddle.Tensor:
+        """What the file says was taken off: found anew on another device, it might differ."""
+        starts = [tensors.get(f"{name}.{start}") for start in (A_START, B_START)]
+        if any(start is None for start in starts):
+            return super().before_quantizing_again(name, weight, rounded, tensors)
+        if not self.over_residual:
+            return weight
+        taken_a, taken_b = (paddle.to_tensor(start, place=weight.place) for start in starts)
+        return self._without(name, weight, taken_a, taken_b)
+
+    def _without(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+        if not bool(b.any()):
+            return weight
+        return weight - self.rank_and_scaling(name)[1] * paddle.matmul(b, a)
+
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        """The start of a layer from its weight, float32 [out, in], and what quantizing makes of a weight."""
+        raise NotImplementedError
+
+    def adapts(self, name: str) -> bool:
+        """Whether the linear layer `name` is a target."""
+        if self.target_modules in (None, (ALL_LINEAR,)):
+            return True
+        return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
+
+    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> OffsetLoRALinear:
+        """The adapter of a quantized layer.
+
+        Raises:
+            ValueError: the base was quantized without asking this config, or for another adapter.
+        """
+        start, is_stored = self.starts.pop(name, None), self.start == "stored"
+        if (start is None and not is_stored) or (is_stored and base.lacks_start != self.over_residual):
+            raise ValueError(
+                f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
+                "with weight_quantize_algo and this adapter's config together."
+            )
+        rank, scaling = self.rank_and_scaling(name)
+        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, base_lacks_start=base.lacks_start)
+        if start is not None:
+            layer.start_at(*start)
+        return layer
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def noted(self, model: nn.Layer) -> dict[str, Any]:
+        lacking = any(isinstance(layer, QuantizedLinear) and layer.lacks_start for layer in model.sublayers())
+        return {**super().noted(model), "over_residual": lacking}
+
+    def as_noted(self, noted: Mapping[str, Any]) -> OffsetLoRAConfig:
+        return replace(super().as_noted(noted), over_residual=bool(noted.get("over_residual")), start="stored")
+
+
+def principal_factors(
+    weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A [r, in] and B [out, r] from the leading triplets of a weight [out, in]: s B A = U_r S_r V_r^T.
+
+    Raises:
+        ValueError: the weight has no `rank` triplets.
+    """
+    require_triplets(rank, weight.shape, name)
+    u, s, v_t = leading_svd(weight, rank, name, exact=exact)
+    root = (s / scaling).sqrt()
+    return v_t * root.unsqueeze(1), u * root

@@ -1,0 +1,225 @@
+"""What ReFT does to the hidden states it is given: one layer for each documented `intervention_type`.
+
+    LoreftIntervention      h + R^T (f(W h + b) - R h)          R with orthonormal rows
+    DireftIntervention      h + R^T f(W h + b)
+    NoreftIntervention      h + P^T (f(W h + b) - (P h + c))    P any matrix ("no basis"), c with `add_bias`
+    NodireftIntervention    h + P^T f(W h + b)
+    TinyIntervention        h + h A diag(a) B diag(b)
+
+The first four are of Wu et al. 2024, "ReFT: Representation Finetuning for Language Models" (arXiv 2404.03592), as its
+library pyreft has them; the last is PaddleNLP's. f is `act_fn`.
+
+All is computed and stored in float32: few positions are changed, and an orthonormal R would not be one in bfloat16.
+Shapes: P chosen positions, D hidden size, r rank.
+
+A matrix whose columns stay orthonormal while it trains.
+
+    R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
+    v_i = e_i + column i of A below its diagonal
+
+A product of reflections is orthogonal whatever their vectors are, so that no step of an optimizer can leave the
+constraint. `frame` is frozen and says where R starts; `reflectors` trains and starts at zero, where H(0)[:, :r] is -E.
+These are the coordinates of `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map, dynamic
+trivialization: Lezcano-Casado 2019, arXiv 1909.09501), whose frame is a full D x D matrix; here it is a product of r
+reflections too, D x r numbers.
+
+The product is applied at once: H = I - V T V^T, T^-1 = strict upper triangle of V^T V + half its diagonal (Puglisi
+1992; Joffrain et al. 2006).
+
+Shapes: D rows, r columns, r <= D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.peft.layers import kaiming_uniform
+
+
+class OrthonormalColumns(nn.Layer):
+    """R [D, r], float32, with R^T R = I for every value of its parameter.
+
+    Args:
+        start: [D, r], orthonormal columns; R begins there.
+    """
+
+    def __init__(self, start: np.ndarray) -> None:
+        super().__init__()
+        shape = list(start.shape)
+        assert shape[0] >= shape[1], f"{shape[1]} columns of length {shape[0]} can't be orthonormal"
+        zeros = nn.initializer.Constant(0.0)
+        self.reflectors = self.create_parameter(shape, dtype="float32", default_initializer=zeros)
+        self.register_buffer("frame", paddle.to_tensor(reflectors_of(start)))
+
+    def matrix(self) -> paddle.Tensor:
+        """R [D, r]."""
+        unit = paddle.eye(*self.reflectors.shape)
+        return reflect(self.frame, -reflect(self.reflectors, unit))
+
+
+def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
+    """H(reflectors) x, [D, k]; what stands on and above the diagonal of the reflectors is not read."""
+    num_rows, rank = reflectors_Dr.shape
+    v_Dr = paddle.tril(reflectors_Dr, -1) + paddle.eye(num_rows, rank)
+    products_rr = paddle.matmul(v_Dr, v_Dr, transpose_x=True)
+    inverse_t_rr = paddle.triu(products_rr) - 0.5 * paddle.diag(paddle.diagonal(products_rr))
+    inner_rk = paddle.linalg.triangular_solve(inverse_t_rr, paddle.matmul(v_Dr, x_Dk, transpose_x=True), upper=True)
+    return x_Dk - paddle.matmul(v_Dr, inner_rk)
+
+
+def random_orthonormal(values: np.ndarray) -> np.ndarray:
+    """Orthonormal columns that span what random `values` [D, r] span, with signs that suit `reflectors_of`."""
+    rest = np.linalg.qr(values.astype(np.float64))[0]
+    start = rest.copy()
+    for index in range(values.shape[1]):
+        if rest[index, index] > 0:
+            start[:, index] *= -1
+            rest[:, index] *= -1
+        _reflect_away(rest, index)
+    return start
+
+
+def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
+    """Reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
+
+    Exact where the matrix comes from `random_orthonormal`; a column that is a unit vector already has no reflection.
+    """
+    rest = orthonormal.astype(np.float64)
+    vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]
+    return np.tril(np.stack(vectors, axis=1), -1).astype(np.float32)
+
+
+def _reflect_away(rest: np.ndarray, index: int) -> np.ndarray:
+    """Turn column `index` into its unit vector, in place and the columns behind it along; returns v, with v_i = 1."""
+    vector = -rest[:, index]
+    vector[:index] = 0.0
+    vector[index] += 1.0
+    vector /= vector[index]
+    rest -= 2.0 / (vector @ vector) * np.outer(vector, vector @ rest)
+    return vector
+
+
+ACTIVATIONS: dict[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
+    "linear": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": paddle.tanh,
+}
+TINY = "TinyIntervention"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What tells the four apart: is the projection orthonormal, and is the state's own part taken away."""
+
+    orthonormal: bool
+    subtracts: bool
+
+
+_KINDS = {
+    "LoreftIntervention": _Kind(orthonormal=True, subtracts=True),
+    "NoreftIntervention": _Kind(orthonormal=False, subtracts=True),
+    "DireftIntervention": _Kind(orthonormal=True, subtracts=False),
+    "NodireftIntervention": _Kind(orthonormal=False, subtracts=False),
+}
+INTERVENTION_TYPES = (*_KINDS, TINY)
+
+
+def build_intervention(
+    intervention_type: str, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
+) -> nn.Layer:
+    """A layer from hidden states [P, D] to changed ones [P, D].
+
+    Args:
+        intervention_type: one of `INTERVENTION_TYPES`.
+        hidden_size, rank: D and r.
+        act_fn: one of `ACTIVATIONS`; only "linear" for TinyIntervention.
+        add_bias: c of NoreftIntervention.
+        seed, name: fix the random values.
+
+    Raises:
+        ValueError: a rank above the hidden size.
+    """
+    if rank > hidden_size:
+        raise ValueError(f"rank={rank} is out of range; allowed: at most the model's hidden size, {hidden_size}.")
+    if intervention_type == TINY:
+        return TinyIntervention(hidden_size, rank, seed, name)
+    return LowRankIntervention(_KINDS[intervention_type], hidden_size, rank, act_fn, add_bias, seed, name)
+
+
+class LowRankIntervention(nn.Layer):
+    """Edits hidden states within the span of r directions.
+
+    It starts as the identity wherever its formula allows it: W = R with an orthonormal R, P = 0 without. Exceptions
+    are Loreft with an activation, and Direft with relu, whose gradient vanishes at W = 0: these start at a random W.
+    """
+
+    def __init__(
+        self, kind: _Kind, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
+    ) -> None:
+        super().__init__()
+        self.subtracts, self.activation = kind.subtracts, ACTIVATIONS[act_fn]
+        source_rD = kaiming_uniform((rank, hidden_size), seed, f"{name}.learned_source.weight")
+        self.basis: OrthonormalColumns | _Projection
+        if kind.orthonormal:
+            start_Dr = random_orthonormal(kaiming_uniform((hidden_size, rank), seed, f"{name}.basis"))
+            self.basis = OrthonormalColumns(start_Dr)
+            if kind.subtracts and act_fn == "linear":
+                source_rD = start_Dr.T.astype(np.float32)
+            elif not kind.subtracts and act_fn != "relu":
+                source_rD = np.zeros_like(source_rD)
+        else:
+            self.basis = _Projection(np.zeros((rank, hidden_size), np.float32), bias=add_bias and kind.subtracts)
+        self.learned_source = _Projection(np.ascontiguousarray(source_rD), bias=True)
+
+    def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
+        """[P, D] to [P, D]."""
+        basis_Dr = self.basis.matrix()
+        wanted_Pr = self.activation(self.learned_source(h_PD))
+        if self.subtracts:
+            present_Pr = paddle.matmul(h_PD, basis_Dr)
+            bias = getattr(self.basis, "bias", None)
+            wanted_Pr = wanted_Pr - (present_Pr if bias is None else present_Pr + bias)
+        return h_PD + paddle.matmul(wanted_Pr, basis_Dr, transpose_y=True)
+
+
+class TinyIntervention(nn.Layer):
+    """PaddleNLP's low-rank edit with a vector after each matrix; the identity at the start, where B is zero."""
+
+    def __init__(self, hidden_size: int, rank: int, seed: int, name: str) -> None:
+        super().__init__()
+        param_A = kaiming_uniform((rank, hidden_size), seed, f"{name}.param_A").T
+        self.param_A = new_parameter(self, np.ascontiguousarray(param_A), "float32")
+        self.param_B = new_parameter(self, np.zeros((rank, hidden_size), np.float32), "float32")
+        self.param_a = new_parameter(self, np.ones(rank, np.float32), "float32")
+        self.param_b = new_parameter(self, np.ones(hidden_size, np.float32), "float32")
+
+    def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
+        """[P, D] to [P, D]."""
+        inner_Pr = paddle.matmul(h_PD, self.param_A) * self.param_a
+        return h_PD + paddle.matmul(inner_Pr, self.param_B) * self.param_b
+
+
+class _Projection(nn.Layer):
+    """x weight^T + bias, weight [r, D]."""
+
+    def __init__(self, weight_rD: np.ndarray, bias: bool) -> None:
+        super().__init__()
+        self.weight = new_parameter(self, weight_rD, "float32")
+        self.bias = new_parameter(self, np.zeros(len(weight_rD), np.float32), "float32") if bias else None
+
+    def matrix(self) -> paddle.Tensor:
+        """[D, r]."""
+        return self.weight.t()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        y = paddle.matmul(x, self.weight, transpose_y=True)
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,343 @@
+"""AdaLoRA: Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning (Zhang et al. 2023, arXiv 2303.10512).
+
+    y = x W^T + s ((dropout(x) Q^T) Λ) P^T        delta W = s P Λ Q        s = alpha / r0
+    Q = lora_A [r0, in] and P = lora_B [out, r0] ~ N(0, 0.02^2), Λ = diag(lora_E), lora_E [r0, 1] = 0
+
+The form of a singular value decomposition, held by `orth_reg_weight` times the mean over all P and Q of
+||P^T P - I|| and ||Q Q^T - I|| beside the loss. Every layer starts with rank r0; singular values that matter least are
+set to zero until `target_r` a layer is left on average (rank_allocator.py). A finished run leaves what is not zero.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, generator_for
+from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
+from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, ImportanceAverages, Triplets, choose
+from paddlenlp_ext.peft.methods.lora import IDLE_IN_PEFT
+from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style, cut_of
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+_START = 0.02  # standard deviation of P's and Q's entries
+_EPSILON = 1e-5  # PEFT adds it to the rank that it divides by
+_MASK = "kept"
+
+
+class AdaLoRAModel(PeftModel):
+    """Cuts singular values after each step, and keeps what it knows of them in checkpoints."""
+
+    def __init__(self, model: nn.Layer, peft_config: AdaLoRAConfig) -> None:
+        super().__init__(model, peft_config)
+        self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
+        self.kept: dict[str, np.ndarray] = {}
+        """Layer -> bool [r]: the last choice of singular values; empty before the first one."""
+
+    def layers(self) -> dict[str, AdaLoRALinear]:
+        """The adapted layers that have a rank left, by name."""
+        named = adapter_layers(self.base_model)
+        return {name: layer for name, layer in named if isinstance(layer, AdaLoRALinear) and layer.rank}
+
+    def own_layers(self) -> dict[str, AdaLoRALinear]:
+        """Those of them that this process has."""
+        return {name: layer for name, layer in self.layers().items() if layer.is_here}
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """How far P and Q are from orthonormal; a stage's share of the mean over all layers."""
+        own = self.own_layers().values()
+        distances = [distance for layer in own for distance in layer.distances_from_orthonormal()]
+        if not distances or self.peft_config.orth_reg_weight == 0:
+            return None
+        return paddle.stack(distances).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
+
+    def plan_steps(self, total_steps: int) -> None:
+        """Decide the steps that were left open: in this model's config, which files record, not in the run's."""
+        self.peft_config = self.peft_config.for_run(total_steps)
+        self._schedule(total_steps)
+
+    def _schedule(self, total_steps: int) -> BudgetSchedule:
+        num_values = sum(layer.rank for layer in self.layers().values())
+        return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
+
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """Take the step's gradients in, and cut singular values where the schedule says so."""
+        layers, schedule = self.own_layers(), self._schedule(total_steps)
+        if step < schedule.last_choice or step == 1:  # a run of one step has no earlier one to choose by
+            self.importance.update({name: layer.triplets() for name, layer in layers.items()})
+        if schedule.chooses(step):
+            self.kept = choose(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
+        if schedule.chooses(step) or step > schedule.last_choice:
+            for name, kept in self.kept.items():
+                if name in layers:
+                    layers[name].cut(kept)
+        if step >= schedule.last_choice:
+            self.importance.averages.clear()
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """The averages and the last choice."""
+        masks = {f"{name}.{_MASK}": paddle.to_tensor(kept.astype(np.float32)) for name, kept in self.kept.items()}
+        return {**self.importance.averages, **masks}
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """The reverse of `training_state`."""
+        masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
+        self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
+        self.importance.averages, layers = {}, self.own_layers()
+        for name in sorted(tensors.keys() - masks.keys()):
+            layer_name, leaf, _ = name.rsplit(".", 2)
+            if layer_name not in layers:
+                continue
+            cut = cut_of(layers[layer_name].triplets()[leaf])
+            average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
+            average.cut = cut
+            self.importance.averages[name] = average
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the triplets whose singular value is not zero, and which these are (`rank_pattern`)."""
+        tensors = self.whole_state(tensors)
+        kept = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
+        if not any(flags.any() for flags in kept.values()):  # not trained yet
+            kept = {name: np.ones_like(flags) for name, flags in kept.items()}
+        left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
+        logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
+        config = self.peft_config.with_ranks(kept)
+        for name, flags in kept.items():
+            indices = np.flatnonzero(flags)
+            for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):
+                tensors[f"{name}.{leaf}"] = take_ranks(tensors[f"{name}.{leaf}"], indices, axis)
+        self.write_files(folder, config.peft_type, config.to_adapter_config(self.base_model), tensors)
+
+
+@PEFT_METHODS.register("adalora")
+@dataclass(kw_only=True)
+class AdaLoRAConfig(PeftConfig):
+    """Options of AdaLoRA.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "ADALORA"
+    model_class: ClassVar[type[nn.Layer] | None] = AdaLoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        *("target_r", "tinit", "tfinal", "delta_t", "total_step"),
+        *("beta1", "beta2", "orth_reg_weight"),
+    }
+
+    init_r: int = option(12, help="Rank of every layer's update at the start.", minimum=1)
+    target_r: int = option(8, help="Rank of a layer's update at the end, on average.", minimum=1)
+    alpha: float | None = option(
+        None, help="Scale of the update: alpha / init_r. Unset: 2 * init_r.", above=0, arguments=("lora_alpha",)
+    )
+    dropout: float = option(
+        0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1, arguments=("lora_dropout",)
+    )
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    tinit: int | None = option(None, help="Steps at the start that cut no rank. Unset: a tenth of the run.", minimum=0)
+    tfinal: int | None = option(
+        None, help="Steps at the end with the final ranks. Unset: three tenths of the run.", minimum=0
+    )
+    delta_t: int = option(
+        1, help="Steps between two choices of ranks.", minimum=1, key="adalora_deltaT", arguments=("deltaT",)
+    )
+    beta1: float = option(0.85, help="Decay of the average sensitivity.", above=0, below=1)
+    beta2: float = option(0.85, help="Decay of the average uncertainty.", above=0, below=1)
+    orth_reg_weight: float = option(0.5, help="Weight of the loss that keeps P and Q orthonormal.", minimum=0)
+    total_step: int | None = None
+    """Steps of the run that trained the adapter; known once it has begun."""
+    rank_pattern: dict[str, list[bool]] = field(default_factory=dict)
+    """`<layer>.lora_E` -> which of `init_r` triplets the adapter has; a layer that is not named has all of them."""
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("adalora_target_r", self.target_r)
+        require_whole("adalora_deltaT", self.delta_t)
+        if self.target_r > self.init_r:
+            raise ValueError(
+                f"adalora_target_r={self.target_r} is above adalora_init_r={self.init_r}: ranks are only cut; "
+                "raise the one or lower the other."
+            )
+        if self.alpha is None:
+            self.alpha = 2 * self.init_r
+        require_positive("adalora_alpha", self.alpha)
+        require_share("adalora_dropout", self.dropout)
+        for beta in (self.beta1, self.beta2):
+            if not 0 < beta < 1:
+                raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "adalora_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> AdaLoRALinear:
+        rank = sum(self.rank_pattern.get(f"{name}.lora_E", [True] * self.init_r))
+        return AdaLoRALinear(base, rank, self.alpha / (self.init_r + _EPSILON), self.dropout, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> AdaLoRAConfig:
+        assert isinstance(stored, AdaLoRAConfig)
+        shape = {name: getattr(stored, name) for name in ("init_r", "alpha", "target_modules", "rank_pattern")}
+        return dataclasses.replace(self, **shape)
+
+    def for_run(self, total_steps: int) -> AdaLoRAConfig:
+        """The same with the steps decided that were left open."""
+        tinit = total_steps // 10 if self.tinit is None else self.tinit
+        tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
+        return dataclasses.replace(self, total_step=total_steps, tinit=tinit, tfinal=tfinal)
+
+    def schedule(self, total_steps: int, num_values: int, num_layers: int) -> BudgetSchedule:
+        """The schedule of a run over `num_values` singular values.
+
+        Raises:
+            ValueError: it does not fit into the run.
+        """
+        decided = self.for_run(total_steps)
+        assert decided.tinit is not None and decided.tfinal is not None
+        return BudgetSchedule(
+            initial=num_values,
+            target=min(self.target_r * num_layers, num_values),
+            warmup=decided.tinit,
+            final=decided.tfinal,
+            interval=self.delta_t,
+            total_steps=total_steps,
+        )
+
+    def with_ranks(self, kept: Mapping[str, np.ndarray]) -> AdaLoRAConfig:
+        """The same with only some of each layer's triplets (layer -> bool [r])."""
+        pattern = dict(self.rank_pattern)
+        for name, flags in kept.items():
+            before, left = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(flags.tolist())
+            pattern[f"{name}.lora_E"] = [had and next(left) for had in before]
+        return dataclasses.replace(self, rank_pattern=pattern)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        tinit, tfinal = self.tinit or 0, self.tfinal or 0
+        return {
+            "init_r": self.init_r,
+            "target_r": self.target_r,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "tinit": tinit,
+            "tfinal": tfinal,
+            "deltaT": self.delta_t,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "orth_reg_weight": self.orth_reg_weight,
+            "total_step": self.total_step or tinit + tfinal + 1,  # PEFT reads no adapter without it
+            "rank_pattern": self.rank_pattern or None,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> AdaLoRAConfig:
+        same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
+        read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
+        read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT itself passes over the last two
+        refuse_unread_fields(fields, read | IDLE_IN_PEFT)
+        pattern = fields.get("rank_pattern") or {}
+        return cls(
+            **{name: fields[name] for name in same if name in fields},
+            alpha=fields.get("lora_alpha", 8),
+            dropout=fields.get("lora_dropout", 0.0),
+            delta_t=fields.get("deltaT", 1),
+            target_modules=targets_from_peft(fields),
+            rank_pattern={name.replace(".default", ""): list(flags) for name, flags in pattern.items()},
+        )
+
+
+class AdaLoRALinear(LinearAdapter):
+    """A linear with an update of the form P Λ Q; of rank 0, it is its base.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        dropout: probability, on the adapter's input while training.
+        seed, name: fix the values of P and Q.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.rank, self.scaling, self.dropout = rank, scaling, dropout
+        a, b = (
+            generator_for(seed, f"{name}.{leaf}").normal(0, _START, shape).astype(np.float32)
+            for leaf, shape in (("lora_A", (rank, base.in_features)), ("lora_B", (base.out_features, rank)))
+        )
+        self.lora_A = self.new_parameter(a)
+        # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
+        self.lora_E = self.create_parameter(
+            [rank, 1], dtype="float32", default_initializer=nn.initializer.Constant(0.0)
+        )
+        self.lora_B = self.new_parameter(b)
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]."""
+        if self.rank == 0:
+            return self.base(x)
+        inner = self.dropped(x)
+        inner = paddle.matmul(inner, self.lora_A, transpose_y=True)
+        inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
+        return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
+
+    def kept_numbers(self) -> float:
+        """x Q^T, before it is weighed and after."""
+        return 2 * self.rank
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """s Λ Q and P; zeros of rank 1 where no rank is left, for readers that know no rank 0."""
+        if self.rank == 0:
+            return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
+        return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut: P along the outputs, Q along the inputs; Λ is whole."""
+        a_axis, b_axis = factor_axes(style)
+        return {"lora_A": a_axis, "lora_E": None, "lora_B": b_axis}
+
+    def triplets(self) -> Triplets:
+        """The trained values."""
+        return {"lora_A": self.lora_A, "lora_E": self.lora_E, "lora_B": self.lora_B}
+
+    def distances_from_orthonormal(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Frobenius norms of Q Q^T - I and P^T P - I, float32."""
+        q, p = self.lora_A.astype("float32"), self.lora_B.astype("float32")
+        grams = (
+            self.over_inputs(paddle.matmul(q, q, transpose_y=True)),
+            self.over_outputs(paddle.matmul(p, p, transpose_x=True)),
+        )
+        of_q, of_p = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
+        return of_q, of_p
+
+    def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
+        """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
+        over = self.over_inputs if axis == 1 else self.over_outputs
+        size = over(paddle.full([], float(matrix.shape[axis])))
+        return over(matrix.sum(axis=axis)) / size
+
+    @paddle.no_grad()
+    def cut(self, kept: np.ndarray) -> None:
+        """Set the singular values that `kept` (bool [r]) does not name to zero."""
+        self.lora_E.set_value(np.where(kept[:, None], self.lora_E.numpy(), np.float32(0)))

@@ -1,0 +1,139 @@
+"""Bottleneck adapters: a small two-layer network beside or behind each half of a decoder layer.
+
+    f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act from `activation`
+
+Sequential (Houlsby et al. 2019, arXiv 1902.00751): behind the attention and behind the feed-forward, each with a skip
+connection of its own, before the result joins the stream:
+
+    y = h + s f(dropout(h))        h = sublayer(x)
+
+Parallel (He et al. 2021, arXiv 2110.04366): beside them, from the same normalised input:
+
+    y = h + s f(dropout(x))
+
+W_down starts Kaiming-uniform; W_up and the biases start at zero, so that the model starts as its base, to the bit.
+
+Shapes: D hidden, r bottleneck.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform
+from paddlenlp_ext.peft.option_checks import require_choice, require_positive, require_share, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+KINDS = ("houlsby", "parallel")
+PLACES = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": F.tanh}
+_FIELDS = ("size", "where", "kind", "activation", "scale", "dropout")
+
+
+@PEFT_METHODS.register("adapter")
+@dataclass(kw_only=True)
+class BottleneckConfig(PeftConfig):
+    """Options of bottleneck adapters.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "BOTTLENECK_ADAPTER"
+    mergeable: ClassVar[bool] = False
+
+    size: int = option(64, help="Width of the bottleneck.", minimum=1, maximum=65536)
+    where: str = option("both", help="Which halves of a layer get one.", choices=tuple(PLACES))
+    kind: str = option("houlsby", help="Behind a half (houlsby) or beside it (parallel).", choices=KINDS)
+    activation: str = option("gelu", help="Between the two matrices.", choices=tuple(ACTIVATIONS))
+    scale: float = option(1.0, help="Multiplies what the adapter adds; 4 in the paper of parallel adapters.", above=0)
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+
+    def __post_init__(self) -> None:
+        require_whole("adapter_size", self.size)
+        require_choice("adapter_where", self.where, PLACES)
+        require_choice("adapter_kind", self.kind, KINDS)
+        require_choice("adapter_activation", self.activation, ACTIVATIONS)
+        require_positive("adapter_scale", self.scale)
+        require_share("adapter_dropout", self.dropout)
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        leaves = PLACES[self.where]
+        return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:
+        return BottleneckAdapter(base, self, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
+        assert isinstance(stored, BottleneckConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> BottleneckConfig:
+        refuse_unread_fields(fields, set(_FIELDS))
+        return cls(**{name: fields[name] for name in _FIELDS if name in fields})
+
+
+class BottleneckAdapter(AdapterLayer):
+    """One half of a decoder layer with its adapter.
+
+    Args:
+        base: attention or feed-forward: its first argument and its result are [B, S, D], and `o_proj` or `down_proj`
+            is the projection that ends it.
+        config: the method's.
+        seed, name: fix the values of W_down.
+    """
+
+    def __init__(self, base: nn.Layer, config: BottleneckConfig, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
+        self.activation = ACTIVATIONS[config.activation]
+        last = base.o_proj if hasattr(base, "o_proj") else base.down_proj
+        hidden_size, dtype = last.out_features, last.compute_dtype
+        down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
+        self.adapter_down = _Dense(down, dtype)
+        self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)
+
+    def adapted(self, x: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """[B, S, D] to [B, S, D]; further arguments are the base's."""
+        h = self.base(x, *args, **kwargs)
+        inner = x if self.is_parallel else h
+        if self.dropout:
+            inner = F.dropout(inner, self.dropout, training=self.training)
+        return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
+
+    def kept_numbers(self) -> float:
+        """What it reads, and the narrow features before and after the activation."""
+        down = self.adapter_down.weight.shape
+        return sum(down) + min(down)
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """All whole: it reads and writes whole hidden states."""
+        return dict.fromkeys(self.own_state())
+
+
+class _Dense(nn.Layer):
+    """x W^T + b, with b = 0 at the start."""
+
+    def __init__(self, weight: np.ndarray, dtype: paddle.dtype) -> None:
+        super().__init__()
+        self.weight = new_parameter(self, weight, dtype)
+        self.bias = new_parameter(self, np.zeros(weight.shape[0], np.float32), dtype)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.matmul(x, self.weight, transpose_y=True) + self.bias

@@ -1,0 +1,118 @@
+"""DoRA: Weight-Decomposed Low-Rank Adaptation (Liu et al. 2024, arXiv 2402.09353).
+
+    W' = m (W + s B A) / c        c_i = |row i of W + s B A|, taken as a constant by the gradient (section 4.3)
+
+A weight as the length of its rows, m [out], and their direction, which LoRA updates. m starts at the lengths of W's own
+rows. The squared lengths are summed without making W + s B A:
+
+    c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
+
+With dropout, what the adapter adds sees the dropped input and the base the whole one, as in Hugging Face PEFT.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.peft.layers import has_values
+from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+
+@PEFT_METHODS.register("use_dora")
+@dataclass(kw_only=True)
+class DoRAConfig(LoRAConfig):
+    """DoRA: LoRA on the direction of each row of a weight, beside a learned length.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    refines: ClassVar[str | None] = "lora"
+    starts_from_weights: ClassVar[bool] = True
+    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no DoRA
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
+        return DoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {**super().to_adapter_config(model), "use_dora": True}
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        return bool(fields.get("use_dora"))
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        return super().from_adapter_config({name: value for name, value in fields.items() if name != "use_dora"})
+
+
+class DoRALinear(LoRALinear):
+    """A linear whose rows have a learned length and a direction with a low-rank update; arguments as `LoRALinear`'s."""
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base, rank, scaling, dropout, seed, name)
+        squares_O = _squared_rows(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])
+        self.register_buffer("base_squares", squares_O, persistable=False)
+        self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]."""
+        result = self.base(x)
+        stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
+        if self.dropout and self.training:
+            x = self.dropped(x)
+            unbiased = self.base.product(x)
+        else:
+            bias = getattr(self.base, "bias", None)
+            unbiased = result if bias is None else result - bias
+        inner = paddle.matmul(x, self.lora_A.weight, transpose_y=True) * self.scaling
+        update = paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+        more, stretch_O = (stretch_O - 1.0).astype(result.dtype), stretch_O.astype(result.dtype)
+        return result + more * unbiased + stretch_O * update
+
+    def in_one_step(self) -> bool:
+        return False
+
+    def kept_numbers(self) -> float:
+        """LoRA's, and both products, which the lengths multiply."""
+        return super().kept_numbers() + 2 * self.out_features
+
+    @paddle.no_grad()
+    def direction_lengths(self) -> paddle.Tensor:
+        """c: the lengths of the rows of W + s B A, float32 [out]."""
+        a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
+        with paddle.amp.auto_cast(enable=False):
+            along = self.over_inputs(self.base.product(self.lora_A.weight).astype("float32").T)
+            own = paddle.matmul(b, self.over_inputs(paddle.matmul(a, a, transpose_y=True)))
+        return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
+
+    def delta_weight(self) -> paddle.Tensor:
+        """m (W + s B A) / c - W, float32 [out, in]."""
+        weight = self.base.weight_value()
+        a, b = super().low_rank_factors()
+        directed = weight + paddle.matmul(b, a)
+        lengths_O = _squared_rows(directed).sqrt()
+        return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight
+
+    def low_rank_factors(self) -> None:
+        """None: stretching the rows of W is no low-rank change."""
+        return None
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """m and |w_i|^2 are cut with the outputs."""
+        axis = 0 if style == "colwise" else None
+        return {**super().placements(style), "lora_magnitude_vector": axis, "base_squares": axis}
+
+
+@paddle.no_grad()
+def _squared_rows(weight: paddle.Tensor) -> paddle.Tensor:
+    return weight.astype("float32").square().sum(axis=1)

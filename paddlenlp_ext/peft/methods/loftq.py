@@ -1,0 +1,89 @@
+"""LoftQ: LoRA-fine-tuning-aware quantization (Li et al. 2023, arXiv 2310.08659).
+
+    A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
+    y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
+
+LoRA over a quantized base that starts from what quantizing lost: base and adapter together begin closer to W than the
+base alone. With one step (T = 1) the base is the plainly quantized one, and any copy of it serves; with more, it lacks
+A_{T-1} and B_{T-1}, which the adapter keeps. Factors share the root of the singular values, as in Hugging Face PEFT.
+
+Over a base in full precision nothing was lost, and it begins as LoRA does. Files are a plain LoRA of rank 2r over the
+original base (offset_files.py).
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.methods._lora_init import OffsetLoRALinear
+from paddlenlp_ext.peft.methods._quantized_lora_init import (
+    SVDS,
+    LoRABeforeQuantizing,
+    Rounded,
+    Start,
+    principal_factors,
+)
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.option_checks import require_choice, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+
+
+@PEFT_METHODS.register("loftq")
+@dataclass(kw_only=True)
+class LoftQConfig(LoRABeforeQuantizing):
+    """LoftQ: LoRA over a quantized base that starts from the quantization error.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    variant: ClassVar[str] = "loftq"
+    noted_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
+    lost_start: ClassVar[str] = (
+        "belongs to a base that PEFT quantized on its way, which the file does not hold: merge it there, or train "
+        "again."
+    )
+    needs_quantized_base: ClassVar[bool] = True
+    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
+
+    iters: int = option(
+        1,
+        help="LoftQ: how many times quantizing and the SVD of its error alternate.",
+        key="loftq_iters",
+        minimum=1,
+        maximum=100,
+    )
+    svd: str = option(
+        "fast",
+        help="LoftQ: how triplets are found: fast (random projection) or exact (whole SVD).",
+        choices=SVDS,
+        key="loftq_svd",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("loftq_iters", self.iters)
+        require_choice("loftq_svd", self.svd, SVDS)
+
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        rank, scaling = self.rank_and_scaling(name)
+        a, b = paddle.zeros([rank, weight.shape[1]]), paddle.zeros([weight.shape[0], rank])
+        for _ in range(self.iters):
+            taken_a, taken_b = a, b
+            error = weight - rounded(weight - scaling * paddle.matmul(b, a))
+            a, b = principal_factors(error, rank, scaling, name, exact=self.svd == "exact")
+        return Start(a, b, taken_a, taken_b)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+        if isinstance(base, QuantizedLinear):
+            return self.wrap_quantized(name, base, seed)
+        return OffsetLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)

@@ -1,0 +1,135 @@
+"""LoHa: the update of a weight is an elementwise product of two low-rank ones (FedPara, Hyeon-Woo et al. 2021,
+arXiv 2108.06098; for fine-tuning in LyCORIS, arXiv 2309.14859).
+
+    y = x W^T + x delta^T        delta W = s (A1 B1) * (A2 B2)        s = alpha / r
+    A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
+
+Its rank is up to r^2: delta W = s A B with the r^2 columns of A the products of a column of A1 and one of A2, and the
+rows of B those of the rows. Where r^2 is small, the forward pass goes through A and B and never makes delta W.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
+from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
+from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
+from paddlenlp_ext.peft.option_checks import require_positive, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+
+@PEFT_METHODS.register("loha")
+@dataclass(kw_only=True)
+class LoHaConfig(LycorisConfig):
+    """Options of LoHa.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "LOHA"
+
+    rank: int = option(
+        8, help="Rank r of both products; the update's is up to r * r.", minimum=1, maximum=65536, arguments=("r",)
+    )
+    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: the rank.", above=0)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("loha_rank", self.rank, *self.rank_pattern.values())
+        self.alpha = self.rank if self.alpha is None else self.alpha
+        require_positive("loha_alpha", self.alpha, *self.alpha_pattern.values())
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "loha_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoHaLinear:
+        return LoHaLinear(base, *self.rank_and_scaling(name), seed, name)
+
+
+class LoHaLinear(LinearAdapter):
+    """A linear with an elementwise product of two low-rank matrices beside its weight.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        seed, name: fix the values at the start.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        left, right = (base.out_features, rank), (rank, base.in_features)
+
+        def start(own_name: str, shape: tuple[int, int]) -> paddle.Tensor:
+            return self.new_parameter(kaiming_uniform(shape, seed, f"{name}.{own_name}"))
+
+        self.hada_w1_a, self.hada_w1_b = start("hada_w1_a", left), start("hada_w1_b", right)
+        self.hada_w2_a = start("hada_w2_a", left)
+        self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out], by the cheaper of two ways to the same numbers."""
+        if not self._is_narrow():
+            delta = self._elementwise(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
+            return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
+        inner, outer = _products(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
+        narrow = paddle.matmul(x, inner, transpose_y=True) * self.scaling
+        return self.base(x) + paddle.matmul(narrow, outer, transpose_y=True)
+
+    def _is_narrow(self) -> bool:
+        """Whether going through r^2 inner features is cheaper than making the whole matrix."""
+        inner_rank, size = self.hada_w1_a.shape[1] ** 2, self.in_features * self.out_features
+        return inner_rank * (self.in_features + self.out_features) < size
+
+    def kept_numbers(self) -> float:
+        """The inner features, where there are any."""
+        return self.hada_w1_a.shape[1] ** 2 if self._is_narrow() else 0
+
+    def delta_weight(self) -> paddle.Tensor:
+        """s (A1 B1) * (A2 B2), float32 [out, in]."""
+        return self._elementwise(*self._in_float32())
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """B s and A, r^2 wide; None where that is no lower than the update's full rank."""
+        if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
+            return None
+        inner, outer = _products(*self._in_float32())
+        return inner * self.scaling, outer
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut: A1 and A2 along the outputs, B1 and B2 along the inputs."""
+        in_axis, out_axis = factor_axes(style)
+        return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}
+
+    def _in_float32(self) -> tuple[paddle.Tensor, ...]:
+        factors = (self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
+        return tuple(factor.astype("float32") for factor in factors)
+
+    def _elementwise(self, a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor) -> paddle.Tensor:
+        return paddle.matmul(a1, b1) * paddle.matmul(a2, b2) * self.scaling
+
+
+def _products(
+    a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """B [r^2, in] and A [out, r^2], whose product A B is (A1 B1) * (A2 B2)."""
+    width = a1.shape[1] ** 2
+    outer = (a1.unsqueeze(2) * a2.unsqueeze(1)).reshape([-1, width])
+    inner = (b1.unsqueeze(1) * b2.unsqueeze(0)).reshape([width, -1])
+    return inner, outer

@@ -1,0 +1,205 @@
+"""LoKr: the update of a weight is a Kronecker product (LyCORIS, Yeh et al. 2023, arXiv 2309.14859).
+
+    y = x W^T + x delta^T        delta W = s W1 (x) W2        s = alpha / r
+    W1 [a, c] = 0, W2 [b, d] ~ Kaiming-uniform        out = a b, in = c d
+
+A W2 that is large beside the rank is itself a product of two matrices, r wide; with `decompose_both` so is W1.
+delta W is never made in the forward pass: with x as [c, d], delta x = s W1 x W2^T.
+
+Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
+from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
+from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
+from paddlenlp_ext.peft.option_checks import require_positive, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+
+@PEFT_METHODS.register("lokr")
+@dataclass(kw_only=True)
+class LoKrConfig(LycorisConfig):
+    """Options of LoKr.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "LOKR"
+    own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
+    paddlenlp_config: ClassVar[str | None] = "lokr_config.json"
+
+    rank: int = option(
+        8,
+        help="Rank r of a decomposed factor.",
+        minimum=1,
+        maximum=65536,
+        aliases=("lokr_dim",),
+        arguments=("r", "lora_dim"),
+    )
+    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset or 0: the rank.", minimum=0)
+    factor: int = option(
+        -1,
+        help="Size of the first factor; -1: the sizes are as near a square as they can.",
+        minimum=-1,
+        arguments=("decompose_factor",),
+    )
+    decompose_both: bool = option(False, help="Decompose the first factor too, where it is large beside the rank.")
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("lokr_rank", self.rank, *self.rank_pattern.values())
+        # PaddleNLP records alpha 0 and trains with a scale of 1.
+        self.alpha = self.alpha or self.rank
+        require_positive("lokr_alpha", self.alpha, *self.alpha_pattern.values())
+        if self.factor != -1:
+            require_whole("lokr_factor", self.factor)
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "lokr_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoKrLinear:
+        return LoKrLinear(base, *self.rank_and_scaling(name), self.factor, self.decompose_both, seed, name)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
+        """`scaling` is not read: with the default alpha it says 0 beside weights that were trained with 1."""
+        read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
+        read |= {"dtype", "tensor_parallel_degree"}  # change no number
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("lokr_dim", 8),
+            alpha=fields.get("lokr_alpha"),
+            factor=fields.get("factor", -1),
+            decompose_both=fields.get("decompose_both", False),
+            target_modules=fields.get("target_modules"),
+        )
+
+    @classmethod
+    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
+        """Both factors lie as here, [outputs, inputs]; each layer's copy of alpha is in the config already."""
+        return None if name.endswith(".lokr_alpha") else (name, value)
+
+
+class LoKrLinear(LinearAdapter):
+    """A linear with a Kronecker product beside its weight.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        factor: as `split`'s.
+        decompose_both: W1 may be decomposed too.
+        seed, name: fix the values at the start.
+    """
+
+    def __init__(
+        self, base: nn.Layer, rank: int, scaling: float, factor: int, decompose_both: bool, seed: int, name: str
+    ) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        self.keeps_input = base.in_features > base.out_features  # else it is turned first
+        (a, b), (c, d) = split(base.out_features, factor), split(base.in_features, factor)
+
+        def start(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
+            value = np.zeros(shape, np.float32) if zero else kaiming_uniform(shape, seed, f"{name}.{own_name}")
+            setattr(self, own_name, self.new_parameter(value))
+
+        if decompose_both and rank < max(a, c) / 2:
+            start("lokr_w1_a", (a, rank), zero=True)
+            start("lokr_w1_b", (rank, c))
+        else:
+            start("lokr_w1", (a, c), zero=True)
+        if rank < max(b, d) / 2:
+            start("lokr_w2_a", (b, rank))
+            start("lokr_w2_b", (rank, d))
+        else:
+            start("lokr_w2", (b, d))
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
+        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
+        inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
+        if self.in_features <= self.out_features:  # the side that is turned twice is the smaller one then
+            inner = _along_last(_along_middle(inner, w1), w2)
+        else:
+            inner = _along_middle(_along_last(inner, w2), w1)
+        return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
+
+    def kept_numbers(self) -> float:
+        """What each matrix reads, but for the layer's input itself."""
+        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
+        (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
+        between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
+        if self.in_features <= self.out_features:
+            return c * d + d * between1 + a * d + a * between2
+        return c * between2 + b * c + b * between1
+
+    def delta_weight(self) -> paddle.Tensor:
+        """s W1 (x) W2, float32 [out, in]."""
+        w1, w2 = (self._product(name) for name in ("lokr_w1", "lokr_w2"))
+        return paddle.kron(w1, w2) * self.scaling
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut, along W1, whose rows (columns) are the slow index of outputs (inputs)."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
+        cut = {
+            "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
+            "rowwise": {"lokr_w1": 1, "lokr_w1_b": 1},
+            "replicated": {},
+        }[style]
+        return {name: cut.get(name) for name in self.own_state()}
+
+    def _matrices(self, name: str) -> list[paddle.Tensor]:
+        """One factor: the matrix itself, or the two whose product it is."""
+        whole = getattr(self, name, None)
+        return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if whole is None else [whole]
+
+    def _product(self, name: str) -> paddle.Tensor:
+        first, *rest = (matrix.astype("float32") for matrix in self._matrices(name))
+        return paddle.matmul(first, rest[0]) if rest else first
+
+
+def _along_last(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+    """The product of the matrices applied to the last of three axes, as products of whole matrices."""
+    rows = x.reshape([-1, x.shape[-1]])
+    for matrix in reversed(matrices):
+        rows = paddle.matmul(rows, matrix, transpose_y=True)
+    return rows.reshape([*x.shape[:-1], -1])
+
+
+def _along_middle(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+    return _along_last(x.transpose([0, 2, 1]), matrices).transpose([0, 2, 1])
+
+
+def split(size: int, factor: int = -1) -> tuple[int, int]:
+    """Two whole numbers whose product is `size`.
+
+    Args:
+        size: number of features.
+        factor: the first of the two, where it divides `size`. Else, and with -1, the two are as near each other as
+            they can be, the smaller one first and (but for -1) at most `factor`.
+    """
+    if factor > 0 and size % factor == 0:
+        return factor, size // factor
+    limit = math.isqrt(size) if factor == -1 else min(factor, math.isqrt(size))
+    first = max(divisor for divisor in range(1, limit + 1) if size % divisor == 0)
+    return first, size // first

@@ -1,0 +1,211 @@
+"""LoRA: Low-Rank Adaptation of Large Language Models (Hu et al. 2021, arXiv 2106.09685).
+
+    y = x W^T + s (dropout(x) A^T) B^T        delta W = s B A
+    A [r, in] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r
+
+With `rslora` s = alpha / sqrt(r), which keeps the update's size when the rank grows (Kalajdzievski 2023, arXiv
+2312.03732). With `plus_scale` B learns at that multiple of the learning rate (LoRA+, Hayou et al. 2024, arXiv
+2402.12354).
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear
+from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import (
+    as_targets,
+    by_pattern,
+    linear_names,
+    select_targets,
+    shortest_targets,
+    targets_from_peft,
+)
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+# Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
+# a run went.
+IDLE_IN_PEFT = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
+IDLE_IN_PADDLENLP = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
+
+
+@PEFT_METHODS.register("lora")
+@dataclass(kw_only=True)
+class LoRAConfig(PeftConfig):
+    """Options of LoRA, rsLoRA and LoRA+.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "LORA"
+    paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
+
+    rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536, arguments=("r",))
+    alpha: float | None = option(
+        None, help="Scale of the update: alpha / rank. Unset: 2 * rank, or 4 with rslora.", above=0
+    )
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    rslora: bool = option(
+        False, help="Scale by alpha / sqrt(rank), for large ranks.", key="rslora", arguments=("use_rslora",)
+    )
+    plus_scale: float = option(1.0, help="LoRA+: the learning rate of B is this multiple of A's.", above=0)
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Other alphas for some layers."""
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("lora_rank", self.rank, *self.rank_pattern.values())
+        if self.alpha is None:
+            self.alpha = 4 if self.rslora else 2 * self.rank
+        require_positive("lora_alpha", self.alpha, *self.alpha_pattern.values())
+        require_positive("lora_plus_scale", self.plus_scale)
+        require_share("lora_dropout", self.dropout)
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        return LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    def rank_and_scaling(self, name: str) -> tuple[int, float]:
+        """r and s of the layer `name`."""
+        rank = int(by_pattern(self.rank_pattern, name, self.rank))
+        alpha = by_pattern(self.alpha_pattern, name, self.alpha)
+        return rank, alpha / rank**0.5 if self.rslora else alpha / rank
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        return self.plus_scale if ".lora_B." in parameter_name else 1.0
+
+    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
+        assert isinstance(stored, LoRAConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout, plus_scale=self.plus_scale)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rslora,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
+        read |= {"layers_to_transform", "layers_pattern", *IDLE_IN_PEFT}
+        if fields.get("init_lora_weights") in (True, "gaussian"):  # how A and B began; others change the base too
+            read.add("init_lora_weights")
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 8),
+            alpha=fields.get("lora_alpha", 8),
+            dropout=fields.get("lora_dropout", 0.0),
+            rslora=fields.get("use_rslora", False),
+            target_modules=targets_from_peft(fields),
+            rank_pattern=fields.get("rank_pattern") or {},
+            alpha_pattern=fields.get("alpha_pattern") or {},
+        )
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        read = {"r", "lora_alpha", "lora_dropout", "rslora", "target_modules", "lora_plus_scale", "scaling"}
+        refuse_unread_fields(fields, read | IDLE_IN_PADDLENLP)
+        return cls(
+            rank=fields.get("r", 8),
+            alpha=fields.get("lora_alpha", 8),
+            dropout=fields.get("lora_dropout", 0.0),
+            rslora=fields.get("rslora", False),
+            plus_scale=fields.get("lora_plus_scale", 1.0),
+            target_modules=fields.get("target_modules"),
+        )
+
+    @classmethod
+    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+        return f"{name}.weight", value.T
+
+
+class LoRALinear(LinearAdapter):
+    """A linear with a low-rank update.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        dropout: probability, on the adapter's input while training.
+        seed, name: fix A's values.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        self.dropout = dropout
+        a = kaiming_uniform((rank, base.in_features), seed, f"{name}.lora_A.weight")
+        self.lora_A = Factor(a, self.dtype)
+        self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
+        base = self._base_in_step()
+        if base is None:
+            return self.base(x) + self.update(x)
+        return lora_linear(x, base, self.lora_A.weight, self.outer(), self.scaling)
+
+    def in_one_step(self) -> bool:
+        return self._base_in_step() is not None
+
+    def _base_in_step(self) -> FrozenLinear | None:
+        """The base as a part of one step with the update; None where it is a step of its own."""
+        return None if self.dropout and self.training else self.base.frozen()
+
+    def kept_numbers(self) -> float:
+        """x A^T."""
+        return self.lora_A.weight.shape[0]
+
+    def update(self, x: paddle.Tensor) -> paddle.Tensor:
+        """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
+        inner = self.dropped(x)
+        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
+        return paddle.matmul(inner, self.outer(), transpose_y=True)
+
+    def outer(self) -> paddle.Tensor:
+        """B."""
+        return self.lora_B.weight
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """A and s B."""
+        return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut: B along the outputs, A along the inputs."""
+        a_axis, b_axis = factor_axes(style)
+        return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}

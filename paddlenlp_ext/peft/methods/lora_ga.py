@@ -1,0 +1,165 @@
+"""LoRA-GA: Low-Rank Adaptation with Gradient Approximation (Wang et al. 2024, arXiv 2407.05000).
+
+    G = the loss's gradient of W, summed over a few batches = U S V^T
+    A0 = f V_[1..r]^T,  B0 = f U_[r+1..2r],  f = out^(1/4) / sqrt(gamma)
+    y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
+LoRA whose first step moves W as nearly as rank 2r can along the gradient of full fine-tuning: A and B start at its
+singular vectors, and s B0 A0 is taken off so that the model begins as its base (offset.py). f is the paper's scale for
+stable activations (theorem 3.2).
+
+The gradients are summed layer by layer in main memory, on the way of the backward pass; no weight gets a gradient of
+its own. The batches are the run's first, run once more than training does. Until `before_training` has seen them the
+start is LoRA's. Files are a plain LoRA of rank 2r over the original base (offset_files.py).
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
+from paddlenlp_ext.peft.methods._lora_init import OffsetLoRAConfig, OffsetLoRALinear
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.option_checks import require_positive, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+
+class LoRAGAModel(PeftModel):
+    """Looks at the gradients of the first batches before a fresh run."""
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Start every layer from its gradient.
+
+        Raises:
+            ValueError: a gradient is not finite, or a layer has fewer features than the rank.
+        """
+        if self.peft_config.path:
+            return  # the adapter that is gone on with has its start
+        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here}
+        for layer in layers.values():
+            layer.gradient = GradientSum(layer.out_features, layer.in_features)
+        for _ in range(self.peft_config.ga_batches):
+            run_batch()
+        for name, layer in layers.items():
+            gradient, layer.gradient = layer.gradient, None
+            whole = layer.whole_gradient(gradient.total)
+            layer.start_at(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
+        logger.info(
+            "LoRA-GA: %d layers start from the gradient of %d batches", len(layers), self.peft_config.ga_batches
+        )
+
+
+@PEFT_METHODS.register("lora_ga")
+@dataclass(kw_only=True)
+class LoRAGAConfig(OffsetLoRAConfig):
+    """LoRA-GA: LoRA that starts from the gradient of a few batches.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    variant: ClassVar[str] = "lora_ga"
+    lost_start: ClassVar[str] = (
+        "began at gradients that the file does not hold: save it from PEFT with "
+        "path_initial_model_for_weight_conversion, as a plain LoRA."
+    )
+    model_class: ClassVar[type[nn.Layer] | None] = LoRAGAModel
+    paddlenlp_config: ClassVar[str | None] = None  # there, what is stored depends on the run that wrote it
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
+
+    ga_batches: int = option(8, help="LoRA-GA: how many micro-batches the starting gradient is summed over.", minimum=1)
+    ga_stable_gamma: float = option(
+        16.0, help="LoRA-GA: gamma; the start's A and B are scaled by out_features^(1/4) / sqrt(gamma).", above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("lora_ga_batches", self.ga_batches)
+        require_positive("lora_ga_stable_gamma", self.ga_stable_gamma)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRAGALinear:
+        return LoRAGALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
+        config = super().warm_start(stored)
+        return replace(config, ga_batches=self.ga_batches, ga_stable_gamma=self.ga_stable_gamma)
+
+
+class GradientSum:
+    """The gradient of one weight, summed over batches in main memory: `total`, float32 [out, in]."""
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        self.total = paddle.zeros([out_features, in_features], "float32").cpu()
+
+    @paddle.no_grad()
+    def add(self, gradient: paddle.Tensor, x: paddle.Tensor) -> None:
+        """Add dL/dW = (dL/dy)^T x of a batch: `gradient` is dL/dy [..., out], `x` [..., in]."""
+        gradient_TO = gradient.reshape([-1, self.total.shape[0]]).astype("float32")
+        x_TI = x.reshape([-1, self.total.shape[1]]).astype("float32")
+        self.total.add_(paddle.matmul(gradient_TO, x_TI, transpose_x=True).cpu())
+
+
+class LoRAGALinear(OffsetLoRALinear):
+    """A linear with a low-rank update that starts from a gradient; arguments as `OffsetLoRALinear`'s.
+
+    Attributes:
+        gradient: while gradients are collected, where to.
+    """
+
+    gradient: GradientSum | None = None
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.lora_A.weight.shape[0]
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]."""
+        y = super().adapted(x)
+        if self.gradient is not None and not y.stop_gradient:
+            y.register_hook(partial(_collect, self.gradient, x.detach()))
+        return y
+
+    def whole_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
+        """The gradient [out, in] of the whole weight, of which this layer may have a part."""
+        if self.parts is None:
+            return part
+        return self.parts.join(part, 0 if self.style == "colwise" else 1)
+
+
+def _collect(into: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> None:
+    into.add(gradient, x)
+
+
+def gradient_factors(
+    gradient: paddle.Tensor, rank: int, gamma: float, name: str
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A0 [r, in] and B0 [out, r] for a gradient [out, in].
+
+    Where the gradient has fewer than 2r triplets (few key-value heads, a large rank), B takes the last r of them.
+
+    Raises:
+        ValueError: the gradient is not finite or has not even r triplets.
+    """
+    available = min(gradient.shape)
+    require_triplets(rank, gradient.shape, name)
+    if not bool(paddle.isfinite(gradient).all()):
+        raise ValueError(f"the first batches' gradient of {name} is not finite: look at the first rows of the data.")
+    last = min(2 * rank, available)
+    u, _, v_t = leading_svd(gradient, last, name)
+    scale = gradient.shape[0] ** 0.25 / gamma**0.5
+    return v_t[:rank] * scale, u[:, last - rank : last] * scale

@@ -1,0 +1,104 @@
+"""MoSLoRA: Mixture-of-Subspaces in Low-Rank Adaptation (Wu et al. 2024, arXiv 2406.11909), LoRA with a learned mixer.
+
+y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
+A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
+
+LoRA adds up r products of a row of A and a column of B; the mixer M weighs all r * r of them. As B M is one matrix, a
+trained adapter is a plain LoRA again where that is wanted: `mixer_to_lora`, or `combine.save_as_lora`.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.combine import Factors, save_as_lora
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.layers import Factor, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+
+class MoSLoRAModel(PeftModel):
+    """Leaves a plain LoRA where it is asked to."""
+
+    @paddle.no_grad()
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        if not self.peft_config.mixer_to_lora:
+            self.save_pretrained(folder, tensors)
+            return
+        whole, factors = self.whole_state(tensors), {}
+        for name, layer in adapter_layers(self.base_model):
+            a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
+            factors[name] = _folded(a, mixer, b, layer.scaling)
+        save_as_lora(self, folder, factors)
+
+
+@PEFT_METHODS.register("lora_use_mixer")
+@dataclass(kw_only=True)
+class MoSLoRAConfig(LoRAConfig):
+    """LoRA with a mixer between its two matrices (MoSLoRA).
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "MOSLORA"
+    refines: ClassVar[str | None] = "lora"
+    model_class: ClassVar[type[nn.Layer] | None] = MoSLoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"mixer_to_lora"}
+
+    mixer_to_lora: bool = option(
+        False, help="What the run leaves at its end is a plain LoRA, the mixer folded in.", key="mixer_to_lora"
+    )
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:
+        return MoSLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
+        return dataclasses.replace(super().warm_start(stored), mixer_to_lora=self.mixer_to_lora)
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        return bool(fields.get("lora_use_mixer"))
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        return super().from_paddlenlp({**fields, "lora_use_mixer": False})
+
+
+class MoSLoRALinear(LoRALinear):
+    """A linear with a low-rank update that has a mixer; arguments as `LoRALinear`'s."""
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base, rank, scaling, dropout, seed, name)
+        self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
+
+    def outer(self) -> paddle.Tensor:
+        """B M: the mixer joins the smaller matrix, not each token."""
+        return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
+
+    def low_rank_factors(self) -> Factors:
+        """A and s B M."""
+        return _folded(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """As LoRA's; the mixer is whole."""
+        return {**super().placements(style), "lora_AB.weight": None}
+
+
+def _folded(a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float) -> Factors:
+    """A [r, in] and s B M [out, r], float32."""
+    a, mixer, b = (tensor.astype("float32") for tensor in (a, mixer, b))
+    return a, paddle.matmul(b * scaling, mixer)

@@ -1,0 +1,244 @@
+"""OFT: the input of a linear is turned by a learned block-diagonal rotation (Qiu et al. 2023, arXiv 2306.07280).
+
+    y = (x R) W^T + b        R = (I - Q)(I + Q)^-1, Q = -Q^T        Q = 0 at the start
+    merged: W R^T
+
+Q is skew-symmetric, so that the Cayley transform R is orthogonal: lengths and angles between the rows of W stay. With
+`neumann_terms` R is a polynomial in Q instead, as Hugging Face PEFT has it by default: no inverse, but orthogonal only
+where Q is small. The two turn in opposite directions, also there.
+
+Shapes: k blocks of b features, k * b = in; e = b (b - 1) / 2 numbers above a block's diagonal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.module_utils import layer_at
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, Parts, adapter_layers
+from paddlenlp_ext.peft.option_checks import require_whole
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+BLOCK_SIZE = 32
+
+
+@PEFT_METHODS.register("oft")
+@dataclass(kw_only=True)
+class OFTConfig(PeftConfig):
+    """Options of OFT.
+
+    Raises:
+        ValueError: a value out of its range, or both a block size and a number of blocks.
+    """
+
+    peft_type: ClassVar[str] = "OFT"
+    random_start: ClassVar[bool] = False
+
+    block_size: int | None = option(
+        None, help="Features turned together; the nearest divisor of a layer's inputs is taken. Unset: 32.", minimum=2
+    )
+    num_blocks: int | None = option(
+        None, help="Blocks a layer, in place of oft_block_size.", minimum=1, aliases=("oft_r",), arguments=("r",)
+    )
+    block_share: bool = option(False, help="All blocks of a layer turn alike.")
+    neumann_terms: int = option(
+        0,
+        help="0: exactly orthogonal. Above 1: that many terms of a series in place of the inverse.",
+        minimum=0,
+        arguments=("num_cayley_neumann_terms",),
+    )
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        if self.block_size is None and self.num_blocks is None:
+            self.block_size = BLOCK_SIZE
+        if self.block_size is not None and self.num_blocks is not None:
+            raise ValueError(
+                f"oft_block_size={self.block_size} and oft_num_blocks={self.num_blocks}: their product is a layer's "
+                "inputs, so that one of them says all; leave the other out."
+            )
+        if self.block_size is not None:
+            require_whole("oft_block_size", self.block_size, minimum=2)
+        else:
+            require_whole("oft_num_blocks", self.num_blocks)
+        if self.neumann_terms:
+            require_whole("oft_neumann_terms", self.neumann_terms, minimum=2)
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        names = select_targets(linear_names(model), self.target_modules, "oft_target_modules")
+        sizes = sorted({layer_at(model, name).in_features for name in names})
+        if self.block_size is not None and any(size % self.block_size for size in sizes):
+            taken = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
+            logger.info("oft_block_size %d does not divide all layers; taken: %s", self.block_size, taken)
+        return names
+
+    def block_size_of(self, in_features: int) -> int:
+        """The block size of a layer: what was asked for, or the nearest there is (of two, the smaller).
+
+        Raises:
+            ValueError: the nearest is 1, and one feature can't be turned.
+        """
+        asked = self.num_blocks if self.block_size is None else self.block_size
+        divisors = [divisor for divisor in range(1, in_features + 1) if in_features % divisor == 0]
+        nearest = min(divisors, key=lambda divisor: (abs(divisor - asked), divisor))
+        size = in_features // nearest if self.block_size is None else nearest
+        if size == 1:
+            key = "oft_num_blocks" if self.block_size is None else "oft_block_size"
+            raise ValueError(f"{key}={asked} leaves blocks of 1 of {in_features} inputs: choose a divisor of them.")
+        return size
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:
+        return OFTLinear(base, self.block_size_of(base.in_features), self.block_share, self.neumann_terms)
+
+    def warm_start(self, stored: PeftConfig) -> OFTConfig:
+        assert isinstance(stored, OFTConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {
+            "r": self.num_blocks or 0,
+            "oft_block_size": self.block_size or 0,
+            "block_share": self.block_share,
+            "use_cayley_neumann": self.neumann_terms > 0,
+            "num_cayley_neumann_terms": self.neumann_terms or 5,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "bias": "none",
+            "coft": False,
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "module_dropout": 0.0,
+            "modules_to_save": None,
+            "peft_version": "0.18.0",  # since when its series is the one below
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> OFTConfig:
+        read = {"r", "oft_block_size", "block_share", "use_cayley_neumann", "num_cayley_neumann_terms"}
+        read |= {"target_modules", "layers_to_transform", "layers_pattern"}
+        read |= {"init_weights", "module_dropout", "eps"}  # the start, training, and coft, which is refused
+        refuse_unread_fields(fields, read)
+        version = [int(part) for part in re.findall(r"\d+", str(fields.get("peft_version") or "0.0"))[:2]]
+        if fields.get("use_cayley_neumann", True) and version < [0, 18]:
+            raise ValueError(
+                f"peft_version={fields.get('peft_version')!r} with use_cayley_neumann: before PEFT 0.18 the series "
+                "was another one, and is not available here. Train the adapter with a newer PEFT."
+            )
+        terms = fields.get("num_cayley_neumann_terms", 5) if fields.get("use_cayley_neumann", True) else 0
+        return cls(
+            num_blocks=fields.get("r") or None,
+            block_size=fields.get("oft_block_size", BLOCK_SIZE) or None,
+            block_share=fields.get("block_share", False),
+            neumann_terms=terms,
+            target_modules=targets_from_peft(fields),
+        )
+
+
+class OFTLinear(LinearAdapter):
+    """A linear whose input is turned.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        block_size: b, a divisor of `in_features`.
+        block_share: one block's numbers serve all.
+        neumann_terms: 0 for the exact Cayley transform, else as in `cayley_series`.
+    """
+
+    keeps_input = False
+
+    def __init__(self, base: nn.Layer, block_size: int, block_share: bool, neumann_terms: int) -> None:
+        super().__init__(base)
+        self.block_size, self.neumann_terms = block_size, neumann_terms
+        num_blocks = 1 if block_share else base.in_features // block_size
+        upper = np.triu_indices(block_size, 1)
+        self.oft_R = Factor(np.zeros((num_blocks, len(upper[0])), np.float32), self.dtype)
+        positions, signs = np.zeros((2, block_size, block_size), np.int64)
+        positions[upper] = np.arange(len(upper[0]))
+        signs[upper] = 1
+        self.register_buffer("positions", paddle.to_tensor((positions + positions.T).flatten()), persistable=False)
+        self.register_buffer("signs", paddle.to_tensor((signs - signs.T).astype(np.float32)), persistable=False)
+
+    def kept_numbers(self) -> float:
+        """The input in the order of the blocks."""
+        return self.in_features
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]; the rotation costs b multiplications a feature."""
+        return self.base(turn(x, self.rotation().astype(x.dtype)))
+
+    def rotation(self) -> paddle.Tensor:
+        """R by blocks, float32 [k, b, b], or [1, b, b] where blocks share."""
+        with paddle.amp.auto_cast(enable=False):
+            upper = self.oft_R.weight.astype("float32")
+            blocks = paddle.gather(upper, self.positions, axis=1).reshape([-1, self.block_size, self.block_size])
+            skew = blocks * self.signs
+            if self.neumann_terms:
+                return cayley_series(skew, self.neumann_terms)
+            eye = paddle.eye(self.block_size)
+            return paddle.linalg.solve(eye + skew, eye - skew)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """W R^T - W, float32 [out, in]."""
+        weight = self.base.weight_value()
+        return turn(weight, self.rotation().transpose([0, 2, 1])) - weight
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Blocks are cut with the inputs; where blocks share, nothing is."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
+        return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        """Turn the inputs that are left here.
+
+        Raises:
+            ValueError: the cut goes through a block.
+        """
+        super().become_part(style, parts)
+        if self.in_features % self.block_size:
+            raise ValueError(
+                f"tensor_parallel_degree {parts.size} leaves a process {self.in_features} inputs of a layer, which "
+                f"OFT's blocks of {self.block_size} do not divide: set oft_block_size to a divisor of "
+                f"{self.in_features}, or tensor_parallel_degree 1"
+            )
+
+
+def turn(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
+    """x [..., in] times the block-diagonal matrix of `blocks` [k or 1, b, b]."""
+    num_blocks, size, _ = blocks.shape
+    if num_blocks == 1:
+        return paddle.matmul(x.reshape([-1, size]), blocks[0]).reshape(x.shape)
+    parts = x.reshape([-1, num_blocks, size]).transpose([1, 0, 2])
+    return paddle.bmm(parts, blocks).transpose([1, 0, 2]).reshape(x.shape)
+
+
+def cayley_series(skew: paddle.Tensor, terms: int) -> paddle.Tensor:
+    """I + 2 Q + 2 Q^2 + ... + Q^p, an approximation of (I + Q)(I - Q)^-1; Q [k, b, b].
+
+    p is `terms` - 1, with the two exceptions of Hugging Face PEFT (oft/layer.py): 2 terms are I + 2 Q, and 3 are 4.
+    """
+    total = paddle.eye(skew.shape[-1]) + 2 * skew
+    if terms == 2:
+        return total
+    power = skew
+    highest = max(terms, 4) - 1
+    for exponent in range(2, highest + 1):
+        power = paddle.bmm(power, skew)
+        total = total + (power if exponent == highest else 2 * power)
+    return total

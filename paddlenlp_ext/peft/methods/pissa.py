@@ -1,0 +1,121 @@
+"""PiSSA: Principal Singular Values and Singular Vectors Adaptation (Meng et al. 2024, arXiv 2404.02948).
+
+    W = U S V^T        A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s),  s B0 A0 = U_r S_r V_r^T
+    y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
+LoRA that trains the r leading singular triplets of each weight; the residual W - s B0 A0 stays frozen. s is 1 unless
+`lora_alpha` says otherwise. The residual is not written over W (offset.py says why), and is never computed a second
+time: A0 and B0 are kept with the adapter.
+
+A base that is quantized is quantized without them, as the paper has it: the residual is smaller, and so is its error.
+
+    y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
+Files are a plain LoRA of rank 2r over the original base (offset_files.py). Those of Hugging Face PEFT
+(`init_lora_weights: "pissa"`) and of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base
+again, by the whole SVD as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.layers import has_values
+from paddlenlp_ext.peft.methods._lora_init import OffsetLoRALinear
+from paddlenlp_ext.peft.methods._quantized_lora_init import (
+    SVDS,
+    LoRABeforeQuantizing,
+    Rounded,
+    Start,
+    principal_factors,
+)
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.option_checks import require_choice
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+
+
+@PEFT_METHODS.register("pissa")
+@dataclass(kw_only=True)
+class PiSSAConfig(LoRABeforeQuantizing):
+    """PiSSA: LoRA that starts from the leading singular triplets of each weight.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    variant: ClassVar[str] = "pissa"
+    noted_options: ClassVar[tuple[str, ...]] = ("svd",)
+    lost_start: ClassVar[str] = (
+        "began at an SVD with random numbers that the file does not hold: save it from PEFT with "
+        "path_initial_model_for_weight_conversion, as a plain LoRA."
+    )
+    starts_from_weights: ClassVar[bool] = True
+    random_start: ClassVar[bool] = False
+    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
+
+    svd: str = option(
+        "fast",
+        help="How the triplets are found: fast (random projection) or exact (whole SVD: minutes for a large matrix).",
+        choices=SVDS,
+        key="pissa_svd",
+    )
+
+    def __post_init__(self) -> None:
+        if self.alpha is None:
+            self.alpha = self.rank**0.5 if self.rslora else self.rank
+        super().__post_init__()
+        require_choice("pissa_svd", self.svd, SVDS)
+
+    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+        exact = self.start == "computed again" or self.svd == "exact"
+        a, b = principal_factors(weight, *self.rank_and_scaling(name), name, exact)
+        return Start(a, b, a, b)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+        if isinstance(base, QuantizedLinear):
+            return self.wrap_quantized(name, base, seed)
+        rank, scaling = self.rank_and_scaling(name)
+        again = self.start == "computed again"
+        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
+        if self.start != "stored" and has_values(base):
+            layer.start_at(*principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact"))
+        return layer
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        if self.start == "computed again":
+            return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": "pissa"}
+        return super().to_adapter_config(model)
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tensors) if self.start == "computed again" else super().to_stored(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(tensors) if self.start == "computed again" else super().from_stored(tensors)
+
+    @classmethod
+    def claims(cls, fields: Mapping[str, Any]) -> bool:
+        """PEFT's "pissa_niter_N" too, and PaddleNLP's."""
+        start = fields.get("init_lora_weights")
+        by_peft = isinstance(start, str) and start.startswith("pissa")
+        return by_peft or super().claims(fields) or bool(fields.get("pissa"))
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        if fields.get("init_lora_weights") != "pissa":
+            return super().from_adapter_config(fields)
+        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), start="computed again")
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
+        # There s is 1 whatever alpha says.
+        return replace(config, alpha=config.rank, rslora=False, start="computed again")

@@ -1,0 +1,367 @@
+"""Prefix tuning (Li and Liang 2021, arXiv 2101.00190): learned keys and values before every document, in every layer.
+
+    attention(q, [K_prefix; K], [V_prefix; V])        [K_prefix, V_prefix] of layer i: P(i), learned
+    with `projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), of which all is learned
+
+The prefix has the shape of the model's keys, so that grouped queries need nothing more. It takes positions 0 to P-1 and
+a document's own begin at P, as in Hugging Face PEFT; a sliding window passes over it as over any position. Learned keys
+are used as they are, not rotated. They begin as what some tokens leave in every layer (better than noise, section 7.4);
+those of a projection begin at random. With `projection` every layer makes its own keys and values from E, so that
+recomputing a layer needs nothing of the others.
+
+Shapes: P prefix tokens, K key-value heads, H head dimension, E = K * H.
+
+What prefix tuning does to a model: attention that sees a prefix, and the model that begins behind it.
+
+Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, E = K * H, F width of the
+projection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.ops.attention import KeyValuePrefix
+from paddlenlp_ext.ops.rope import apply_rope
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
+from paddlenlp_ext.peft.layers import AdapterLayer, Parts, adapter_layers, generator_for, has_values, kaiming_uniform
+from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
+from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+_START = 0.02  # standard deviation of keys and values at the start: small against a model's own
+
+
+class PrefixEncoder(nn.Layer):
+    """The part of the projection that layers share: E, W_1 and b_1.
+
+    The start of E is N(0, 1), that of W_1 Kaiming-uniform, that of b_1 zero.
+    """
+
+    def __init__(self, num_tokens: int, width: int, hidden_size: int, seed: int, dtype: paddle.dtype) -> None:
+        super().__init__()
+        embedding = generator_for(seed, "prefix_encoder.embedding").standard_normal((num_tokens, width), np.float32)
+        weight = kaiming_uniform((hidden_size, width), seed, "prefix_encoder.weight")
+        self.embedding = new_parameter(self, embedding, dtype)
+        self.weight = new_parameter(self, weight, dtype)
+        self.bias = new_parameter(self, np.zeros(hidden_size, np.float32), dtype)
+
+    def forward(self) -> paddle.Tensor:
+        """[P, F]."""
+        return project(self.embedding, self.weight, self.bias).tanh()
+
+
+class PrefixAttention(AdapterLayer):
+    """Attention with a learned prefix of its own.
+
+    Args:
+        base: the attention of one layer.
+        num_tokens: P.
+        hidden_size: F of the projection; None without one.
+        dropout: probability, on keys and values while training.
+        seed, name: fix the start.
+    """
+
+    by_heads: ClassVar[bool] = True
+
+    def __init__(
+        self, base: nn.Layer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
+    ) -> None:
+        super().__init__(base)
+        self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
+        self.dtype, self.width = base.k_proj.compute_dtype, base.k_proj.out_features
+        shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
+        self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
+        if hidden_size is None:
+            start = _START * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
+            self.prefix = new_parameter(self, start, self.dtype)
+        else:
+            weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
+            self.prefix_weight = new_parameter(self, weight, self.dtype)
+            self.prefix_bias = new_parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
+
+    def keys_and_values(self) -> KeyValuePrefix:
+        """Two of [P, K, H]."""
+        if self.hidden_size is None:
+            prefix_P2KH = self.prefix
+        else:
+            flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
+            prefix_P2KH = self._own_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
+        if self.dropout and self.training:
+            whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
+            # Drawn for all heads: the same entries drop however many of them are here.
+            prefix_P2KH = prefix_P2KH * self._own_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
+        return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
+
+    def adapted(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """[B, S, D] to the same. A cache holds the prefix already."""
+        if inputs.cache is None:
+            inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
+        return self.base(x_BSD, inputs)
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut by heads where keys and values are; what a projection makes is cut afterwards."""
+        return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        super().become_part(style, parts)
+        for encoder in self.encoder:
+            for parameter in encoder.parameters():
+                parameter.is_partial = True  # every rank uses it for its own heads
+
+    def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
+        """Of all heads, those of this rank."""
+        if self.parts is None:
+            return prefix_P2KH
+        return prefix_P2KH.split(self.parts.size, axis=2)[self.parts.index]
+
+
+class PrefixModel(PeftModel):
+    """A model whose documents begin behind the prefix."""
+
+    UNSHIFTED: ClassVar[str] = "prefix_unshifted"
+    """Name of a prefix [P, 2, K, H] that was learned where a document's own positions begin at 0."""
+
+    def __init__(self, model: nn.Layer, peft_config: Any) -> None:
+        super().__init__(model, peft_config)
+        first = next(layer for _, layer in adapter_layers(model))
+        if first.hidden_size is None:
+            if peft_config.init == "vocab" and self._own_layers():
+                self._start_from_tokens(first.seed)
+        else:
+            self.prefix_encoder = PrefixEncoder(
+                first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
+            )
+            for _, layer in adapter_layers(model):
+                layer.encoder = (self.prefix_encoder,)
+
+    def _own_layers(self) -> list[PrefixAttention]:
+        """Those whose base has its weights here: not so in a plan, or of a pipeline's other stages."""
+        return [layer for _, layer in adapter_layers(self.base_model) if has_values(layer.base.k_proj)]
+
+    @paddle.no_grad()
+    def _start_from_tokens(self, seed: int) -> None:
+        """Let the prefix be what tokens drawn at random leave in every layer."""
+        decoder, generator = self.base_model.model, generator_for(seed, "prefix")
+        token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
+        made = keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
+        for layer in self._own_layers():
+            pair = made[layer.base.layer_index]
+            layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: Any = None,
+        cache: Any = None,
+    ) -> paddle.Tensor:
+        """[B, S, D]; arguments as the model's, positions counted without the prefix."""
+        if not self.adapter_enabled:
+            return super().hidden_states(input_ids, position_ids, document_lengths, cache)
+        if cache is not None and cache.is_new:
+            own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_here]
+            cache.begin_with({layer.base.layer_index: layer.keys_and_values() for layer in own})
+        decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
+        inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
+        return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """As `PeftModel.load_tensors`; also all layers' keys and values in one tensor, and unshifted ones.
+
+        Raises:
+            ValueError: as there.
+        """
+        own = dict(tensors)
+        layers = dict(adapter_layers(self.base_model))
+        if "prompt_embeddings" in own:
+            stored = own.pop("prompt_embeddings")
+            width = sum(2 * layer.width for layer in layers.values())
+            if stored.ndim != 2 or stored.shape[1] != width:
+                raise ValueError(
+                    f"{where}: the stored prefix has shape {list(stored.shape)}, and this model's {len(layers)} layers "
+                    f"need [tokens, {width}]: the prefix belongs to another model."
+                )
+            for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
+                own[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
+        for name in [name for name in own if name.endswith(self.UNSHIFTED)]:
+            own[name.replace(self.UNSHIFTED, "prefix")] = self._shifted(own.pop(name))
+        super().load_tensors(own, where)
+
+    def _shifted(self, prefix_P2KH: np.ndarray) -> np.ndarray:
+        """The prefix that has the same scores when the document's positions begin at P: its keys turned by P."""
+        keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
+        num_tokens = keys_1PKH.shape[1]
+        cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
+        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
+        turned = (apply_rope(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
+        return np.stack([turned, prefix_P2KH[:, 1]], axis=1)
+
+    @staticmethod
+    def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
+        """Keys and values that a projection makes, [P, 2 * E] for each layer, from the adapter's own tensors."""
+        encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
+        hidden_PF = project(*encoder).tanh()
+        names = [name.removesuffix("_weight") for name in in_layer_order(tensors) if name.endswith(".prefix_weight")]
+        return [project(hidden_PF, tensors[f"{name}_weight"], tensors[f"{name}_bias"]) for name in names]
+
+
+def in_layer_order(names: Iterable[str]) -> list[str]:
+    """Names with a layer's number in them, in the order of the layers: 2 before 10, however they come."""
+    return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+
+
+def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    """x W^T + b."""
+    return paddle.matmul(x, weight, transpose_y=True) + bias
+
+
+STORED = "prompt_embeddings"
+STARTS = ("vocab", "random")
+_LEARNED_PROJECTION = "prefix_encoder."
+
+
+@PEFT_METHODS.register("prefix_tuning")
+@dataclass(kw_only=True)
+class PrefixTuningConfig(PeftConfig):
+    """Options of prefix tuning.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    starts_from_weights: ClassVar[bool] = True
+    peft_type: ClassVar[str] = "PREFIX_TUNING"
+    mergeable: ClassVar[bool] = False
+    starts_as_base: ClassVar[bool] = False
+    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    model_class: ClassVar[type[nn.Layer] | None] = PrefixModel
+    paddlenlp_config: ClassVar[str | None] = "prefix_config.json"
+    paddlenlp_array: ClassVar[str | None] = "pre_caches.npy"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
+
+    path: str | None = option(None, help="Folder of a prefix to start from; its structure is taken.", key="prefix_path")
+    num_tokens: int = option(
+        128,
+        help="Length of the prefix.",
+        minimum=1,
+        maximum=65536,
+        key="num_prefix_tokens",
+        arguments=("num_virtual_tokens",),
+    )
+    init: str = option(
+        "vocab",
+        help="Start: what tokens drawn at random leave in every layer (vocab), or small noise (random).",
+        choices=STARTS,
+        key="prefix_init",
+    )
+    projection: bool = option(
+        False, help="Learn the prefix through a network of two layers, which can be steadier.", key="prefix_projection"
+    )
+    projection_hidden_size: int | None = option(
+        None,
+        help="Width of that network. Unset: that of a layer's keys.",
+        minimum=1,
+        key="prefix_projection_hidden_size",
+        arguments=("encoder_hidden_size",),
+    )
+    dropout: float = option(0.0, help="Dropout on the prefix while training.", minimum=0, below=1, key="prefix_dropout")
+
+    def __post_init__(self) -> None:
+        require_whole("num_prefix_tokens", self.num_tokens)
+        require_choice("prefix_init", self.init, STARTS)
+        require_share("prefix_dropout", self.dropout)
+        if self.projection_hidden_size is not None:
+            require_whole("prefix_projection_hidden_size", self.projection_hidden_size)
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:
+        hidden_size = None
+        if self.projection:
+            hidden_size = self.projection_hidden_size or base.k_proj.out_features
+        return PrefixAttention(base, self.num_tokens, hidden_size, self.dropout, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> PrefixTuningConfig:
+        assert isinstance(stored, PrefixTuningConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        shape = model.config
+        width = shape.num_key_value_heads * shape.head_dim
+        return {
+            "num_virtual_tokens": self.num_tokens,
+            "num_layers": shape.num_hidden_layers,
+            "num_attention_heads": shape.num_key_value_heads,
+            "token_dim": width,
+            "num_transformer_submodules": 1,
+            "prefix_projection": self.projection,
+            "encoder_hidden_size": self.projection_hidden_size or width,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
+        read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
+        read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # the tensors and the model say it
+        if fields.get("num_transformer_submodules") in (None, 1):
+            read.add("num_transformer_submodules")
+        refuse_unread_fields(fields, read)
+        return cls(
+            num_tokens=required_field(fields, "num_virtual_tokens"),
+            init="random",  # what comes first is overwritten by what is stored
+            projection=bool(fields.get("prefix_projection")),
+            projection_hidden_size=fields.get("encoder_hidden_size"),
+        )
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys and values of all layers side by side, [P, layers * 2 * E]; what makes them beside it, to train on."""
+        if not self.projection:
+            return {STORED: paddle.concat([tensors[name].flatten(1) for name in in_layer_order(tensors)], axis=1)}
+        made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
+        return {STORED: paddle.concat(made, axis=1), **tensors}
+
+    def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
+        """A projection that was left out (PEFT keeps its result alone) leaves a prefix without one."""
+        if any(name.startswith(_LEARNED_PROJECTION) for name in names):
+            return self
+        return dataclasses.replace(self, projection=False, projection_hidden_size=None)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a projection made is beside it in the file, and is made again."""
+        return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
+        dropout = fields.get("prefix_dropout") or 0.0
+        return cls(num_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
+
+    @classmethod
+    def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
+        """PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H]. There positions of a document begin at 0.
+
+        Raises:
+            ValueError: the array has another shape.
+        """
+        if value.ndim != 5 or value.shape[1] != 2:
+            raise ValueError(f"{cls.paddlenlp_array}: a shape of {list(value.shape)}, not [layers, 2, K, P, H].")
+        per_layer = value.transpose(0, 3, 1, 2, 4)
+        return {
+            f"model.layers.{index}.self_attn.{PrefixModel.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)
+            for index, prefix_P2KH in enumerate(per_layer)
+        }

@@ -1,0 +1,238 @@
+"""Prompt tuning (Lester et al. 2021, arXiv 2104.08691): learned input vectors before every document.
+
+    decoder([P; E(tokens)])        P [tokens, D] learned, E the frozen embedding
+
+P takes positions 0 to P-1 and a document's own begin behind it. As attention is causal, P comes out of every layer the
+same whatever follows, so that a pack of documents runs it once, and all of them see its keys and values. When decoding
+these are made once and kept before all rows.
+
+Shapes: B batch, S sequence, D hidden, V vocabulary, P learned vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.ops.cpu.bf16 import beside
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
+from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
+from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
+from paddlenlp_ext.peft.option_checks import require_choice, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+STORED = "prompt_embeddings"
+STARTS = ("vocab", "random", "text")
+_PEFT_STARTS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
+_LAYER = "model.embed_tokens"
+
+
+class PromptModel(PeftModel):
+    """A model that reads the learned vectors before every document."""
+
+    def __init__(self, model: nn.Layer, peft_config: PromptTuningConfig) -> None:
+        super().__init__(model, peft_config)
+        embedding = model.model.embed_tokens
+        if peft_config.init == "text" and has_values(embedding):
+            embedding.start_from(_token_ids(peft_config, model.config.name_or_path))
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: Any = None,
+        cache: Any = None,
+    ) -> paddle.Tensor:
+        """[B, S, D] of the tokens alone; arguments as the model's, positions counted without the vectors.
+
+        Raises:
+            ValueError: the documents' lengths do not add up to the rows'.
+        """
+        if not self.adapter_enabled:
+            return super().hidden_states(input_ids, position_ids, document_lengths, cache)
+        decoder = self.base_model.model
+        prompt_PD = decoder.embed_tokens.vectors()
+        num_before = prompt_PD.shape[0]
+        if cache is not None:
+            if cache.is_new:
+                cache.begin_with(keys_and_values(decoder, prompt_PD))
+            inputs = decoder.attention_inputs(
+                input_ids, position_ids, document_lengths, cache, first_position=num_before
+            )
+            return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+        batch, length = input_ids.shape
+        rows = [[length]] * batch if document_lengths is None else document_lengths
+        if [sum(row) for row in rows] != [length] * batch:
+            raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
+        one_row = [document for row in rows for document in row]
+        inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [one_row], None)
+        if position_ids is None:
+            position_ids = paddle.to_tensor(next(iter(inputs.layouts.values())).positions())
+        own_1T = position_ids.reshape([1, -1]) + num_before
+        # In one call: with some scalings the angles depend on the longest position.
+        cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_before).unsqueeze(0), own_1T], axis=1))
+        inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_before)
+        tokens_BSD = decoder.embed_tokens(input_ids)
+        tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
+        x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
+        return decoder.run_layers(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """All rows in one, behind the vectors."""
+        return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
+
+
+@PEFT_METHODS.register("prompt_tuning")
+@dataclass(kw_only=True)
+class PromptTuningConfig(PeftConfig):
+    """Options of prompt tuning.
+
+    Raises:
+        ValueError: a value out of its range, or a start from text without the text.
+    """
+
+    starts_from_weights: ClassVar[bool] = True
+    peft_type: ClassVar[str] = "PROMPT_TUNING"
+    mergeable: ClassVar[bool] = False
+    starts_as_base: ClassVar[bool] = False
+    model_class: ClassVar[type[nn.Layer] | None] = PromptModel
+    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        "init",
+        "init_text",
+        "tokenizer_name_or_path",
+    }
+
+    num_tokens: int = option(
+        20, help="How many vectors are learned.", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
+    )
+    init: str = option(
+        "vocab",
+        help="Start: embeddings of tokens drawn at random (vocab), of a text's tokens (text), or noise (random).",
+        choices=STARTS,
+    )
+    init_text: str | None = option(None, help="The text that they start from, cut or repeated to their number.")
+    tokenizer_name_or_path: str | None = option(None, help="Tokenizer of that text. Unset: the model's own.")
+
+    def __post_init__(self) -> None:
+        require_whole("prompt_tuning_num_tokens", self.num_tokens)
+        self.init = _PEFT_STARTS.get(self.init, self.init)
+        require_choice("prompt_tuning_init", self.init, STARTS)
+        if (self.init == "text") != bool(self.init_text):
+            raise ValueError(
+                f"prompt_tuning_init={self.init!r} with prompt_tuning_init_text={self.init_text!r}: "
+                "give the text and 'text', or neither."
+            )
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return [_LAYER]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
+        return PromptEmbedding(base, self.num_tokens, self.init, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> PromptTuningConfig:
+        assert isinstance(stored, PromptTuningConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        shape = model.config
+        return {
+            "num_virtual_tokens": self.num_tokens,
+            "num_layers": shape.num_hidden_layers,
+            "num_attention_heads": shape.num_attention_heads,
+            "token_dim": shape.hidden_size,
+            "num_transformer_submodules": 1,
+            "prompt_tuning_init": "RANDOM",  # what they are is in the file; how they began concerns no reader
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PromptTuningConfig:
+        read = {"num_virtual_tokens", "prompt_tuning_init", "prompt_tuning_init_text"}
+        read |= {"tokenizer_name_or_path", "tokenizer_kwargs"}  # of the start
+        read |= {"num_layers", "num_attention_heads", "token_dim"}  # the tensor and the model say it
+        if fields.get("num_transformer_submodules") in (None, 1):
+            read.add("num_transformer_submodules")
+        refuse_unread_fields(fields, read)
+        return cls(num_tokens=required_field(fields, "num_virtual_tokens"), init="random")
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return {STORED: tensors[f"{_LAYER}.{STORED}"]}
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {f"{_LAYER}.{name}" if name == STORED else name: value for name, value in tensors.items()}
+
+
+class PromptEmbedding(AdapterLayer):
+    """The token embedding, with the learned vectors kept beside it; tokens are embedded as before.
+
+    Args:
+        base: the token embedding.
+        num_tokens: P.
+        start: one of STARTS.
+        seed, name: fix the start.
+    """
+
+    def __init__(self, base: nn.Layer, num_tokens: int, start: str, seed: int, name: str) -> None:
+        super().__init__(base)
+        shape = (num_tokens, base.weight.shape[1])
+        self.prompt_embeddings = self.create_parameter(
+            list(shape), dtype=beside(base.weight.dtype), default_initializer=nn.initializer.Constant()
+        )
+        if not has_values(base):
+            return
+        generator = generator_for(seed, f"{name}.{STORED}")
+        if start == "random":
+            spread = float(base.weight.astype("float32").std())
+            self._set(spread * generator.standard_normal(shape, np.float32))
+        else:
+            self.start_from(generator.integers(0, base.weight.shape[0], num_tokens))
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """The tokens' table, which a tied head shares."""
+        return self.base.weight
+
+    def vectors(self) -> paddle.Tensor:
+        """[P, D]; zeros on the later stages of a pipeline, where nobody reads them."""
+        prompt_PD = self.prompt_embeddings
+        return prompt_PD if self.is_here else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
+
+    def start_from(self, token_ids: np.ndarray) -> None:
+        """Let each vector be the embedding of a token."""
+        self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
+
+    def adapted(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """[...] to [..., D]."""
+        return self.base(input_ids)
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Whole: hidden states are."""
+        return dict.fromkeys(self.own_state())
+
+    def _set(self, value: np.ndarray) -> None:
+        self.prompt_embeddings.set_value(paddle.to_tensor(value).astype(self.prompt_embeddings.dtype))
+
+
+def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray:
+    """The text's tokens, cut or repeated to the number of vectors.
+
+    Raises:
+        ValueError: nobody names a tokenizer, or the text has no tokens.
+    """
+    name = config.tokenizer_name_or_path or model_name
+    if name is None:
+        raise ValueError("prompt_tuning_init='text': give prompt_tuning_tokenizer_name_or_path, the model names none.")
+    token_ids = load_tokenizer(name)(config.init_text)["input_ids"]
+    if not token_ids:
+        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens: give some words.")
+    return np.resize(np.asarray(token_ids, np.int64), config.num_tokens)

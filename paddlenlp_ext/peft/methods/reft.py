@@ -1,0 +1,307 @@
+"""ReFT: Representation Finetuning for Language Models (Wu et al. 2024, arXiv 2404.03592).
+
+    LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, throughout training
+
+h is the residual stream behind a decoder layer, at the first n and last m positions of the prompt alone
+(reft_positions.py); no weight changes, so that nothing can be merged. The variants: reft_interventions.py.
+
+Shapes: B batch, S sequence, D hidden size, P chosen positions.
+
+Which slots of a forward pass ReFT changes: the first n and last m positions of every prompt.
+
+Positions count in the prompt, from its first real token: padding, before or behind, and neighbours in a pack do not
+shift them. A prompt shorter than n + m is changed at each of its positions, once. What is the prompt:
+
+    in training      what precedes the document's last answer; in a conversation its earlier turns are part of it, as
+                     they are when the model is asked to give that answer
+    in generation    the prompt; the tokens that are generated are not changed
+    otherwise        the lengths that the caller gives, else the whole document
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.peft.methods._reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
+from paddlenlp_ext.peft.option_checks import require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.registry import did_you_mean
+
+
+@dataclass(frozen=True)
+class Positions:
+    """`first` positions from a prompt's beginning and `last` at its end."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as a forward pass sees it.
+
+    Attributes:
+        origin: the slot where its position 0 lies or would lie, counted through the whole batch.
+        begin, end: its positions that the pass computes: begin <= position < end.
+        prompt_length: how many positions the prompt has.
+    """
+
+    origin: int
+    begin: int
+    end: int
+    prompt_length: int
+
+
+def parse_positions(text: str) -> Positions:
+    """Read "f7+l7", "f7" or "l3".
+
+    Raises:
+        ValueError: it reads otherwise, or asks for no position at all.
+    """
+    counts: dict[str, int] = {}
+    for part in text.replace(" ", "").split("+"):
+        match = re.fullmatch(r"([fl])(\d+)", part)
+        if match is None or match[1] in counts:
+            break
+        counts[match[1]] = int(match[2])
+    else:
+        if any(counts.values()):
+            return Positions(counts.get("f", 0), counts.get("l", 0))
+    raise ValueError(
+        f'position={text!r} names no positions; write "f7" for the first 7 of the prompt, "l7" for its last 7, or '
+        '"f7+l7" for both.'
+    )
+
+
+def packed_documents(
+    document_lengths: Sequence[Sequence[int]], prompt_lengths: Sequence[Sequence[int]] | None
+) -> list[Document]:
+    """The documents of a pass without a cache.
+
+    Args:
+        document_lengths: of each row of the batch.
+        prompt_lengths: as many numbers, 0 where nothing is to be changed; None: all of each document is prompt.
+
+    Raises:
+        ValueError: prompt lengths that do not belong to these documents.
+    """
+    prompts = document_lengths if prompt_lengths is None else prompt_lengths
+    lengths = [length for row in document_lengths for length in row]
+    wanted = [length for row in prompts for length in row]
+    if [len(row) for row in prompts] != [len(row) for row in document_lengths] or any(
+        not 0 <= prompt <= length for prompt, length in zip(wanted, lengths, strict=True)
+    ):
+        raise ValueError(f"prompt_lengths {prompts} do not fit documents of {document_lengths} tokens.")
+    origins = np.cumsum([0, *lengths[:-1]]).tolist()
+    return [Document(origin, 0, end, prompt) for origin, end, prompt in zip(origins, lengths, wanted, strict=True)]
+
+
+def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, prompt_end: int) -> list[Document]:
+    """The documents of a pass over left-padded rows with a cache, one a row.
+
+    Args:
+        key_starts: column of each row's first token.
+        num_seen: columns that the cache holds already.
+        num_new: columns of this pass.
+        prompt_end: the column where all prompts end.
+    """
+    return [
+        Document(
+            origin=row * num_new + start - num_seen,
+            begin=num_seen - start,
+            end=num_seen + num_new - start,
+            prompt_length=prompt_end - start,
+        )
+        for row, start in enumerate(key_starts)
+    ]
+
+
+def chosen_slots(documents: Sequence[Document], positions: Positions) -> np.ndarray:
+    """The slots to change, int64, ascending, each once."""
+    chosen: list[int] = []
+    for document in documents:
+        head_end = min(positions.first, document.prompt_length)
+        tail_begin = max(head_end, document.prompt_length - positions.last)
+        for begin, end in ((0, head_end), (tail_begin, document.prompt_length)):
+            begin, end = max(begin, document.begin), min(end, document.end)
+            chosen.extend(range(document.origin + begin, document.origin + end))
+    return np.array(chosen, dtype=np.int64)
+
+
+_DOCUMENTED_SPELLINGS = {"LoReftIntervention": "LoreftIntervention"}
+_FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bias", "dropout")
+
+
+class ReftModel(PeftModel):
+    """Works out which positions a forward pass changes and hands them to the layers."""
+
+    peft_config: ReFTConfig
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: Sequence[Sequence[int]] | None = None,
+        cache: Any = None,
+        prompt_lengths: Sequence[Sequence[int]] | None = None,
+    ) -> paddle.Tensor:
+        """Last hidden states [B, S, D]; arguments as the model's, and `prompt_lengths`.
+
+        Args:
+            prompt_lengths: for each row of the batch how many positions of each document are its prompt; None: all,
+                or, with a cache, those that came up to its `prompt_end`.
+
+        Raises:
+            ValueError: prompt lengths that do not fit the documents, or that come together with a cache.
+        """
+        num_rows, num_slots = input_ids.shape
+        if cache is None:
+            documents = packed_documents(document_lengths or [[num_slots]] * num_rows, prompt_lengths)
+        elif prompt_lengths is not None:
+            raise ValueError("prompt_lengths and cache exclude each other: the cache knows where its prompts end.")
+        else:
+            seen = cache.length
+            prompt_end = getattr(cache, "prompt_end", None) or seen or num_slots
+            key_starts = cache.key_starts.tolist() if seen < prompt_end else [prompt_end] * num_rows
+            documents = cached_documents(key_starts, seen, num_slots, prompt_end)
+        slots = chosen_slots(documents, parse_positions(self.peft_config.position))
+        chosen = ChosenSlots(paddle.to_tensor(slots) if len(slots) else None)
+        decoder = self.base_model.model
+        inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache)
+        inputs = dataclasses.replace(inputs, adapter_inputs=chosen)
+        return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+
+
+@PEFT_METHODS.register("reft")
+@dataclass(kw_only=True)
+class ReFTConfig(PeftConfig):
+    """Options of ReFT; their keys have no prefix, as in PaddleNLP.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "REFT"
+    mergeable: ClassVar[bool] = False
+    reads_prompts: ClassVar[bool] = True
+    model_class: ClassVar[type[nn.Layer] | None] = ReftModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
+    excludes: ClassVar[Mapping[str, str]] = {
+        "sequence_parallel": "positions are picked out of whole sequences, of which a process has only a part"
+    }
+
+    layers: str = option("all", help='Decoder layers behind which h is changed: "all", or "0;1;2".', key="layers")
+    position: str = option(
+        "f7+l7", help="Positions of the prompt: f7 the first 7, l7 the last 7, f7+l7 both.", key="position"
+    )
+    intervention_type: str = option(
+        "LoreftIntervention",
+        help="What is done to h.",
+        choices=(*INTERVENTION_TYPES, *_DOCUMENTED_SPELLINGS),
+        key="intervention_type",
+    )
+    rank: int = option(8, help="Directions in which h is changed.", minimum=1, key="rank", arguments=("r",))
+    act_fn: str = option("linear", help="Activation f.", choices=tuple(ACTIVATIONS), key="act_fn")
+    add_bias: bool = option(
+        False, help="A bias in the projection of NoreftIntervention; b is there in any case.", key="add_bias"
+    )
+    dropout: float = option(0.0, help="Dropout on what is changed, while training.", minimum=0, below=1, key="dropout")
+
+    def __post_init__(self) -> None:
+        self.intervention_type = _DOCUMENTED_SPELLINGS.get(self.intervention_type, self.intervention_type)
+        for key, known in (("intervention_type", INTERVENTION_TYPES), ("act_fn", tuple(ACTIVATIONS))):
+            value = getattr(self, key)
+            if value not in known:
+                raise ValueError(f"{key}={value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
+        if self.intervention_type == TINY and (self.act_fn != "linear" or self.add_bias):
+            raise ValueError(f"{TINY} has neither activation nor bias: leave act_fn at linear and add_bias at false.")
+        require_whole("rank", self.rank)
+        parse_positions(self.position)
+        _layer_numbers(self.layers)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        known = [name for name, _ in model.named_sublayers() if re.fullmatch(r"(.*\.)?layers\.\d+", name)]
+        numbers = _layer_numbers(self.layers)
+        if numbers is None:
+            return known
+        beyond = [number for number in numbers if number >= len(known)]
+        if beyond:
+            raise ValueError(f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, no {beyond[0]}.")
+        return [known[number] for number in numbers]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> ReftLayer:
+        hidden_size = base.input_layernorm.weight.shape[0]
+        intervention = build_intervention(
+            self.intervention_type, hidden_size, self.rank, self.act_fn, self.add_bias, seed, f"{name}.intervention"
+        )
+        return ReftLayer(base, intervention, self.dropout)
+
+    def warm_start(self, stored: PeftConfig) -> ReFTConfig:
+        assert isinstance(stored, ReFTConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in _FIELDS}
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> ReFTConfig:
+        refuse_unread_fields(fields, set(_FIELDS))
+        return cls(**{field: fields[field] for field in _FIELDS if field in fields})
+
+
+@dataclass(frozen=True)
+class ChosenSlots:
+    """The slots of one forward pass that are changed, int64 [P] in the flattened batch; None for none."""
+
+    index: paddle.Tensor | None
+
+
+class ReftLayer(AdapterLayer):
+    """A decoder layer whose output is changed at the chosen positions."""
+
+    def __init__(self, base: nn.Layer, intervention: nn.Layer, dropout: float) -> None:
+        super().__init__(base)
+        self.intervention = intervention
+        self.dropout = dropout
+
+    def adapted(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+        """[B, S, D] to [B, S, D]. The chosen positions come with the pass, so that a recomputed layer has its own."""
+        h_BSD = self.base(x_BSD, inputs)
+        chosen = inputs.adapter_inputs
+        assert isinstance(chosen, ChosenSlots), "ReFT's layers run under ReftModel.hidden_states alone"
+        if chosen.index is None:
+            return h_BSD
+        h_TD = h_BSD.flatten(0, 1)
+        with paddle.amp.auto_cast(enable=False):
+            changed_PD = self.intervention(paddle.gather(h_TD, chosen.index).astype("float32"))
+        changed_PD = F.dropout(changed_PD, self.dropout, training=self.training) if self.dropout else changed_PD
+        return paddle.scatter(h_TD, chosen.index, changed_PD.astype(h_TD.dtype)).reshape(h_BSD.shape)
+
+
+def _layer_numbers(layers: str) -> list[int] | None:
+    """The numbers in "0;1;2", ascending; None for "all".
+
+    Raises:
+        ValueError: the text reads otherwise.
+    """
+    text = layers.replace(" ", "") if isinstance(layers, str) else ""
+    if text == "all":
+        return None
+    if not re.fullmatch(r"\d+([;,]\d+)*", text):
+        raise ValueError(f'layers={layers!r} names no layers; write "all", or numbers as "0;1;2".')
+    return sorted({int(number) for number in re.split("[;,]", text)})

@@ -1,0 +1,235 @@
+"""SoRA: Sparse Low-rank Adaptation of Pre-trained Language Models (Ding et al. 2023, arXiv 2311.11696).
+
+    y = x W^T + s ((dropout(x) A^T) * g) B^T        delta W = s B diag(g) A        s = alpha / r
+    A [r, in] ~ Kaiming-uniform, B [out, r] = 0, gate g [r] ~ N(0, 1)
+
+A, B and g follow the optimizer. After each of its steps, with η the gate's learning rate in that step,
+
+    g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
+
+the proximal step of the loss with λ |g|_1 beside it: gates that the loss does not hold go to zero and stay there, and
+with them their rank. `penalty` adds the mean |g| to the loss as well, as the published code does. A finished run leaves
+a plain LoRA over the ranks whose gate is open, g multiplied into A.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+
+class SoRAModel(PeftModel):
+    """Closes gates after each step; what it leaves is a LoRA."""
+
+    def layers(self) -> dict[str, SoRALinear]:
+        """The adapted layers by name."""
+        return {name: layer for name, layer in adapter_layers(self.base_model) if isinstance(layer, SoRALinear)}
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """The gates' mean absolute value; a stage's share of it."""
+        if self.peft_config.penalty == 0:
+            return None
+        layers = self.layers().values()
+        gates = [layer.gate for layer in layers if layer.is_here]
+        if not gates:
+            return None
+        return paddle.concat(gates).abs().sum() * (self.peft_config.penalty / sum(layer.rank for layer in layers))
+
+    @paddle.no_grad()
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """The proximal step of the gates."""
+        threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
+        for layer in self.layers().values():
+            if layer.is_here:
+                layer.gate.set_value(F.softshrink(layer.gate, threshold))
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write a plain LoRA over the open ranks; layers without one are left out."""
+        layers, whole, plain = self.layers(), self.whole_state(tensors), {}
+        opened = {name: np.flatnonzero(whole[f"{name}.gate"].numpy()) for name in layers}
+        ranks = {name: indices.size for name, indices in opened.items() if indices.size}
+        if not ranks:
+            first = next(iter(layers))
+            ranks, opened[first] = {first: 1}, np.array([0])
+            logger.warning("every gate is closed: the adapter changes nothing. Lower sora_sparse_lambda")
+        total = sum(layer.rank for layer in layers.values())
+        logger.info(
+            "SoRA: %d of %d ranks are open, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)
+        )
+        lora = self.peft_config.finished(ranks)
+        fields = lora.to_adapter_config(self.base_model)
+        fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
+        for name in ranks:
+            own = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
+            a, b = as_lora(*own, opened[name])
+            plain |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        self.write_files(folder, lora.peft_type, fields, plain)
+
+
+@PEFT_METHODS.register("sora")
+@dataclass(kw_only=True)
+class SoRAConfig(PeftConfig):
+    """Options of SoRA.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "SORA"
+    model_class: ClassVar[type[nn.Layer] | None] = SoRAModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
+
+    rank: int = option(
+        16, help="Rank of every layer's update at the start.", minimum=1, maximum=65536, arguments=("r",)
+    )
+    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: 2 * rank.", above=0)
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    sparse_lambda: float = option(
+        0.5, help="Weight of |gate| in what is minimized: each step, gates shrink by this times their learning rate.",
+        minimum=0,
+    )  # fmt: skip
+    penalty: float = option(0.1, help="Weight of the gates' mean absolute value in the loss.", minimum=0)
+    gate_scale: float = option(1.0, help="The learning rate of the gates is this multiple of the others'.", above=0)
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("sora_rank", self.rank)
+        if self.alpha is None:
+            self.alpha = 2 * self.rank
+        require_positive("sora_alpha", self.alpha)
+        require_positive("sora_gate_scale", self.gate_scale)
+        require_share("sora_dropout", self.dropout)
+        for name in ("sparse_lambda", "penalty"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0.")
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "sora_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> SoRALinear:
+        return SoRALinear(base, self.rank, self.alpha / self.rank, self.dropout, seed, name)
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        return self.gate_scale if parameter_name.endswith(".gate") else 1.0
+
+    def warm_start(self, stored: PeftConfig) -> SoRAConfig:
+        assert isinstance(stored, SoRAConfig)
+        shape = {name: getattr(stored, name) for name in ("rank", "alpha", "target_modules")}
+        return dataclasses.replace(self, **shape)
+
+    def finished(self, ranks: Mapping[str, int]) -> LoRAConfig:
+        """The LoRA with these ranks (layer -> rank) and this method's scale."""
+        assert self.alpha is not None
+        scaling, usual = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
+        others = {name: rank for name, rank in ranks.items() if rank != usual}
+        return LoRAConfig(
+            rank=usual,
+            alpha=scaling * usual,
+            dropout=self.dropout,
+            rank_pattern=others,
+            alpha_pattern={name: scaling * rank for name, rank in others.items()},
+        )
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "sparse_lambda": self.sparse_lambda,
+            "penalty": self.penalty,
+            "gate_scale": self.gate_scale,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> SoRAConfig:
+        same = {"sparse_lambda", "penalty", "gate_scale"}
+        refuse_unread_fields(fields, {*same, "r", "lora_alpha", "lora_dropout", "target_modules"})
+        return cls(
+            **{name: fields[name] for name in same if name in fields},
+            rank=fields.get("r", 16),
+            alpha=fields.get("lora_alpha"),
+            dropout=fields.get("lora_dropout", 0.0),
+            target_modules=targets_from_peft(fields),
+        )
+
+
+class SoRALinear(LinearAdapter):
+    """A linear with a gated low-rank update.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        rank: r.
+        scaling: s.
+        dropout: probability, on the adapter's input while training.
+        seed, name: fix the values of A and g.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.rank, self.scaling, self.dropout = rank, scaling, dropout
+        a = kaiming_uniform((rank, base.in_features), seed, f"{name}.lora_A.weight")
+        self.lora_A = Factor(a, self.dtype)
+        self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
+        gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
+        # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
+        self.gate = new_parameter(self, gate, "float32")
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]."""
+        inner = self.dropped(x)
+        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True)
+        inner = inner * (self.gate * self.scaling).astype(inner.dtype)
+        return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
+
+    def kept_numbers(self) -> float:
+        """x A^T, before it is weighed and after."""
+        return 2 * self.rank
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """s diag(g) A and B."""
+        gate = (self.gate * self.scaling).unsqueeze(1)
+        return self.lora_A.weight.astype("float32") * gate, self.lora_B.weight.astype("float32")
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """Cut where the base is cut: B along the outputs, A along the inputs; the gate is whole."""
+        a_axis, b_axis = factor_axes(style)
+        return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
+
+
+def as_lora(
+    a: paddle.Tensor, b: paddle.Tensor, gate: paddle.Tensor, ranks: np.ndarray
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """A [r', in] with the gate [r] multiplied in, and B [out, r'], of those ranks and in A's own format."""
+    gated = a.astype("float32") * gate.unsqueeze(1)
+    return take_ranks(gated, ranks, 0).astype(a.dtype), take_ranks(b, ranks, 1)

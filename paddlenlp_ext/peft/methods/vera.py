@@ -1,0 +1,259 @@
+"""VeRA: Vector-based Random Matrix Adaptation (Kopiczko et al. 2023, arXiv 2310.11454).
+
+y = x W^T + b * ((d * (dropout(x) A^T)) B^T)        delta W = diag(b) B diag(d) A
+A [r, widest in], B [widest out, r]: random, frozen, one pair for all layers; a layer uses the first `in` columns of A
+and the first `out` rows of B. A layer trains two vectors: d [r] = d_initial, b [out] = 0.
+
+The pair follows from `projection_prng_key` and the sizes (vera_projections.py). It is the one that Hugging Face PEFT
+makes from the same key, so that an adapter saved without the pair is read alike there and here.
+
+Shapes: r rank, in/out features of the adapted linear.
+
+The random matrices of VeRA, as PyTorch's CPU generator draws them, to the bit, without PyTorch.
+
+`torch.Generator().manual_seed(key)` is the Mersenne Twister MT19937 in its original 32-bit seeding (Matsumoto and
+Nishimura 1998), which NumPy has too; `Tensor.uniform_` of float32 takes the low 24 bits of each output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, Parts, adapter_layers
+from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.sharding_spec import Style
+
+
+class Projections:
+    """The pair that all layers of an adapter share: `a` [r, widest in], `b` [widest out, r]; no parameters.
+
+    Args:
+        rank, widest_in, widest_out: its sizes.
+        key: what its values follow from.
+        dtype: its format, the base's.
+        stored: whether files hold it, not only `key`.
+    """
+
+    def __init__(
+        self, rank: int, widest_in: int, widest_out: int, key: int, dtype: paddle.dtype, stored: bool = True
+    ) -> None:
+        self.key, self.dtype, self.stored = key, dtype, stored
+        self.a, self.b = self._draw(rank, widest_in, widest_out)
+
+    def redraw(self, key: int) -> None:
+        """Become the pair of another key, in place."""
+        self.key = key
+        for old, new in zip((self.a, self.b), self._draw(*self.a.shape, self.b.shape[0]), strict=True):
+            old.set_value(new)
+
+    def _draw(self, rank: int, widest_in: int, widest_out: int) -> list[paddle.Tensor]:
+        """Kaiming-uniform for ReLU, U(-sqrt(6 / in), sqrt(6 / in)) for [out, in]: first A, then B."""
+        source = TorchUniform(self.key)
+        shapes = ((rank, widest_in), (widest_out, rank))
+        values = [source.draw(shape, (6 / shape[1]) ** 0.5) for shape in shapes]
+        return [paddle.to_tensor(value).astype(self.dtype) for value in values]
+
+
+class TorchUniform:
+    """A stream of uniform float32 numbers.
+
+    Args:
+        key: of the generator; its low 32 bits count.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._bits = np.random.RandomState(key & 0xFFFFFFFF)
+
+    def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
+        """The next numbers of U(-bound, bound), in the order in which they lie in memory."""
+        raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
+        low, high = np.float32(-bound), np.float32(bound)
+        # In float64 and rounded once at the end, as the fused multiply-add of PyTorch's build does.
+        return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32)
+
+
+class VeRAModel(PeftModel):
+    """Resumes with the pair that the checkpoint was trained with, whatever key this run began with."""
+
+    def resume_from(self, stored: AdapterFiles) -> None:
+        super().resume_from(stored)
+        pairs = {id(layer.projections): layer.projections for _, layer in adapter_layers(self.base_model)}
+        for pair in pairs.values():
+            if pair.stored:
+                pair.key = stored.config.projection_prng_key
+            else:
+                pair.redraw(stored.config.projection_prng_key)
+
+
+@PEFT_METHODS.register("vera")
+@dataclass(kw_only=True)
+class VeRAConfig(PeftConfig):
+    """Two vectors a layer over one pair of random matrices (VeRA).
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    peft_type: ClassVar[str] = "VERA"
+    model_class: ClassVar[type[nn.Layer] | None] = VeRAModel
+    own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
+    paddlenlp_config: ClassVar[str | None] = "vera_config.json"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
+
+    rank: int = option(
+        256,
+        help="Rank r of the shared matrices; a layer trains r + out numbers.",
+        minimum=1,
+        maximum=65536,
+        arguments=("r",),
+    )
+    alpha: float | None = option(
+        None, help="PaddleNLP's scale alpha / rank; VeRA has none, so only vera_rank is taken."
+    )
+    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+    )
+    d_initial: float = option(0.1, help="What every element of d begins as.", above=0)
+    projection_prng_key: int | None = option(None, help="Seed of the shared matrices. Unset: the run's seed.")
+    save_projection: bool = option(True, help="Store the shared matrices too, not only their seed.")
+
+    def __post_init__(self) -> None:
+        self.target_modules = as_targets(self.target_modules)
+        require_whole("vera_rank", self.rank)
+        require_share("vera_dropout", self.dropout)
+        require_positive("vera_d_initial", self.d_initial)
+        if self.projection_prng_key is not None:
+            require_whole("vera_projection_prng_key", self.projection_prng_key, minimum=0)
+        if self.alpha not in (None, self.rank):
+            raise ValueError(
+                f"vera_alpha={self.alpha!r} is not vera_rank={self.rank!r}: VeRA's update has no scale; leave it out, "
+                "and let vera_d_initial say how large the update begins."
+            )
+
+    def targets(self, model: nn.Layer) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "vera_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> VeRALinear:
+        return self.wrapper({name: base}, seed)(name, base)
+
+    def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], VeRALinear]:
+        widest = [max(getattr(base, side) for base in bases.values()) for side in ("in_features", "out_features")]
+        key = seed if self.projection_prng_key is None else self.projection_prng_key
+        projections = functools.cache(lambda dtype: Projections(self.rank, *widest, key, dtype, self.save_projection))
+        return lambda name, base: VeRALinear(base, projections(base.compute_dtype), self.d_initial, self.dropout)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+        layers = dict(adapter_layers(model))
+        return {
+            "r": self.rank,
+            "vera_dropout": self.dropout,
+            "d_initial": self.d_initial,
+            "projection_prng_key": next(iter(layers.values())).projections.key,
+            "save_projection": self.save_projection,
+            "target_modules": shortest_targets(list(layers), model),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
+        read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
+        read |= {"layers_to_transform", "layers_pattern"}
+        if fields.get("init_weights") is True:  # how the vectors began
+            read.add("init_weights")
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 256),
+            dropout=fields.get("vera_dropout", 0.0),
+            d_initial=fields.get("d_initial", 0.1),
+            projection_prng_key=fields.get("projection_prng_key", 0),
+            save_projection=fields.get("save_projection", True),
+            target_modules=targets_from_peft(fields),
+        )
+
+    @classmethod
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
+        raise ValueError(
+            "PaddleNLP's VeRA has a matrix A of its own in each layer, made from the base's weights (pissa_init="
+            f"{fields.get('pissa_init', False)!r}) or by chance, and does not store it: the adapter can't be rebuilt "
+            "from this folder. Merge it with PaddleNLP's own merge_vera_params.py and go on from the merged model, or "
+            "train again."
+        )
+
+
+class VeRALinear(LinearAdapter):
+    """A linear with a random update that two vectors weigh.
+
+    Args:
+        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        projections: the shared pair, in the base's format.
+        d_initial: what d begins as.
+        dropout: probability, on the adapter's input while training.
+    """
+
+    def __init__(self, base: nn.Layer, projections: Projections, d_initial: float, dropout: float) -> None:
+        super().__init__(base)
+        self.projections = projections
+        self.dropout = dropout
+        self.first_input, self.first_output = 0, 0
+        self.vera_lambda_d = self.new_parameter(np.full(projections.a.shape[0], d_initial, np.float32))
+        self.vera_lambda_b = self.new_parameter(np.zeros(base.out_features, np.float32))
+
+    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
+        inner = self.dropped(x)
+        inner = paddle.matmul(inner, self._own_columns(), transpose_y=True) * self.vera_lambda_d
+        b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
+        return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
+
+    def kept_numbers(self) -> float:
+        """x A^T, before it is weighed and after."""
+        return 2 * self.projections.a.shape[0]
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """diag(d) A and diag(b) B."""
+        a = self._own_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
+        b = self._own_rows().astype("float32") * self.vera_lambda_b.astype("float32").unsqueeze(-1)
+        return a, b
+
+    def shared_state(self) -> dict[str, paddle.Tensor]:
+        return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
+
+    def placements(self, style: Style) -> dict[str, int | None]:
+        """b is cut along the outputs. The pair is whole: `first_input`, `first_output` say where a rank's part is."""
+        return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
+
+    def become_part(self, style: Style, parts: Parts) -> None:
+        super().become_part(style, parts)
+        if style == "colwise":
+            self.first_output = parts.index * self.out_features
+        elif style == "rowwise":
+            self.first_input = parts.index * self.in_features
+
+    def _own_columns(self) -> paddle.Tensor:
+        return self.projections.a[:, self.first_input : self.first_input + self.in_features]
+
+    def _own_rows(self) -> paddle.Tensor:
+        return self.projections.b[self.first_output : self.first_output + self.out_features]

@@ -1,0 +1,381 @@
+"""A model with an adapter: made, switched off, saved, loaded, merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
+from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers
+from paddlenlp_ext.peft.merge.in_memory import fold_in_place
+from paddlenlp_ext.peft.resume import require_same_function, require_same_method
+from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter, write_adapter
+from paddlenlp_ext.quantization.hf_config import options_to_dict
+from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
+from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+
+def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftModel:
+    """Add an adapter to a model, in place. Only the adapter trains from then on.
+
+    Args:
+        model: a decoder from `AutoModelForCausalLM`.
+        config: a method's config, such as `LoRAConfig`. With `path`, the adapter there is the start, and the fields
+            that shape it are the folder's; each one that differs from `config` is logged.
+        seed: fixes the adapter's random values, together with each parameter's name.
+
+    Raises:
+        ValueError: as `inject` and `PeftModel.load_weights`; the model is as it was then.
+    """
+    stored = read_adapter(config.path) if config.path else None
+    if stored is not None:
+        require_same_method(str(stored.folder), stored.config, config)
+        asked, config = config, config.warm_start(_fitted(stored.config, model))
+        for field in dataclasses.fields(config):
+            taken, wanted = getattr(config, field.name), getattr(asked, field.name)
+            if field.compare and taken != wanted:
+                logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
+    with undone_on_failure(model):
+        inject(model, config, seed)
+        peft_model = (config.model_class or PeftModel)(model, config)
+        if stored is not None:
+            peft_model.load_tensors(stored.tensors, str(stored.folder))
+            _warn_of_another_base(stored, peft_model.quantization)
+    return peft_model
+
+
+def _warn_of_another_base(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
+    """Say so where an adapter comes over weights in another format than it was trained over.
+
+    Other programs' files do not name the format, so that one that names none is taken as it is.
+    """
+    if stored.quantization not in (None, quantization):
+        logger.warning(
+            "%s was trained over weights in %s, and is put over weights in %s: the model is not the trained one",
+            stored.folder,
+            in_words(stored.quantization),
+            in_words(quantization),
+        )
+
+
+def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
+    """A stored config without targets that this model lacks, as long as it has some of them.
+
+    PaddleNLP lists the layers of all variants of a family; whether the adapter is this model's, its tensors say.
+    """
+    targets = getattr(config, "target_modules", None)
+    if not targets:
+        return config
+    return dataclasses.replace(config, target_modules=without_idle(linear_names(model), targets))
+
+
+class PeftModel(nn.Layer):
+    """A model and its adapter; used wherever the model itself is.
+
+    A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
+    overrides `hidden_states` (all paths lead through it), `plan_steps`, `before_training`, `auxiliary_loss`,
+    `after_step`, `training_state` with `restore_training_state`, or `save_finished`.
+    """
+
+    def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
+        super().__init__()
+        self.base_model = model
+        self.peft_config = peft_config
+        self.adapter_enabled = True
+        self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
+        """What each stage of a pipeline knows by name, to what all know; one process knows all."""
+
+    # -- the model's own interface ------------------------------------------------------------------------------------
+    @property
+    def config(self) -> Any:
+        """The decoder's config."""
+        return self.base_model.config
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """How the base's layers are quantized, None where they are not."""
+        return getattr(self.base_model, "quantization", None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Logits [B, S, V]; arguments as the model's."""
+        return self.logits(self.hidden_states(*args, **kwargs))
+
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Last hidden states [B, S, D]; arguments as the model's."""
+        return self.base_model.hidden_states(*args, **kwargs)
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """As the model's."""
+        return self.base_model.logits(hidden)
+
+    def head_weight(self) -> paddle.Tensor:
+        """The output head [V, D]."""
+        return self.base_model.head_weight()
+
+    @property
+    def vocabulary(self) -> Any:
+        """How embedding and head are cut, as the model's."""
+        return self.base_model.vocabulary
+
+    @property
+    def held_by_others(self) -> set[str]:
+        """What this process goes without, as the model's."""
+        return self.base_model.held_by_others
+
+    @property
+    def end_token_ids(self) -> list[int]:
+        """The tokens at which generation ends."""
+        return self.base_model.end_token_ids
+
+    def end_at(self, token_ids: Iterable[int]) -> None:
+        """Let generation end at these tokens too."""
+        self.base_model.end_at(token_ids)
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """New tokens with the adapter on; options as `generate.generate`'s."""
+        return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
+
+    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
+        """As the model's."""
+        self.base_model.enable_recompute(plan)
+
+    def draw_from(self, seed: int | None) -> None:
+        """As the model's."""
+        self.base_model.draw_from(seed)
+
+    def stream_shape(self, batch: int, length: int) -> list[int]:
+        """As the model's."""
+        return self.base_model.stream_shape(batch, length)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        """What the learning rate of that parameter is multiplied by."""
+        return self.peft_config.learning_rate_scale(parameter_name)
+
+    def plan_steps(self, total_steps: int) -> None:
+        """Called before the first step of every run, fresh or resumed, and in a dry run.
+
+        Raises:
+            ValueError: the method's schedule does not fit into so many steps.
+        """
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Called once before a fresh run's first step; `run_batch()` does forward and backward on the next batch."""
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """A scalar to add to each optimizer step's loss, or None."""
+        return None
+
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """Called after each optimizer step, before gradients are cleared; steps count from 1.
+
+        `learning_rate` is the step's, before `learning_rate_scale`.
+        """
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """What a resumed run needs beside the adapter's tensors and the optimizer's; saved in checkpoints alone."""
+        return {}
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take back what `training_state` gave, after the adapter's own tensors were loaded."""
+
+    def trainable_report(self) -> str:
+        """How much trains, in one line."""
+        trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
+        packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(self).values())
+        total = sum(p.size for p in self.parameters()) + packed
+        leaves: dict[str, int] = {}
+        for name, _ in adapter_layers(self):
+            leaf = next(part for part in reversed(name.split(".")) if not part.isdigit())
+            leaves[leaf] = leaves.get(leaf, 0) + 1
+        where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
+        return f"trainable parameters: {trainable:,} of {total:,} ({100 * trainable / total:.3f} %) in {where}"
+
+    @contextmanager
+    def adapter_disabled(self) -> Iterator[None]:
+        """Within the block the model is its base."""
+        layers = [layer for _, layer in adapter_layers(self)]
+        was_enabled, were_enabled = self.adapter_enabled, [layer.enabled for layer in layers]
+        self._enable(False, layers, [False] * len(layers))
+        try:
+            yield
+        finally:
+            self._enable(was_enabled, layers, were_enabled)
+
+    def _enable(self, adapter: bool, layers: list[AdapterLayer], each: list[bool]) -> None:
+        self.adapter_enabled = adapter
+        for layer, enabled in zip(layers, each, strict=True):
+            layer.enabled = enabled
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def adapter_state(self) -> dict[str, paddle.Tensor]:
+        """The adapter's tensors by the names they have in files."""
+        state = {name: t for name, t in self.state_dict().items() if not name.startswith("base_model.")}
+        for layer_name, layer in adapter_layers(self.base_model):
+            for name, tensor in layer.own_state().items():
+                state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
+        for _, layer in adapter_layers(self.base_model):
+            state.update(layer.shared_state())
+        return state
+
+    def tensors_to_save(self) -> dict[str, paddle.Tensor]:
+        """What `save_pretrained` and `save_finished` write, before the method turns it into its stored form."""
+        return self.adapter_state()
+
+    def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out.
+
+        `tensors` stand for `tensors_to_save` where these are parts.
+        """
+        fields = self.peft_config.to_adapter_config(self.base_model)
+        stored = self.peft_config.to_stored(self.whole_state(tensors))
+        self.write_files(folder, self.peft_config.peft_type, fields, stored)
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""
+        self.save_pretrained(folder, tensors)
+
+    def whole_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """The adapter's tensors: its own, or those given in their place, read where they are LazyTensors."""
+        if tensors is None:
+            return self.adapter_state()
+        lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
+        return {name: paddle.to_tensor(tensor.read(), dtype=tensor.dtype) for name, tensor in lazy.items()}
+
+    def write_files(
+        self,
+        folder: str | os.PathLike[str],
+        peft_type: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, paddle.Tensor],
+    ) -> None:
+        """Write an adapter of this model, `fields` beside those that every method has."""
+        shared = {
+            "peft_type": peft_type,
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.config.name_or_path,
+            "inference_mode": True,
+        }
+        if self.quantization is not None:  # our own field: merging and predicting need the base that was trained over
+            shared["base_quantization"] = options_to_dict(self.quantization)
+        write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
+
+    @classmethod
+    def from_pretrained(cls, model: nn.Layer, folder: str | os.PathLike[str]) -> PeftModel:
+        """Add the adapter of a folder to its base model. The result is in evaluation mode.
+
+        Args:
+            model: the base.
+            folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
+
+        Raises:
+            ValueError: no such adapter, one that asks for what is not available here, or one of another model; the
+                model is as it was then.
+        """
+        stored = read_adapter(folder)
+        adapted = cls.from_files(model, stored)
+        _warn_of_another_base(stored, adapted.quantization)
+        return adapted
+
+    @classmethod
+    def from_files(cls, model: nn.Layer, stored: AdapterFiles) -> PeftModel:
+        """As `from_pretrained`, of an adapter that was read already."""
+        with undone_on_failure(model):
+            config = _fitted(stored.config, model)
+            inject(model, config)
+            peft_model = (config.model_class or PeftModel)(model, config)
+            peft_model.load_tensors(stored.tensors, str(stored.folder))
+        peft_model.eval()
+        return peft_model
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Take the tensors of a saved adapter of the same structure, to resume.
+
+        Raises:
+            ValueError: its options make another function of them, or its tensors are not this adapter's; the message
+                names the options, or the tensors missing, surplus and misshapen.
+        """
+        self.resume_from(read_adapter(folder))
+
+    def resume_from(self, stored: AdapterFiles) -> None:
+        """As `load_weights`, of an adapter that was read already; a base of another name is warned of.
+
+        Raises:
+            ValueError: as `load_weights`, or the base is now quantized otherwise than it was.
+        """
+        before, now = stored.base_model, self.config.name_or_path
+        if before is not None and now is not None and os.path.realpath(before) != os.path.realpath(now):
+            logger.warning(
+                "%s was trained over %s, and goes on over %s: if these are not the same weights, the model is not the "
+                "trained one",
+                stored.folder,
+                before,
+                now,
+            )
+        if stored.quantization != self.quantization:
+            raise ValueError(
+                f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "
+                f"base now has them in {in_words(self.quantization)}: set weight_quantize_algo and its keys as they "
+                "were."
+            )
+        require_same_function(str(stored.folder), stored.config, self.peft_config)
+        self.load_tensors(stored.tensors, str(stored.folder))
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """Take tensors by their names in files; all or none.
+
+        Raises:
+            ValueError: as `load_weights`.
+        """
+        own = self.adapter_state()
+        wanted = {name: whole_shape(tensor) for name, tensor in own.items()}
+        misshapen = [
+            f"{name} (stored {list(tensors[name].shape)}, wanted {list(shape)})"
+            for name, shape in wanted.items()
+            if name in tensors and tuple(tensors[name].shape) != shape
+        ]
+        groups = {
+            "missing": sorted(own.keys() - tensors),
+            "surplus": sorted(tensors.keys() - own),
+            "misshapen": misshapen,
+        }
+        problems = [f"\n  {len(names)} {kind}: {_some(names)}" for kind, names in groups.items() if names]
+        if problems:
+            raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
+        for name, tensor in own.items():
+            if not is_on_stage(tensor):
+                continue
+            dtype, cut = str(tensor.dtype).removeprefix("paddle."), cut_of(tensor)
+            value = tensors[name] if cut is None else tensors[name][cut.index]
+            tensor.set_value(cast(value, str(value.dtype), dtype))
+
+    # -- merging ------------------------------------------------------------------------------------------------------
+    def merge_and_unload(self) -> nn.Layer:
+        """Fold the adapter into the weights and give the plain model back; this object is of no use afterwards.
+
+        Raises:
+            ValueError: the method can't be merged, or the base's weights are no plain numbers (quantized).
+        """
+        fold_in_place(self.base_model, self.peft_config)
+        return self.base_model
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

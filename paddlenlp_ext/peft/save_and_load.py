@@ -1,0 +1,155 @@
+"""Adapter folders: Hugging Face PEFT's layout is written and read, PaddleNLP's is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.checkpoint.dtypes import FLOATING
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, write_safetensors
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
+from paddlenlp_ext.peft.pdparams import read_pickled_arrays
+from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
+from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
+from paddlenlp_ext.utils.files import write_text
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_KEY_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter as it was stored.
+
+    `tensors` are the adapter's own, by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"); floating
+    ones are float32, which holds every stored format exactly.
+    """
+
+    folder: Path
+    config: PeftConfig
+    base_model: str | None
+    tensors: dict[str, np.ndarray]
+    quantization: QuantizationConfig | None = None
+    """How the base was quantized in training, None where it was not."""
+
+    def before_quantizing(
+        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+    ) -> paddle.Tensor:
+        """What is quantized in place of a weight of the base, so that it is what the adapter was trained over.
+
+        Arguments as `PeftConfig.before_quantizing`'s.
+        """
+        return self.config.before_quantizing_again(name, weight, rounded, self.tensors)
+
+    def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
+        """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
+
+        None where it is that already.
+
+        Raises:
+            ValueError: it is stored quantized, and otherwise than in training.
+        """
+        saved = from_quantization_config(base_config.get("quantization_config"))
+        if saved is None or self.quantization is None:
+            return self.quantization if saved is None else None
+        if saved != self.quantization:
+            raise ValueError(
+                f"{self.folder}: the adapter was trained over weights in {in_words(self.quantization)}, and this base "
+                f"is stored in {in_words(saved)}: give the base of the training, or the original model."
+            )
+        return None
+
+
+def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> AdapterFiles:
+    """Read an adapter folder.
+
+    Args:
+        folder: as `PeftModel.from_pretrained`'s.
+        allow_pickle: take the weights of a PaddleNLP folder from its `.pdparams` file where it has no others.
+
+    Raises:
+        ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
+    """
+    file = find_config(folder)
+    config, fields = read_config(file)
+    if file.name == CONFIG_FILE:
+        return _read_huggingface(file.parent, config, fields)
+    return _read_paddlenlp(file.parent, config, fields, allow_pickle)
+
+
+def write_adapter(
+    folder: str | os.PathLike[str],
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    own_keys: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write the two files of Hugging Face PEFT's layout; each appears whole. The config comes last.
+
+    `own_keys` is the method's.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {own_keys.get(name, f"{_KEY_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
+    write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
+    write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
+
+
+def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any]) -> AdapterFiles:
+    quantization = fields.get("base_quantization")
+    if quantization is not None:
+        with in_file(folder / CONFIG_FILE):
+            quantization = options_from_dict(quantization)
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise missing_weights(folder, WEIGHTS_FILE)
+    stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
+    own_names = {key: name for name, key in config.own_keys.items()}
+    strangers = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
+    if strangers:
+        raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
+    named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
+    config = config.for_tensors(named)
+    tensors = config.from_stored(named)
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization)
+
+
+def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
+    """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
+    method = type(config)
+    if method.paddlenlp_array:
+        if not (folder / method.paddlenlp_array).is_file():
+            raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read.")
+        array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
+        tensors = method.from_paddlenlp_array(array.astype(np.float32))
+        return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+    tensors = {}
+    for name, value in _paddlenlp_tensors(folder, allow_pickle).items():
+        renamed = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
+        if renamed is not None:
+            tensors[renamed[0]] = np.ascontiguousarray(renamed[1])
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
+
+
+def _paddlenlp_tensors(folder: Path, allow_pickle: bool) -> dict[str, np.ndarray]:
+    index = folder / "peft_model.safetensors.index.json"
+    if index.is_file():
+        return _read_all(ShardedSafetensors(index))
+    single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))
+    if len(single) == 1:
+        return _read_all(SafetensorsFile(single[0]))
+    if allow_pickle and not single and len(pickled) == 1:
+        return read_pickled_arrays(pickled[0])
+    raise missing_weights(folder, index.name)
+
+
+def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
+    return {name: source.read(name, "float32" if source.dtype(name) in FLOATING else None) for name in source.names()}
