@@ -4,7 +4,7 @@ r"""How evenly the stages of a pipeline are busy: seconds of each process's own 
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
 
 llm/run_finetune.py with a clock in it. The first process prints a JSON line at the end: for every stage its layers, its
-counted share of an even one (parallel/work.py), and its measured one.
+counted share of an even one (parallel/pipeline/cost_model.py), and its measured one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import paddle.distributed as dist
 
 from benchmarks.measure import report
 from llm import run_finetune
-from paddlenlp_ext.parallel import pipeline
-from paddlenlp_ext.parallel.stages import StagePlan
+from paddlenlp_ext.parallel.pipeline import runtime
+from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.process import run_command
 
@@ -32,9 +32,9 @@ class Busy:
 
     def watch(self) -> None:
         """Put a clock around every pass of every pipeline from now on."""
-        of_class = pipeline.Pipeline
+        of_class = runtime.Pipeline
         of_class._forward = self._timed(of_class._forward)
-        pipeline._backward = self._timed(pipeline._backward)
+        runtime._backward = self._timed(runtime._backward)
         run = of_class.run
 
         def counted(own: Any, *arguments: Any, **options: Any) -> None:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv)
     if not arguments.allow_pickle:
         parser.error("the shards are pickles (.pdparams): add --allow_pickle; what is no array in them is refused")
-    from paddlenlp_ext.parallel.saved_shards import merge_saved_shards
+    from paddlenlp_ext.parallel.paddlenlp_shards import merge_saved_shards
 
     report = merge_saved_shards(
         arguments.model_name_or_path,

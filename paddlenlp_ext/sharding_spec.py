@@ -1,6 +1,6 @@
 """The words in which a model family says how it is cut over devices.
 
-A tensor plan maps a layer's name pattern to a style; only `parallel/tensor.py` knows which axis a style cuts.
+A tensor plan maps a layer's name pattern to a style; only `parallel/tensor_parallel.py` knows which axis a style cuts.
 """
 
 from __future__ import annotations

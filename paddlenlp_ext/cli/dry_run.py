@@ -21,8 +21,8 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.parallel.stages import plan_stages
-from paddlenlp_ext.parallel.tensor import check_tensor_plan
+from paddlenlp_ext.parallel.pipeline.stages import plan_stages
+from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize, packed_size
 from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
 from paddlenlp_ext.train.hooks import training_hooks

@@ -1,10 +1,28 @@
 """What Paddle's gloo groups lack, made of what they have. Installed only where a run talks over gloo.
 
 Collectives are synchronous here: a call returns when the data has arrived, as `*_on_calc_stream` promises on GPUs.
+
+A key-value store for each gloo group, where its processes find each other.
+
+Paddle's gloo groups write their addresses into the launcher's store by place in the group alone ("0", "1", ...), in all
+groups the same. With a second group a process may read the address that another wrote for the first, or that the second
+place of another group wrote, and is refused or waits for ever: with two processes rarely, with more nearly always.
+In a store of its own a group reads nothing but its own addresses.
+
+Waiting for the other processes for as long as it takes.
+
+A collective over gloo gives up after 30 seconds, and Paddle has no way to ask for more. Where one process may keep the
+others longer, as one that writes a checkpoint does, all meet at the launcher's key-value store first. A meeting takes
+some 50 ms, so that steps have none: ranks whose steps differ by more than 30 seconds can't train together over gloo.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +30,43 @@ import paddle
 from paddle.base import core
 from paddle.distributed.parallel import ParallelEnv
 
-from paddlenlp_ext.parallel.stores import create_group
+from paddlenlp_ext.utils.distributed_env import world_size
+
+_create_at = core.ProcessGroupGloo.create
+
+
+def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
+    """`ProcessGroupGloo.create` over a store of the group's own; its first process says in `store` where that is.
+
+    Args:
+        store: the launcher's.
+        rank: this process's place in the group.
+        size: of the group.
+        group_id: the same for all processes of the group, and for no other group.
+    """
+    key = f"paddlenlp_ext/store/{group_id}"
+    if rank == 0:
+        address = _free_address()
+        own = _store_at(address, serves=True)
+        store.set(key, address)  # only now: one who calls before somebody listens waits for seconds
+    else:
+        own = _store_at(store.get(key).decode())
+    return _create_at(own, rank, size, group_id)
+
+
+def _store_at(address: str, serves: bool = False) -> Any:
+    """The store there; it waits for one process, itself, since gloo waits for the others."""
+    host, _, port = address.rpartition(":")
+    return core.TCPStore(host, int(port), serves, 1)
+
+
+def _free_address() -> str:
+    """This machine's name among the processes, and a port that nobody listens at."""
+    host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
 
 _SAME_BUT_FOR_THE_STREAM = (
     "all_reduce",
@@ -110,3 +164,33 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
     _all_to_all(group, parts, sent.split(group.size()))
     received.set_value(paddle.concat(parts))
     return _Done()
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
+_meetings = itertools.count()
+
+
+def is_impatient() -> bool:
+    """Whether the run talks over gloo."""
+    return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
+
+
+def meet() -> None:
+    """Until every process of the run has come here; over other backends, which wait by themselves, nothing."""
+    if world_size() == 1 or not is_impatient():
+        return
+    store, name = core.create_or_get_global_tcp_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
+    arrived, pause = _add(store, name, 1), _FIRST_PAUSE
+    while arrived < world_size():
+        time.sleep(pause)  # the store's own wait looks only ten times a second
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        arrived = _add(store, name, 0)
+
+
+def _add(store: Any, name: str, amount: int) -> int:
+    """`store.add`, while signals wait: Paddle's store takes one that comes while it receives for an error."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        return store.add(name, amount)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

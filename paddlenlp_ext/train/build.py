@@ -18,15 +18,15 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
-from paddlenlp_ext.parallel.loading import read_own_part
+from paddlenlp_ext.parallel.load import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.pipeline import Pipeline
-from paddlenlp_ext.parallel.ranks import MeshRanks
-from paddlenlp_ext.parallel.sequence import DividedSequence
-from paddlenlp_ext.parallel.sharding import Sharding, sharding_of
-from paddlenlp_ext.parallel.stages import make_own, mark_stages, plan_stages
-from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_tensor_plan
-from paddlenlp_ext.parallel.work import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
+from paddlenlp_ext.parallel.pipeline.stages import make_own, mark_stages, plan_stages
+from paddlenlp_ext.parallel.process_group import MeshRanks
+from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
+from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
+from paddlenlp_ext.parallel.zero import Sharding, sharding_of
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.data.collate import PackedBatch
-from paddlenlp_ext.parallel.pipeline import Pipeline
+from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.train.loss import hidden_states, loss_of_hidden, loss_sum
 
 Around = Callable[[int], AbstractContextManager[Any]]
@@ -63,7 +63,7 @@ class WholeModel:
 
 
 class PipelinedModel:
-    """Every process has some of the layers (parallel/pipeline.py).
+    """Every process has some of the layers (parallel/pipeline/runtime.py).
 
     Args:
         model: a `CausalLM` or `PeftModel` with the pipeline installed.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paddlenlp_ext.parallel.ranks import MeshRanks
+from paddlenlp_ext.parallel.process_group import MeshRanks
 from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.process import run_command
 from tests.common.parallel import Case, run_case

@@ -6,7 +6,7 @@ import signal
 
 from paddle.base import core
 
-from paddlenlp_ext.parallel import patience
+from paddlenlp_ext.parallel import gloo
 
 
 class Store:
@@ -27,13 +27,13 @@ class Store:
 def test_a_signal_waits_until_the_store_has_answered(monkeypatch):
     """What interrupts Paddle's store while it receives ends the run in an error."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(patience, "world_size", lambda: 2)
+    monkeypatch.setattr(gloo, "world_size", lambda: 2)
     monkeypatch.setenv("PADDLE_DISTRI_BACKEND", "gloo")
     try:
         store = Store()
         monkeypatch.setattr(core, "create_or_get_global_tcp_store", lambda: store)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        patience.meet()
+        gloo.meet()
         assert (store.got_inside, store.got) == ([], [signal.SIGTERM])
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
     finally:

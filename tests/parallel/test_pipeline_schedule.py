@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
+from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, entries
 
 SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 6, 7), (4, 8, 9)]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.parallel.stages import StagePlan, plan_stages
-from paddlenlp_ext.parallel.work import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.pipeline.stages import StagePlan, plan_stages
 
 
 def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamespace:

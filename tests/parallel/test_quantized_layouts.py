@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpu import bf16
-from paddlenlp_ext.parallel.tensor import check_tensor_plan
+from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.models import TINY_LLAMA
 from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.parallel.saved_shards import merge_saved_shards, shard_files
+from paddlenlp_ext.parallel.paddlenlp_shards import merge_saved_shards, shard_files
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLMPipe"],

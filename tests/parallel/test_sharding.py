@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.parallel.mesh import Axis, Mesh
-from paddlenlp_ext.parallel.sharding import share_out
+from paddlenlp_ext.parallel.zero import share_out
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, write_model
 
 UNTIED = {"tie_word_embeddings": False}

@@ -10,10 +10,10 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.parallel.loading import base_parameters, read_own_part
+from paddlenlp_ext.parallel.load import base_parameters, read_own_part
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.sequence import DividedSequence
-from paddlenlp_ext.parallel.tensor import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
+from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
+from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

@@ -17,9 +17,9 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.parallel.collectives import gathered
+from paddlenlp_ext.parallel.gloo import meet
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.patience import meet
-from paddlenlp_ext.parallel.tensor import sizes_of
+from paddlenlp_ext.parallel.tensor_parallel import sizes_of
 from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
 
 _MAIN, _DONE = 0, -1

@@ -11,12 +11,12 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.ops.gradients import sum_of_squares
-from paddlenlp_ext.parallel.buckets import sum_gradients
+from paddlenlp_ext.parallel.collectives import sum_gradients
+from paddlenlp_ext.parallel.gather import write_whole
+from paddlenlp_ext.parallel.gloo import meet
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.patience import meet
-from paddlenlp_ext.parallel.sharding import Sharding
-from paddlenlp_ext.parallel.stages import is_counted, sum_shared_gradients
-from paddlenlp_ext.parallel.whole import write_whole
+from paddlenlp_ext.parallel.pipeline.stages import is_counted, sum_shared_gradients
+from paddlenlp_ext.parallel.zero import Sharding
 
 
 class MeshRanks:

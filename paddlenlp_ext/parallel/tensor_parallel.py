@@ -23,8 +23,8 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.parallel.collectives import gathered, spread, summed
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.sequence import DividedSequence, divide_sequence
-from paddlenlp_ext.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
+from paddlenlp_ext.parallel.sequence_parallel import DividedSequence, divide_sequence
+from paddlenlp_ext.parallel.vocab_parallel import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.model import plain_linears

@@ -21,7 +21,7 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.parallel.tensor import AXES, styles_by_name
+from paddlenlp_ext.parallel.tensor_parallel import AXES, styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.utils.files import read_json_object

@@ -18,9 +18,9 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.schedule import Pass, Transfer, entries
-from paddlenlp_ext.parallel.sequence import DividedSequence
-from paddlenlp_ext.parallel.stages import StagePlan
+from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, entries
+from paddlenlp_ext.parallel.pipeline.stages import StagePlan
+from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.peft_model import PeftModel
 

@@ -16,9 +16,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
-from paddlenlp_ext.parallel.buckets import sum_gradients
+from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.work import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import Work
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage
 
