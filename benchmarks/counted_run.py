@@ -18,8 +18,8 @@ from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import RunData, build_trainer
-from paddlenlp_ext.train.step import OptimizerStep
+from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.utils.distributed_env import rank
 
 _LEAST = 256

@@ -17,7 +17,7 @@ from pathlib import Path
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import build_model, load_data
+from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.utils.process import run_command
 
 

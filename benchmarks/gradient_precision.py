@@ -24,9 +24,9 @@ from benchmarks.measure import report
 from benchmarks.ours import not_offered, run_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import PackedBatch, collate
-from paddlenlp_ext.train.build import build_model, load_data
-from paddlenlp_ext.train.loss import loss_sum
-from paddlenlp_ext.train.precision import autocast
+from paddlenlp_ext.trainer.build import build_model, load_data
+from paddlenlp_ext.trainer.forward_backward import loss_sum
+from paddlenlp_ext.trainer.train_step import autocast
 from paddlenlp_ext.utils.process import run_command
 
 BF16 = ["--bf16", "true"]

@@ -14,12 +14,11 @@ from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.data.collate import EncodedRow, PackedBatch, collate
 from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.optim import build_optimizer
-from paddlenlp_ext.train.precision import autocast
-from paddlenlp_ext.train.ranks import SingleRank
-from paddlenlp_ext.train.step import OptimizerStep, StepOptions
+from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.trainer.callbacks.base import StepReport
+from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 
 MODEL = "smollm2-135m-instruct"
 _KEYS_OF_EVERY_RUN = {

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.parallel_degrees import Degrees
-from paddlenlp_ext.models.activations import Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.pipeline.cost_model import Work
 from paddlenlp_ext.parallel.pipeline.schedule import Pass, entries
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
+from paddlenlp_ext.trainer.memory.activations import Kept, Ops, computed_again, kept_bytes
 
 LOSS_CHUNK = 256
 """Learned positions whose logits stand at one time."""

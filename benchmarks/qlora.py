@@ -28,7 +28,7 @@ from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.train.build import build_model
+from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 
 KINDS: dict[str, QuantizationConfig | None] = {

@@ -18,7 +18,7 @@ from benchmarks.arithmetic import linear_shapes, step_operations
 from benchmarks.matmul_rate import onednn_rates
 from benchmarks.measure import SMOLLM2_SHAPE, random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
-from paddlenlp_ext.train.build import build_model
+from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 
 

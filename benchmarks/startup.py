@@ -28,7 +28,7 @@ from paddlenlp_ext.utils.process import run_command
 IMPORTS = {
     "import_paddle": "import paddle",
     "import_both": "import paddlenlp_ext, paddle",
-    "import_launcher": "import paddlenlp_ext, paddle, paddlenlp_ext.train.build",
+    "import_launcher": "import paddlenlp_ext, paddle, paddlenlp_ext.trainer.build",
 }
 ONE_STEP = (
     "--max_steps 1 --warmup_steps 0 --logging_steps 1 --do_eval false --eval_with_do_generation false "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure import random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
-from paddlenlp_ext.train.build import build_model
+from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 
 

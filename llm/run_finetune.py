@@ -18,8 +18,8 @@ def main(argv: Sequence[str]) -> None:
     _runtime.require_paddle()
     from paddlenlp_ext.config import load_run_config
     from paddlenlp_ext.peft.registry import peft_methods
-    from paddlenlp_ext.train.build import build_trainer, load_data
-    from paddlenlp_ext.train.output_folder import check_output_dir
+    from paddlenlp_ext.trainer.build import build_trainer, load_data
+    from paddlenlp_ext.trainer.output_dir import check_output_dir
 
     config = load_run_config(argv, peft_methods())
     for note in config.notes:

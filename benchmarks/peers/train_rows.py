@@ -23,7 +23,7 @@ from benchmarks.measure import report, tokens_per_second
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
-    """The schedules of paddlenlp_ext/train/schedule.py, by formula."""
+    """The schedules of paddlenlp_ext/trainer/lr_scheduler.py, by formula."""
     if step < warmup:
         return step / max(1, warmup)
     progress = (step - warmup) / max(1, total - warmup)

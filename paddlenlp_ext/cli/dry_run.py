@@ -15,7 +15,6 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, packing_kind
-from paddlenlp_ext.models.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
 from paddlenlp_ext.models.auto import stored_quantization
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
@@ -24,9 +23,10 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize, packed_size
-from paddlenlp_ext.train.build import RunData, adapt_model, quant_options, weight_dtype
-from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.memory import MemoryEstimate, estimate_memory
+from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.trainer.build import RunData, adapt_model, quant_options, weight_dtype
+from paddlenlp_ext.trainer.memory.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
+from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9

@@ -1,4 +1,4 @@
-"""Sums over the processes that have micro-batches of their own: `train/ranks.py`'s protocol for several processes."""
+"""Sums over the processes that have micro-batches of their own: `trainer/process_group.py`'s protocol for several processes."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class AdapterLayer(nn.Layer):
     def kept_numbers(self) -> float:
         """How many numbers of each token the adapter's gradient needs, beside the layer's input and what dropout keeps.
 
-        The memory estimate counts them (train/kept.py). None, where few positions or parameters alone are changed.
+        The memory estimate counts them (trainer/memory/estimate.py). None, where few positions or parameters alone are changed.
         """
         return 0
 

@@ -12,7 +12,7 @@ import paddle
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.trainer.optimizer import build_optimizer
 from tests.common.models import ODD_SIZES
 
 _SIZES = {

@@ -17,9 +17,9 @@ from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.init_weights import random_matrix
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import RunData, build_trainer
-from paddlenlp_ext.train.optim import updated_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.optimizer import updated_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.utils.distributed_env import rank
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import ROOT, script_environment

@@ -133,7 +133,7 @@ def test_nothing_heavy_is_imported_to_build_a_run():
     heavy = ["transformers", "tokenizers", "jinja2", "gguf", "matplotlib", "scipy", "pandas", "visualdl", "triton"]
     code = (
         "import sys, paddle; before = set(sys.modules)\n"
-        "import paddlenlp_ext.train.build\n"
+        "import paddlenlp_ext.trainer.build\n"
         "from paddlenlp_ext.peft.registry import peft_methods; peft_methods()\n"
         f"print(sorted(set({heavy}) & (set(sys.modules) - before)))"
     )

@@ -16,9 +16,9 @@ from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train import reports
-from paddlenlp_ext.train.build import RunData, build_trainer
-from paddlenlp_ext.train.callbacks import Callback
+from paddlenlp_ext.trainer import callbacks
+from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.callbacks.base import Callback
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 from tests.common.training import Rows, Tokenizer
 
@@ -47,6 +47,6 @@ def outcome_of(words: list[str]) -> dict[str, Any]:
 
 
 Mesh.from_config = mesh_of
-reports.LossPlot = lambda folder: Callback()  # drawing takes as long as all the rest of such a run
+callbacks.LossPlot = lambda folder: Callback()  # drawing takes as long as all the rest of such a run
 outcomes = {name: outcome_of(words) for name, words in json.loads((FOLDER / "jobs.json").read_text()).items()}
 (FOLDER / f"outcomes-{rank()}.json").write_text(json.dumps(outcomes))

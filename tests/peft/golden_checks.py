@@ -24,7 +24,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.train.optim import build_optimizer
+from paddlenlp_ext.trainer.optimizer import build_optimizer
 from tests.golden.cases.model_cases import CASES as MODELS
 from tests.golden.cases.model_cases import make_inputs, make_weight
 

@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, choose
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import build_trainer, load_data
+from paddlenlp_ext.trainer.build import build_trainer, load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
 from tests.golden import DATA
 from tests.golden.cases.adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY

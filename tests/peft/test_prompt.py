@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods import prompt_tuning
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.train.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 WINDOWED = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 5}

@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.methods._reft_interventions import (
 )
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.train.loss import loss_sum
+from paddlenlp_ext.trainer.forward_backward import loss_sum
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 GENERATOR = np.random.default_rng(5)

@@ -12,7 +12,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.train.build import build_trainer, load_data
+from paddlenlp_ext.trainer.build import build_trainer, load_data
 from tests.common.marks import needs_native
 from tests.common.training import make_config
 

@@ -7,10 +7,10 @@ from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.load_balancing import attention_cost
 from paddlenlp_ext.data.packing import BatchPlan
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
-from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.optim import build_optimizer
-from paddlenlp_ext.train.ranks import SingleRank
-from paddlenlp_ext.train.step import OptimizerStep, StepOptions
+from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from tests.common.training import VOCABULARY, Rows, make_config, make_model
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.build import load_data
+from paddlenlp_ext.trainer.build import load_data
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.train.evaluation import evaluation_mode
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.evaluate import evaluation_mode
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 ROWS = Rows(13, seed=6)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from paddlenlp_ext.train.interrupt import TrainingStopped
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.signals import TrainingStopped
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.models.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16, library
@@ -19,7 +18,8 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.train.kept import kept_inputs
+from paddlenlp_ext.trainer.memory.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
+from paddlenlp_ext.trainer.memory.estimate import kept_inputs
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY
 

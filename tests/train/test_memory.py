@@ -13,14 +13,14 @@ import sys
 
 import pytest
 
-from paddlenlp_ext.models.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.train.memory import estimate_memory
-from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.memory.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
+from paddlenlp_ext.trainer.memory.estimate import estimate_memory
+from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY, make_config, make_model
 
@@ -150,8 +150,8 @@ model = AutoModelForCausalLM.from_config(shape, seed=1)
 model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
 model.train()
 from paddlenlp_ext.data.collate import EncodedRow, collate
-from paddlenlp_ext.train.loss import loss_sum
-from paddlenlp_ext.train.adamw import OneCallAdamW
+from paddlenlp_ext.trainer.forward_backward import loss_sum
+from paddlenlp_ext.trainer.optimizer import OneCallAdamW
 trained = [p for p in model.parameters() if not p.stop_gradient]
 optimizer = OneCallAdamW(parameters=[{"params": trained, "weight_decay": 0.0}])
 ids = np.random.default_rng(0).integers(1, shape["vocab_size"], tokens + 1).astype(np.int32)

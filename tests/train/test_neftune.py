@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.train.neftune import EmbeddingNoise, noise_scale, token_embedding
+from paddlenlp_ext.trainer.neftune import EmbeddingNoise, noise_scale, token_embedding
 from tests.common.training import make_model
 
 ALPHA, HIDDEN = 5.0, 32

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
-from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 

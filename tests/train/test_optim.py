@@ -9,14 +9,14 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddlenlp_ext.train.optim import (
+from paddlenlp_ext.trainer.optimizer import (
     build_optimizer,
     clip_gradients,
     global_norm,
     parameter_groups,
     trainable_parameters,
 )
-from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
 
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from paddlenlp_ext import LoRAConfig
-from paddlenlp_ext.train.output_folder import check_output_dir, find_checkpoint, list_checkpoints
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.output_dir import check_output_dir, find_checkpoint, list_checkpoints
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
@@ -191,7 +191,7 @@ def test_best_model_needs_evaluations(tmp_path):
 
 def test_a_failed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2)
-    monkeypatch.setattr("paddlenlp_ext.train.checkpoint.save_training_state", _disk_full)
+    monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.save_training_state", _disk_full)
     with pytest.raises(OSError, match="disk full"):
         trainer.train()
     assert not list_checkpoints(tmp_path)

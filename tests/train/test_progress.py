@@ -8,12 +8,12 @@ import signal
 import pytest
 from rich.console import Console
 
-from paddlenlp_ext.train import interrupt
-from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.interrupt import StopSignals
-from paddlenlp_ext.train.loss_plot import smoothed
-from paddlenlp_ext.train.progress import LogLines, ProgressBar, build_progress, describe, seconds_left
-from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.trainer import signals as signals_module
+from paddlenlp_ext.trainer.callbacks.base import StepReport
+from paddlenlp_ext.trainer.callbacks.loss_plot import smoothed
+from paddlenlp_ext.trainer.callbacks.progress import LogLines, ProgressBar, build_progress, describe, seconds_left
+from paddlenlp_ext.trainer.signals import StopSignals
+from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 REPORT = StepReport(
@@ -87,7 +87,7 @@ def test_a_sigterm_said_again_at_once_is_the_same_one(monkeypatch):
             for _ in range(3):  # as Paddle's launchers do
                 os.kill(os.getpid(), signal.SIGTERM)
             assert signals.received == signal.SIGTERM and heard == []
-            monkeypatch.setattr(interrupt, "_SAID_AGAIN", 0.0)
+            monkeypatch.setattr(signals_module, "_SAID_AGAIN", 0.0)
             os.kill(os.getpid(), signal.SIGTERM)
             assert heard == [signal.SIGTERM]
     finally:

@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.train.build import build_model, build_trainer, load_data
+from paddlenlp_ext.trainer.build import build_model, build_trainer, load_data
 from tests.common.training import make_config
 
 

@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.interrupt import TrainingStopped
-from paddlenlp_ext.train.optim import trainable_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.signals import TrainingStopped
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)

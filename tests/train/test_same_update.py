@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.optim import trainable_parameters
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.optimizer import trainable_parameters
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model, weights
 
 ROWS = Rows(8, seed=3)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddlenlp_ext.train.schedule import build_schedule, num_warmup_steps
+from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 
 
 def options(**changes):

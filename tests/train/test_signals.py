@@ -13,7 +13,7 @@ from tests.common.scripts import script_environment
 
 SCRIPT = """
 import sys
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 config = make_config(sys.argv[1], max_steps=100000)

@@ -15,9 +15,9 @@ from paddle import nn
 from paddlenlp_ext.ops import adamw_8bit
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
-from paddlenlp_ext.train.optim import build_optimizer, trainable_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
-from paddlenlp_ext.train.optimizers.adamw_mini import num_blocks
+from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.adamw_mini import num_blocks
 from tests.golden import DATA
 
 BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2

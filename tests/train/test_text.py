@@ -10,8 +10,8 @@ import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.train import text as text_module
-from paddlenlp_ext.train.text import load_text
+from paddlenlp_ext.trainer import tokenizer as text_module
+from paddlenlp_ext.trainer.tokenizer import load_text
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.training import make_config
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.train import text_metrics as module
-from paddlenlp_ext.train.text_metrics import WordTokenizer, text_metrics
+from paddlenlp_ext.trainer import text_metrics as module
+from paddlenlp_ext.trainer.text_metrics import WordTokenizer, text_metrics
 
 
 def test_rouge_by_hand():

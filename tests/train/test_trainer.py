@@ -12,14 +12,12 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config.sections import PrecisionConfig
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.optim import global_norm, trainable_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state
-from paddlenlp_ext.train.output_folder import list_checkpoints
-from paddlenlp_ext.train.precision import autocast
-from paddlenlp_ext.train.randomness import micro_step_seed
-from paddlenlp_ext.train.step import NonFiniteError
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.optimizer import global_norm, trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.output_dir import list_checkpoints
+from paddlenlp_ext.trainer.train_step import NonFiniteError, autocast, micro_step_seed
+from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import VOCABULARY, Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(5, seed=4)

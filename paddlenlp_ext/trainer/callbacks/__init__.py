@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.logs import LogFiles
-from paddlenlp_ext.train.loss_plot import LossPlot
-from paddlenlp_ext.train.progress import build_progress
-from paddlenlp_ext.train.visualdl_log import VisualDLLog
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks.loss_plot import LossPlot
+from paddlenlp_ext.trainer.callbacks.metrics_file import LogFiles
+from paddlenlp_ext.trainer.callbacks.progress import build_progress
+from paddlenlp_ext.trainer.callbacks.visualdl import VisualDLLog
 
 _REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
 

@@ -30,14 +30,14 @@ from paddlenlp_ext.parallel.zero import Sharding, sharding_of
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.passes import passes_of
-from paddlenlp_ext.train.ranks import SingleRank
-from paddlenlp_ext.train.text import load_text
-from paddlenlp_ext.train.trainer import Trainer
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.forward_backward import passes_of
+from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.tokenizer import load_text
+from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
 
-logger = get_logger("paddlenlp_ext.train")
+logger = get_logger("paddlenlp_ext.trainer")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import paddle
 
 from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
-from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 
 SMALLEST = 4096
 """Elements from which on a parameter's moments are in 8 bits."""

@@ -11,17 +11,18 @@ from typing import Any
 
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.sampler import Window, build_data_order, check_same_data_order, data_order_facts
-from paddlenlp_ext.train.best import BestMetric
-from paddlenlp_ext.train.callbacks import Callback, CallbackList
-from paddlenlp_ext.train.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
-from paddlenlp_ext.train.evaluation import evaluate_loss
-from paddlenlp_ext.train.generation_evaluation import evaluate_generation
-from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.interrupt import StopSignals, TrainingStopped
-from paddlenlp_ext.train.logs import save_results, train_results
-from paddlenlp_ext.train.neftune import EmbeddingNoise
-from paddlenlp_ext.train.optim import build_optimizer, offload_state
-from paddlenlp_ext.train.output_folder import (
+from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.trainer.callbacks import build_reports
+from paddlenlp_ext.trainer.callbacks.base import Callback, CallbackList
+from paddlenlp_ext.trainer.callbacks.metrics_file import save_results, train_results
+from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
+from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
+from paddlenlp_ext.trainer.evaluate import BestMetric, evaluate_generation, evaluate_loss
+from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
+from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
+from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.optimizer import build_optimizer, offload_state
+from paddlenlp_ext.trainer.output_dir import (
     check_output_dir,
     checkpoint_folder,
     clear_leftovers,
@@ -30,14 +31,10 @@ from paddlenlp_ext.train.output_folder import (
     is_inside,
     prune_checkpoints,
 )
-from paddlenlp_ext.train.passes import Passes, WholeModel
-from paddlenlp_ext.train.precision import autocast
-from paddlenlp_ext.train.progress import describe_metrics, describe_results
-from paddlenlp_ext.train.ranks import Ranks, SingleRank
-from paddlenlp_ext.train.reports import build_reports
-from paddlenlp_ext.train.schedule import build_schedule, num_warmup_steps
-from paddlenlp_ext.train.state import TrainerState
-from paddlenlp_ext.train.step import NonFiniteError, OptimizerStep, StepOptions, broken_step
+from paddlenlp_ext.trainer.process_group import Ranks, SingleRank
+from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
+from paddlenlp_ext.trainer.state import TrainerState
+from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep, StepOptions, autocast, broken_step
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
-from paddlenlp_ext.train.optimizers.base import AdamOptions, SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.base import AdamOptions, SmallStateOptimizer
 
 _BY_HEADS = ("q_proj.weight", "k_proj.weight")
 

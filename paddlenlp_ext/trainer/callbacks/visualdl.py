@@ -6,8 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.state import TrainerState
 
 
 class VisualDLLog(Callback):

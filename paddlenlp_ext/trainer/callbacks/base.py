@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.train.state import TrainerState
+    from paddlenlp_ext.trainer.state import TrainerState
 
 
 @dataclass(frozen=True)

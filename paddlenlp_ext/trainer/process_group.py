@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import paddle
 
-from paddlenlp_ext.train.optim import global_norm
+from paddlenlp_ext.trainer.optimizer import global_norm
 
 
 class Ranks(Protocol):

@@ -12,12 +12,12 @@ import paddle
 
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.train.hooks import training_hooks
-from paddlenlp_ext.train.optim import updated_parameters
-from paddlenlp_ext.train.optimizer_state import optimizer_state, restore_optimizer_state
-from paddlenlp_ext.train.output_folder import STATE_FILE
-from paddlenlp_ext.train.ranks import Ranks
-from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.trainer.optimizer import updated_parameters
+from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.output_dir import STATE_FILE
+from paddlenlp_ext.trainer.process_group import Ranks
+from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_text
 
 _HOOKS = "hooks/"  # before the names of what the model's hooks keep

@@ -2,6 +2,10 @@
 
 The loss is the sum over the learned tokens of the window, all micro-batches and ranks, divided by their number: the
 same update however the window is split.
+
+The number format of the forward pass.
+
+Randomness as a function of position: nothing random is saved, and a resumed run draws what the straight one drew.
 """
 
 from __future__ import annotations
@@ -17,13 +21,53 @@ import paddle
 
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import Window
-from paddlenlp_ext.train.callbacks import StepReport
-from paddlenlp_ext.train.hooks import TrainingHooks
-from paddlenlp_ext.train.neftune import EmbeddingNoise
-from paddlenlp_ext.train.optim import clip_gradients, trainable_parameters
-from paddlenlp_ext.train.passes import Passes, WholeModel
-from paddlenlp_ext.train.randomness import seed_micro_step
-from paddlenlp_ext.train.ranks import Ranks
+from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.trainer.adapter_hooks import TrainingHooks
+from paddlenlp_ext.trainer.callbacks.base import StepReport
+from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
+from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
+from paddlenlp_ext.trainer.process_group import Ranks
+from paddlenlp_ext.utils.random import seed_of
+
+
+def autocast(precision: Any) -> AbstractContextManager[Any]:
+    """Context for a forward pass: under O1 matrix products are cast to bf16; with O2 the weights themselves are bf16.
+
+    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there (ops/cpu/bf16.py).
+
+    Args:
+        precision: `config.precision`.
+
+    Raises:
+        ValueError: fp16, whose gradients would need loss scaling.
+    """
+    dtype = precision.compute_dtype
+    if dtype == "float16":
+        raise ValueError("fp16: true is not available: its gradients need loss scaling; use bf16: true")
+    if dtype == "bfloat16" and precision.device == "cpu":
+        return products_in_bf16()
+    if dtype == "float32" or precision.fp16_opt_level != "O1":
+        return nullcontext()
+    return paddle.amp.auto_cast(level="O1", dtype=dtype)
+
+
+def micro_step_seed(seed: int, step: int, micro_batch: int) -> int:
+    """A 32-bit seed, well mixed from where the micro-batch stands in the run."""
+    return seed_of(seed, step, micro_batch)
+
+
+def seed_micro_step(model: Any, seed: int, step: int, micro_batch: int) -> None:
+    """Start Paddle's generators anew, now and in each of the model's layers.
+
+    So dropout and noise depend on the position alone, and not on which layers this process runs.
+    `micro_batch` counts within the step's window, over all ranks: the numbers are those of one process that goes
+    through the window alone.
+    """
+    draw_seed = micro_step_seed(seed, step, micro_batch)
+    paddle.seed(draw_seed)
+    model.draw_from(draw_seed)
+
 
 _ROWS_NAMED = 8
 

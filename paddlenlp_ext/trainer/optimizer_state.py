@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.sharding_spec import cut_of
-from paddlenlp_ext.train.optimizers.base import SmallStateOptimizer
-from paddlenlp_ext.train.optimizers.offload import OffloadedOptimizer
+from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer
 
 Optimizer = paddle.optimizer.Optimizer | SmallStateOptimizer | OffloadedOptimizer
 _MASTER = "master_weight"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.state import TrainerState
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:

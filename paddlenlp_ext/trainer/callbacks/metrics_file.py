@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.sharding_spec import whole_shape
-from paddlenlp_ext.train.callbacks import Callback
-from paddlenlp_ext.train.checkpoint import write_json
-from paddlenlp_ext.train.output_folder import STATE_FILE
-from paddlenlp_ext.train.state import TrainerState
+from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.checkpoint import write_json
+from paddlenlp_ext.trainer.output_dir import STATE_FILE
+from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 

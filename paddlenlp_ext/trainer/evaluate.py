@@ -1,0 +1,184 @@
+"""Which evaluation was the best.
+
+Loss, accuracy and perplexity over the dev rows: sums over all learned tokens, so that order and batching don't
+matter.
+
+Evaluation by what the model writes: generate an answer to every dev prompt and compare it with the reference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.config.sections import GENERATION_METRICS, METRIC_SPELLINGS
+from paddlenlp_ext.data.collate import Collate
+from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
+from paddlenlp_ext.trainer.process_group import Ranks, SingleRank
+from paddlenlp_ext.trainer.text_metrics import text_metrics
+from paddlenlp_ext.utils.files import write_text
+
+_LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+class BestMetric:
+    """`metric_for_best_model` of `config.train`, and in which direction it improves.
+
+    Raises:
+        ValueError: the metric needs generated answers and `eval_with_do_generation` is off.
+    """
+
+    def __init__(self, train: Any, with_generation: bool) -> None:
+        name = (train.metric_for_best_model or "loss").removeprefix("eval_")
+        self.name = METRIC_SPELLINGS.get(name, name)
+        if self.name in GENERATION_METRICS and not with_generation:
+            raise ValueError(f"metric_for_best_model {name!r} needs eval_with_do_generation: true")
+        greater = train.greater_is_better
+        self.greater_is_better = self.name not in _LOWER_IS_BETTER if greater is None else greater
+
+    def value(self, metrics: dict[str, float]) -> float:
+        """The metric among an evaluation's.
+
+        Raises:
+            ValueError: the evaluation has no such metric.
+        """
+        key = f"eval_{self.name}"
+        if key not in metrics:
+            raise ValueError(f"metric_for_best_model {self.name!r} is not among {', '.join(sorted(metrics))}")
+        return metrics[key]
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Whether `value` beats the best so far; NaN never does."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return value > best if self.greater_is_better else value < best
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """No dropout, no noise, no gradients inside; the mode of before comes back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with paddle.no_grad():
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
+def evaluate_loss(
+    model: Any,
+    rows: Any,
+    collate_rows: Collate,
+    *,
+    batch_size: int,
+    max_batches: int = -1,
+    ranks: Ranks | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: Passes | None = None,
+) -> dict[str, float]:
+    """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
+
+    Several ranks share the batches, and each comes to the same result.
+
+    Returns:
+        eval_loss (mean over learned tokens), eval_accuracy (share of learned tokens that argmax gets right),
+        eval_perplexity (exp of the loss), eval_num_learned, eval_num_rows, eval_runtime and rates.
+
+    Raises:
+        ValueError: there is nothing to evaluate.
+    """
+    batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
+    if max_batches > 0:
+        batches = batches[:max_batches]
+    ranks, passes = ranks or SingleRank(), passes or WholeModel(model)
+    started = time.perf_counter()
+    losses: list[float] = []
+    num_correct = num_learned = num_rows = num_tokens = 0
+    with evaluation_mode(model):
+        own = batches[ranks.index :: ranks.size]
+        for number in range(math.ceil(len(batches) / ranks.size) if ranks.moves_together else len(own)):
+            batch = collate_rows(own[number] if number < len(own) else batches[0])
+            with autocast():
+                loss, correct = passes.evaluate(batch)
+            if number >= len(own):
+                break  # this was to keep the others company
+            losses.append(loss)
+            num_correct += correct
+            num_learned += batch.num_learned
+            num_tokens += batch.num_tokens
+            num_rows += len(batch.row_indices)
+    ranks.wait()
+    ranks.end_pass()  # what was lent for these passes goes: its owner may take other values before the next
+    measured = ranks.sum_stages([math.fsum(losses), num_correct])
+    total, *counts = ranks.sum_numbers([*measured, num_learned, num_tokens, num_rows])
+    num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
+    if num_learned == 0:
+        raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
+    mean, seconds = total / num_learned, time.perf_counter() - started
+    return {
+        "eval_loss": mean,
+        "eval_accuracy": num_correct / num_learned,
+        "eval_perplexity": math.exp(mean) if mean < 700 else math.inf,
+        "eval_num_rows": num_rows,
+        "eval_num_learned": num_learned,
+        "eval_runtime": seconds,
+        "eval_samples_per_second": num_rows / seconds,
+        "eval_tokens_per_second": num_tokens / seconds,
+    }
+
+
+def evaluate_generation(
+    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: Ranks | None = None
+) -> dict[str, float]:
+    """ROUGE, BLEU-4 and exact match of generated answers.
+
+    Args:
+        model: whatever has `generate`; an answer ends at the model's `end_token_ids`.
+        rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
+        tokenizer: decodes the answers.
+        config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).
+        output_file: where {"src", "tgt", "output"} lines go, or None.
+        ranks: who shares the prompts; each comes to the same result.
+    """
+    ranks = ranks or SingleRank()
+    options, train = config.generation, config.train
+    limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
+    prompts = list(itertools.islice(rows.prompts(), limit))
+    # Neighbours, by their numbers among all: what is drawn for a prompt depends on its number.
+    own = slice(*(len(prompts) * index // ranks.size for index in (ranks.index, ranks.index + 1)))
+    started = time.perf_counter()
+    generated = model.generate(
+        [tokens for tokens, _, _ in prompts[own]],
+        max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
+        decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
+        top_k=options.top_k,
+        top_p=options.top_p,
+        temperature=options.temperature,
+        seed=train.seed,
+        batch_size=train.per_device_eval_batch_size,
+        first_row=own.start,
+    )
+    shares = ranks.collect([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
+    outputs = list(itertools.chain.from_iterable(shares))
+    if output_file is not None:
+        lines = [
+            json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)
+            for (_, reference, src), output in zip(prompts, outputs, strict=True)
+        ]
+        write_text(output_file, "".join(f"{line}\n" for line in lines))
+    metrics = text_metrics(outputs, [reference for _, reference, _ in prompts])
+    seconds = time.perf_counter() - started
+    return {**{f"eval_{name}": value for name, value in metrics.items()}, "eval_generation_runtime": seconds}
