@@ -150,7 +150,7 @@ def cache_key(
 def code_facts(*rooms: Path) -> dict[str, Any]:
     """What runs: the content of the folders' Python files, and the versions of the libraries under them."""
     return {
-        "code": [(path.name, _hash(path.read_bytes())) for room in rooms for path in sorted(room.glob("*.py"))],
+        "code": [(path.name, _hash(path.read_bytes())) for room in rooms for path in sorted(room.rglob("*.py"))],
         "versions": [paddlenlp_ext.__version__, version("tokenizers"), version("transformers"), version("jinja2")],
     }
 

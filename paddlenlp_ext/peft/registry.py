@@ -9,7 +9,7 @@ from paddlenlp_ext.utils.registry import Registry
 if TYPE_CHECKING:
     from paddlenlp_ext.peft.config import PeftConfig
 
-PEFT_METHODS: Registry[type[PeftConfig]] = Registry("PEFT method", "paddlenlp_ext.peft")
+PEFT_METHODS: Registry[type[PeftConfig]] = Registry("PEFT method", "paddlenlp_ext.peft.methods")
 
 
 def peft_methods() -> dict[str, type[PeftConfig]]:

@@ -23,7 +23,7 @@ import paddle
 from paddlenlp_ext.utils.files import cache_folder
 from paddlenlp_ext.utils.logging import get_logger
 
-SOURCES = Path(__file__).parent / "csrc"
+SOURCES = Path(__file__).parents[1] / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi")
 LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would fight the first for the cores
 _CPUINFO = Path("/proc/cpuinfo")

@@ -1,1 +1,1 @@
-""""""
+"""Linear layers over weights in four and eight bits."""
