@@ -15,9 +15,9 @@ from paddlenlp_ext.data.collate import EncodedRow, PackedBatch, collate
 from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
-from paddlenlp_ext.trainer.callbacks.base import StepReport
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.step_report import StepReport
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 
 MODEL = "smollm2-135m-instruct"

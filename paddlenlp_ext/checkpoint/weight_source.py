@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -44,44 +43,3 @@ class WeightSource(ABC):
         Raises:
             ValueError: the file ends early, or the stored format can't become the asked one.
         """
-
-
-def open_weights(path: str | os.PathLike[str]) -> WeightSource:
-    """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
-
-    Raises:
-        ValueError: nothing readable there, a damaged file, an index that contradicts its shards, or pickles only.
-    """
-    from paddlenlp_ext.checkpoint.gguf.weights import GgufWeights
-    from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
-
-    path = Path(path)
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return GgufWeights(path)
-        if path.suffix == ".safetensors":
-            return SafetensorsFile(path)
-        raise ValueError(f"{path}: weights are read from folders, .safetensors and .gguf files")
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
-    if (path / "model.safetensors").exists():
-        return SafetensorsFile(path / "model.safetensors")
-    if (path / "model.safetensors.index.json").exists():
-        return ShardedSafetensors(path / "model.safetensors.index.json")
-    raise ValueError(_nothing_readable(path))
-
-
-def _nothing_readable(folder: Path) -> str:
-    """Say why a folder without model.safetensors can't be opened, and what to do."""
-    found = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth", ".pdparams", ".ckpt"))]
-    ggufs = [name for name in found if name.endswith(".gguf")]
-    if pickles:
-        return (
-            f"{folder}: holds pickled weights only ({', '.join(pickles[:3])}). Reading a pickle can run any code "
-            "inside it, so it is refused; write the folder again as safetensors where it came from "
-            "(model.save_pretrained(folder) in transformers)"
-        )
-    if ggufs:
-        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); give the path of the one that is meant"
-    return f"{folder}: neither model.safetensors nor model.safetensors.index.json is there"

@@ -12,7 +12,7 @@ import paddle
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
-from paddlenlp_ext.checkpoint.weight_source import open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights

@@ -14,8 +14,8 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache

@@ -15,8 +15,8 @@ from paddlenlp_ext.ops import linear as linear_module
 from paddlenlp_ext.ops.cpu.bf16 import halves, products_are_half
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 
 class FrozenLinear(Protocol):

@@ -8,8 +8,9 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.slicing import part_of
 from paddlenlp_ext.sharding_spec import Cut
 

@@ -19,7 +19,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]

@@ -15,7 +15,8 @@ import math
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, block_scales
+from paddlenlp_ext.ops.quantized.dequantize import block_scales
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Cut
 
 _SMALLEST_BLOCK = 16

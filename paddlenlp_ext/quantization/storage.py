@@ -28,7 +28,7 @@ import paddle
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import BLOCKWISE
 
 _STATE = ".weight.quant_state.bitsandbytes__"

@@ -9,7 +9,8 @@ import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight, dequantize
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing, quantize_layer
 from paddlenlp_ext.quantization.storage import is_part, quantized_layers, read_stored, stored_dtype, stored_shape

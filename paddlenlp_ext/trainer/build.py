@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.weight_source import open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.data.sampler import Window
-from paddlenlp_ext.trainer.callbacks.base import StepReport
+from paddlenlp_ext.trainer.step_report import StepReport
 
 
 @dataclass

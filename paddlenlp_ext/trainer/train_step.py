@@ -23,11 +23,11 @@ from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import Window
 from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
 from paddlenlp_ext.trainer.adapter_hooks import TrainingHooks
-from paddlenlp_ext.trainer.callbacks.base import StepReport
 from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.process_group import Ranks
+from paddlenlp_ext.trainer.step_report import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
 

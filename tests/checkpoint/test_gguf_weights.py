@@ -7,7 +7,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint import gguf
 from paddlenlp_ext.checkpoint.gguf.weights import unpermute_rows
-from paddlenlp_ext.checkpoint.weight_source import open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 
 # The block layouts of ggml-common.h, each as one block's bytes to its values, one value at a time.
 

@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.load import load_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 
 
 class Tiny(paddle.nn.Layer):

@@ -15,8 +15,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from paddlenlp_ext.checkpoint import hub
 from paddlenlp_ext.checkpoint.hub import BUILTIN_MODELS, BuiltinModel, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 
 
 def test_a_folder_and_a_gguf_file_are_taken_as_they_are(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded, write_safetensors
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 
 
 def arrays() -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.weight_source import open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.init_weights import random_matrix
 from paddlenlp_ext.peft.registry import peft_methods

@@ -12,8 +12,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.layers import adapter_layers

@@ -12,8 +12,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.model import make_plain, quantized_linears

@@ -21,13 +21,9 @@ from paddlenlp_ext.ops.quantized.cpu import (
     quantized_input_gradient_native,
     quantized_linear_native,
 )
-from paddlenlp_ext.ops.quantized.dequantize import (
-    QuantizedWeight,
-    dequantize,
-    dequantize_rows_numpy,
-    dequantize_rows_reference,
-)
+from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_rows_numpy, dequantize_rows_reference
 from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.quantization.slicing import part_of

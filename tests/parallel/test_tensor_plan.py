@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
-from paddlenlp_ext.checkpoint.weight_source import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.load import base_parameters, read_own_part
 from paddlenlp_ext.parallel.mesh import Axis

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint.weight_source import open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.files import merge_adapter, tensors_by_module, write_merged_weights

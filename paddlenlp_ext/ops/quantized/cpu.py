@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
+    from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 
 class _Packed(ctypes.Structure):

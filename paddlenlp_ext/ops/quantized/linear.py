@@ -28,14 +28,9 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import products_are_half, products_in_bf16
 from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
-from paddlenlp_ext.ops.quantized.dequantize import (
-    QuantizedWeight,
-    block_scales,
-    dequantize,
-    dequantize_rows,
-    row_blocks,
-)
+from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, takes_product
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
 

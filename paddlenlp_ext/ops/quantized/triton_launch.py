@@ -17,7 +17,7 @@ from paddlenlp_ext.ops.dispatch import OtherTensors
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.quantized.dequantize import QuantizedWeight
+    from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 # The sizes of a program, the fastest of those tried on an H200 (benchmarks/triton_dequantize.py).
 _BYTES = 1024  # of codes, to dequantize

@@ -37,9 +37,10 @@ from paddlenlp_ext.checkpoint.model_config import (
     write_generation_config,
     write_model_config,
 )
+from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.checkpoint.weight_source import WeightSource, open_weights
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.layers import LinearAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable, require_mergeable_method

@@ -31,7 +31,8 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.checkpoint.weight_source import WeightSource, open_weights
+from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.layers import adapter_layers
