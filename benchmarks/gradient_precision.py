@@ -47,7 +47,7 @@ def gradients(config: RunConfig, batch: PackedBatch) -> tuple[float, dict[str, n
     """The loss per learned token and the gradient of every trainable parameter."""
     model = started_model(config)
     with autocast(config.precision):
-        loss = loss_sum(model, batch)[0] / batch.num_learned
+        loss = loss_sum(model, batch)[0] / batch.num_target_tokens
     loss.backward()
     trainable = {name: parameter for name, parameter in model.named_parameters() if not parameter.stop_gradient}
     return float(loss), {name: parameter.grad.astype("float32").numpy() for name, parameter in trainable.items()}

@@ -12,11 +12,11 @@ import numpy as np
 import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.data.collate import EncodedRow, PackedBatch, collate
-from paddlenlp_ext.data.sampler import Window
+from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer
-from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.step_report import StepReport
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 
@@ -69,6 +69,6 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
         autocast=partial(autocast, config.precision),
     )
     optimizer = build_optimizer(model, config.optim)
-    step = OptimizerStep(model, training_hooks(model), optimizer, lambda _: batch, SingleRank(), options)
-    window = Window(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
+    step = OptimizerStep(model, training_hooks(model), optimizer, lambda _: batch, SingleProcess(), options)
+    window = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
     return lambda: step.run(window, 0, config.optim.learning_rate)

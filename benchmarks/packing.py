@@ -23,7 +23,7 @@ import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (sets the process up)
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.data.packing import PackingPlan
 
 SHAPES = {
     # name: mean and deviation of the logarithm, shortest, capacity
@@ -54,7 +54,7 @@ def main() -> None:
     for name, (mean, deviation, shortest, capacity) in SHAPES.items():
         print_line(name, draw_lengths(mean, deviation, shortest, capacity, options.rows), capacity)
     lengths = draw_lengths(4.6, 0.7, 20, 2048, 1_000_000)
-    plan, begin = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=2048), time.perf_counter()
+    plan, begin = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=2048), time.perf_counter()
     packs = plan.packs(0)
     print(f"a million rows: {time.perf_counter() - begin:.2f} s, {lengths.sum() / len(packs) / 2048:.4%} full")
 
@@ -66,7 +66,7 @@ def print_line(name: str, lengths: np.ndarray, capacity: int) -> None:
     total = int(lengths.sum())
     shares = [total / padded_slots(stream)]
     shares += [total / (count_packs(stream, capacity) * capacity) for count_packs in METHODS.values()]
-    plan, begin = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=capacity), time.perf_counter()
+    plan, begin = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity), time.perf_counter()
     num_packs = len(plan.packs(0))
     seconds = time.perf_counter() - begin
     shares += [total / (num_packs * capacity), total / (-(-total // capacity) * capacity)]
@@ -99,7 +99,7 @@ def padded_slots(lengths: np.ndarray) -> int:
 
 def next_fit(lengths: np.ndarray, capacity: int) -> int:
     """Packs of `zero_padding`."""
-    return len(BatchPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, shuffle=False).packs(0))
+    return len(PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, shuffle=False).packs(0))
 
 
 def worst_fit(lengths: np.ndarray, capacity: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.schedule import Pass, entries
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.trainer.memory.activations import Kept, Ops, computed_again, kept_bytes
@@ -236,5 +236,5 @@ def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[i
 
 def _bounds(config: Any, layout: Layout, step: Step) -> tuple[int, ...]:
     """Which layers each chunk has, a micro-batch being one document."""
-    work = Work(step.learned / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
+    work = FlopEstimate(step.learned / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
     return plan_stages(config, layout.degrees.pipeline, layout.virtual, work).bounds

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     tokens = args.documents * args.length
     config, batch = run_config(keys), packed_batch(random_documents(args.documents, args.length), args.learned)
     rank = config.peft.rank if config.peft is not None else None
-    parts = step_operations(SMOLLM2_SHAPE, [args.length] * args.documents, batch.num_learned, rank)
+    parts = step_operations(SMOLLM2_SHAPE, [args.length] * args.documents, batch.num_target_tokens, rank)
 
     dtype = "bfloat16" if config.precision.bf16 else "float32"
     before = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))

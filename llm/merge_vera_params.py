@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.cli.merge import merge_arguments, merge_as_asked
+from paddlenlp_ext.cli.merge import merge_arguments, run_merge
 from paddlenlp_ext.utils.process import run_command
 
 
@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = merge_arguments(argv, __doc__, "--vera_path", ("--merge_vera_model_path",))
     from paddlenlp_ext import AutoModelForCausalLM
 
-    print(merge_as_asked(arguments, AutoModelForCausalLM.from_pretrained))
+    print(run_merge(arguments, AutoModelForCausalLM.from_pretrained))
 
 
 if __name__ == "__main__":

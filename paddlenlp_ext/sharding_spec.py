@@ -17,7 +17,7 @@ TensorPlan = dict[str, Style]
 
 
 @dataclass(frozen=True)
-class Cut:
+class Shard:
     """The part of a parameter that this process holds; it stands at the parameter itself, as `parameter.cut`.
 
     Attributes:
@@ -31,7 +31,7 @@ class Cut:
     stop: int
     size: int
 
-    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def full_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """From the shape of the part to that of the whole."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
@@ -41,20 +41,20 @@ class Cut:
         return (*(slice(None),) * self.axis, slice(self.start, self.stop))
 
 
-def whole_shape(parameter: Any) -> tuple[int, ...]:
+def full_shape(parameter: Any) -> tuple[int, ...]:
     """The shape of the whole that this is, or is a part of."""
-    cut = cut_of(parameter)
-    return tuple(parameter.shape) if cut is None else cut.whole_shape(parameter.shape)
+    cut = shard_of(parameter)
+    return tuple(parameter.shape) if cut is None else cut.full_shape(parameter.shape)
 
 
-def cut_of(parameter: Any) -> Cut | None:
+def shard_of(parameter: Any) -> Shard | None:
     """Which part this is; None for a whole."""
     return getattr(parameter, "cut", None)
 
 
-def is_here(tensor: Any) -> bool:
+def is_materialized(tensor: Any) -> bool:
     """Whether its values stand in this process between two passes; else another process has them."""
-    return is_on_stage(tensor) and not getattr(tensor, "is_lent", False)
+    return is_on_stage(tensor) and not getattr(tensor, "is_gathered_copy", False)
 
 
 def is_on_stage(tensor: Any) -> bool:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     template = choose_template(arguments.chat_template, [adapter, base], tokenizer)
     prompts = None if questions is None else encode_all(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
-    model.end_at({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
+    model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
     options = {**arguments.decoding_options(), "eos_token_id": model.end_token_ids}
 
     def decode(tokens: list[int]) -> str:
@@ -173,8 +173,8 @@ def choose_dtype(asked: str | None, device: str) -> str:
         return asked or "bfloat16"
     if asked == "float16":
         raise ValueError("--dtype float16 is not available on the CPU; use float32 or bfloat16.")
-    if asked == "bfloat16" and bf16.obstacle() is not None:
-        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.obstacle()}; use float32.")
+    if asked == "bfloat16" and bf16.unavailable_reason() is not None:
+        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.unavailable_reason()}; use float32.")
     return asked or "float32"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
+from paddlenlp_ext.sharding_spec import full_shape, is_materialized, shard_of
 
 _NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
 _MOST_NAMED = 10
@@ -39,17 +39,17 @@ def load_parameters(
     parameters: Mapping[str, paddle.Tensor], source: WeightSource, passed_over: Collection[str] = ()
 ) -> None:
     """As `load_weights`, of parameters by the names that files have."""
-    require_tensors({name: whole_shape(parameter) for name, parameter in parameters.items()}, source, passed_over)
+    require_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, passed_over)
     fill_parameters(parameters, source)
 
 
 def fill_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
     """As `load_parameters`, of tensors that were checked already."""
     for name, parameter in parameters.items():
-        if not is_here(parameter):
+        if not is_materialized(parameter):
             continue
         dtype = str(parameter.dtype).removeprefix("paddle.")
-        parameter.set_value(source.read(name, dtype, cut_of(parameter)))
+        parameter.set_value(source.read(name, dtype, shard_of(parameter)))
 
 
 def require_tensors(

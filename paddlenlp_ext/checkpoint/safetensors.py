@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 FORMAT_OF_CODE = {
@@ -81,7 +81,7 @@ class SafetensorsFile(WeightSource):
             )
         return FORMAT_OF_CODE[code]
 
-    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
@@ -160,7 +160,7 @@ class ShardedSafetensors(WeightSource):
     def dtype(self, name: str) -> str:
         return self._shard_of[name].dtype(name)
 
-    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
         return self._shard_of[name].read(name, dtype, cut)
 
 

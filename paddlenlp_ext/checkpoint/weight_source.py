@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 
 
 class WeightSource(ABC):
@@ -29,7 +29,7 @@ class WeightSource(ABC):
         """The stored format by NumPy's name or `bfloat16`; for a quantized tensor, the format it is read in."""
 
     @abstractmethod
-    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
         """Read one tensor, or a part of it.
 
         Args:

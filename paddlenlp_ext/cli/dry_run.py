@@ -108,7 +108,7 @@ def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder |
     if data.train_rows is not None and order is not None:
         rows, account = data.train_rows, data.train_rows.account
         table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
-        table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_learned:,}")
+        table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_target_tokens:,}")
         first_epoch = _windows_of_epoch(order)
         packs = sum(len(micro_batch) for window in first_epoch for micro_batch in window.micro_batches)
         table.add_row("packs an epoch", _packs(config, int(rows.lengths.sum()), packs))
@@ -170,7 +170,7 @@ def _ops_of(precision: Any) -> Ops:
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
-    if library.obstacle() is not None:
+    if library.unavailable_reason() is not None:
         return PLAIN
     return NATIVE_HALF if is_half else NATIVE
 

@@ -58,7 +58,7 @@ def merge_arguments(
     return arguments
 
 
-def merge_as_asked(arguments: argparse.Namespace, load_model: Callable[..., nn.Layer]) -> str:
+def run_merge(arguments: argparse.Namespace, load_model: Callable[..., nn.Layer]) -> str:
     """Merge, check, and return one line that says what came out.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Location, Problem
 from paddlenlp_ext.config.json_reader import Setting
 from paddlenlp_ext.config.keys import KnownKeys
 from paddlenlp_ext.config.options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD
@@ -78,5 +78,5 @@ def _is_value(word: str, key: str, known: KnownKeys, can_stand_alone: bool) -> b
     return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")
 
 
-def _place(argument: str, index: int) -> Place:
-    return Place(None, argument=argument, order=COMMAND_LINE_ORDER + index)
+def _place(argument: str, index: int) -> Location:
+    return Location(None, argument=argument, order=COMMAND_LINE_ORDER + index)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where something was written: a file with line and column (from 1), or the command line (`file` is None)."""
 
     file: str | None = None
@@ -41,7 +41,7 @@ class Problem:
 
     key: str
     message: str
-    place: Place
+    place: Location
 
     @property
     def file(self) -> str | None:

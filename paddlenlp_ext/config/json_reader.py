@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.errors import Place, Problem
+from paddlenlp_ext.config.errors import Location, Problem
 
 MAX_DIGITS = 100
 """Longer whole numbers are refused: nobody means them, and they fit no float."""
@@ -34,8 +34,8 @@ class Setting:
 
     key: str
     value: Any
-    place: Place
-    value_place: Place
+    place: Location
+    value_place: Location
 
     @property
     def from_command_line(self) -> bool:
@@ -52,7 +52,7 @@ class _FaultError(ValueError):
 
 def read_file(path: str, order: int) -> tuple[list[Setting], list[Problem]]:
     """The settings of a file up to its first fault, and what is wrong with the file itself."""
-    here = Place(path, order=order)
+    here = Location(path, order=order)
     if not Path(path).is_file():
         what = "is a folder, not a JSON file" if Path(path).is_dir() else "no such file"
         return [], [Problem("", what, here)]
@@ -66,7 +66,7 @@ def read_file(path: str, order: int) -> tuple[list[Setting], list[Problem]]:
     return read_text(text, here)
 
 
-def read_text(text: str, here: Place) -> tuple[list[Setting], list[Problem]]:
+def read_text(text: str, here: Location) -> tuple[list[Setting], list[Problem]]:
     """The settings of a text, and the duplicates and the first fault in it."""
     settings: list[Setting] = []
     problems: list[Problem] = []
@@ -83,7 +83,7 @@ def read_text(text: str, here: Place) -> tuple[list[Setting], list[Problem]]:
     return list(first.values()), problems
 
 
-def _read_object(text: str, here: Place, settings: list[Setting]) -> None:
+def _read_object(text: str, here: Location, settings: list[Setting]) -> None:
     if text.startswith("\ufeff"):
         raise _FaultError("the file begins with a byte order mark; save it as UTF-8 without one", 0)
     at = _skip(text, 0)
@@ -107,7 +107,7 @@ def _read_object(text: str, here: Place, settings: list[Setting]) -> None:
         raise _FaultError("more text after the closing '}'", at)
 
 
-def _read_pair(text: str, at: int, here: Place, settings: list[Setting]) -> int:
+def _read_pair(text: str, at: int, here: Location, settings: list[Setting]) -> int:
     """Read `"key": value`, append it, and return the offset of what follows."""
     if not text.startswith('"', at):
         raise _expected(text, at, "a key in double quotes")
@@ -162,6 +162,6 @@ def _skip(text: str, at: int) -> int:
     return match.end()
 
 
-def _place(here: Place, text: str, offset: int) -> Place:
+def _place(here: Location, text: str, offset: int) -> Location:
     line_start = text.rfind("\n", 0, offset) + 1
-    return Place(here.file, text.count("\n", 0, offset) + 1, offset - line_start + 1, order=here.order)
+    return Location(here.file, text.count("\n", 0, offset) + 1, offset - line_start + 1, order=here.order)

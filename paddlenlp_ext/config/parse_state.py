@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Place, Problem
+from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Location, Problem
 from paddlenlp_ext.config.json_reader import Setting
 from paddlenlp_ext.config.keys import KnownKeys
 
 
 @dataclass
-class Given:
+class ParseState:
     """What was set, by key: the value that won and where it stands."""
 
     known: KnownKeys
@@ -19,7 +19,7 @@ class Given:
     settings: dict[str, Setting] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    home: Place = field(default_factory=lambda: Place(order=COMMAND_LINE_ORDER))
+    home: Location = field(default_factory=lambda: Location(order=COMMAND_LINE_ORDER))
     """Where a problem about an absent key is reported: the last file, or the command line."""
     broken: set[str] = field(default_factory=set)
     """Keys whose value could not be read: no second problem is made of them."""
@@ -28,7 +28,7 @@ class Given:
         """The value of a key, its default where it was not set."""
         return self.values[key] if key in self.values else self.known.options[key].default
 
-    def place(self, *keys: str) -> Place:
+    def place(self, *keys: str) -> Location:
         """Where the first of the keys that was set has its value."""
         places = [self.settings[key].value_place for key in keys if key in self.settings]
         return places[0] if places else self.home

@@ -16,18 +16,18 @@ from typing import Any
 from paddlenlp_ext.config.command_line import CommandLine, read_command_line
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.docs import help_text
-from paddlenlp_ext.config.errors import ConfigError, Place, Problem
+from paddlenlp_ext.config.errors import ConfigError, Location, Problem
 from paddlenlp_ext.config.json_reader import Setting, read_file
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.options import Option, convert
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
 from paddlenlp_ext.config.sections import METRIC_SPELLINGS, PrecisionConfig, TrainConfig
 from paddlenlp_ext.config.validation import run_checks
 from paddlenlp_ext.utils.registry import nearest
 
 
-def build_method(given: Given) -> tuple[str | None, Any]:
+def build_method(given: ParseState) -> tuple[str | None, Any]:
     """The chosen switch and its config, (None, None) where no method is on or its keys have problems."""
     methods = given.known.methods
     on = [switch for switch in methods if given.value(switch) is True]
@@ -49,7 +49,7 @@ def build_method(given: Given) -> tuple[str | None, Any]:
     return _build_method_config(given, chosen[0])
 
 
-def _build_method_config(given: Given, switch: str) -> tuple[str | None, Any]:
+def _build_method_config(given: ParseState, switch: str) -> tuple[str | None, Any]:
     method = given.known.methods[switch]
     values = {}
     for option in method_options(switch, method):
@@ -64,7 +64,7 @@ def _build_method_config(given: Given, switch: str) -> tuple[str | None, Any]:
         return None, None
 
 
-def _keys_set(given: Given, switch: str) -> list[str]:
+def _keys_set(given: ParseState, switch: str) -> list[str]:
     """The keys of a method that were set, the last written first."""
     keys = [option.key for option in method_options(switch, given.known.methods[switch])]
     return sorted(
@@ -74,7 +74,7 @@ def _keys_set(given: Given, switch: str) -> list[str]:
     )
 
 
-def _note_idle_keys(given: Given, chosen: list[str]) -> None:
+def _note_idle_keys(given: ParseState, chosen: list[str]) -> None:
     for key, switches in given.known.method_keys.items():
         known_idle = given.broken.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
         if key in given.settings and known_idle:
@@ -86,7 +86,7 @@ def _note_idle_keys(given: Given, chosen: list[str]) -> None:
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 
-def resolve(config: RunConfig, given: Given) -> RunConfig:
+def resolve(config: RunConfig, given: ParseState) -> RunConfig:
     """Fill in what was left open; what a user would not expect becomes a note."""
     model = config.model
     if model.tokenizer_name_or_path is None:
@@ -99,7 +99,7 @@ def resolve(config: RunConfig, given: Given) -> RunConfig:
     )
 
 
-def _resolve_train(train: TrainConfig, given: Given) -> TrainConfig:
+def _resolve_train(train: TrainConfig, given: ParseState) -> TrainConfig:
     metric = train.metric_for_best_model
     if metric is not None:
         metric = metric.removeprefix("eval_")
@@ -148,7 +148,7 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
         sys.stdout.write(help_text(known, USAGE))
         raise SystemExit(0)
     if not argv:
-        raise ConfigError([Problem("", f"nothing was given; usage: {USAGE}", Place())])
+        raise ConfigError([Problem("", f"nothing was given; usage: {USAGE}", Location())])
     given, unreadable = _read(line, known)
     config = _build(given)
     if not unreadable:
@@ -160,11 +160,11 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
     return config
 
 
-def _read(line: CommandLine, known: KnownKeys) -> tuple[Given, bool]:
+def _read(line: CommandLine, known: KnownKeys) -> tuple[ParseState, bool]:
     """Merge all settings, later ones over earlier ones; the flag says that a file broke off."""
-    given = Given(known, problems=list(line.problems))
+    given = ParseState(known, problems=list(line.problems))
     if line.files:
-        given.home = Place(line.files[-1], order=len(line.files) - 1)
+        given.home = Location(line.files[-1], order=len(line.files) - 1)
     given.broken.update(problem.key for problem in line.problems)
     sources = []
     unreadable = False
@@ -179,7 +179,7 @@ def _read(line: CommandLine, known: KnownKeys) -> tuple[Given, bool]:
     return given, unreadable
 
 
-def _take_source(settings: list[Setting], given: Given) -> None:
+def _take_source(settings: list[Setting], given: ParseState) -> None:
     """Take the settings of one file, or of the command line, over what was given before."""
     here: dict[str, Setting] = {}
     for setting in settings:
@@ -200,7 +200,7 @@ def _take_source(settings: list[Setting], given: Given) -> None:
         _take(given.known.options[key], setting, given)
 
 
-def _take(option: Option, setting: Setting, given: Given) -> None:
+def _take(option: Option, setting: Setting, given: ParseState) -> None:
     given.settings[option.key] = setting
     given.values.pop(option.key, None)
     if setting.value is None:
@@ -225,7 +225,7 @@ def _unknown_key(setting: Setting, match: str | None) -> str:
     return f"{message}; --help lists the keys"
 
 
-def _build(given: Given) -> RunConfig:
+def _build(given: ParseState) -> RunConfig:
     """The tree of what could be read; keys with problems have their defaults."""
     sections = {}
     for section, section_class in SECTIONS.items():

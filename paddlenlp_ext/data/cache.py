@@ -88,7 +88,7 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
     Raises:
         ValueError: what stands there is damaged; and whatever `build` raises, in which case nothing is left behind.
     """
-    with only_one(folder):
+    with file_lock(folder):
         if not folder.is_dir():
             store, account = build()
             with atomic_folder(folder) as draft:
@@ -102,7 +102,7 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
+def file_lock(folder: Path) -> Iterator[None]:
     """Hold the lock beside `folder`; the system lets go of it even when the process is killed.
 
     Raises:

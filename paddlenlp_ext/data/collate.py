@@ -61,7 +61,7 @@ class PackedBatch:
         return int(self.input_ids.size)
 
     @property
-    def num_learned(self) -> int:
+    def num_target_tokens(self) -> int:
         """Slots whose prediction counts in the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 

@@ -17,13 +17,13 @@ from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.templates.plain import PlainTemplate
 from paddlenlp_ext.data.tokenize import encode_rows
 from paddlenlp_ext.data.truncation import Limits
-from paddlenlp_ext.data.types import MAX_LISTED, BadRow, DataAccount, DataError, SourceRow
+from paddlenlp_ext.data.types import MAX_LISTED, DataAccount, DataError, InvalidRow, SourceRow
 from paddlenlp_ext.utils.logging import get_logger
 
 BUILTIN_NAMES = ("inflection",)
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
-ReadRows = Callable[[], Iterable[SourceRow | BadRow]]
+ReadRows = Callable[[], Iterable[SourceRow | InvalidRow]]
 
 
 class DataOptions(Protocol):
@@ -162,7 +162,7 @@ def cache_dir(config: DataOptions) -> Path:
 
 
 def tokenize(
-    rows: Iterable[SourceRow | BadRow],
+    rows: Iterable[SourceRow | InvalidRow],
     files: Sequence[str],
     template: ChatTemplate,
     limits: Limits,
@@ -176,8 +176,8 @@ def tokenize(
         ValueError: nothing is left.
     """
     results = list(encode_rows(rows, template, limits, autoregressive))
-    kept = [row for row in results if not isinstance(row, BadRow)]
-    left_out = [row for row in results if isinstance(row, BadRow)]
+    kept = [row for row in results if not isinstance(row, InvalidRow)]
+    left_out = [row for row in results if isinstance(row, InvalidRow)]
     bad = [row for row in left_out if not row.by_policy]
     if bad and bad_rows == "error":
         raise DataError(bad)
@@ -189,7 +189,7 @@ def tokenize(
         num_kept=sum(row.num_cut == 0 for row in kept),
         num_truncated=sum(row.num_cut > 0 for row in kept),
         num_tokens=len(store.tokens),
-        num_learned=int(store.learned.sum()),
+        num_target_tokens=int(store.learned.sum()),
         num_tokens_cut=sum(row.num_cut for row in kept),
     )
     account.drop(left_out, MAX_LISTED)

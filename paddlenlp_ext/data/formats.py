@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
@@ -34,16 +34,16 @@ def parse_row(value: Any) -> Conversation:
         RowError: no known format, two at once, or something in it is missing, of a wrong type or empty.
     """
     if not isinstance(value, dict):
-        raise RowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+        raise InvalidRowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
     complete = [parse for keys, parse in _FORMATS if all(key in value for key in keys)]
     if len(complete) > 1:
         named = " and ".join("/".join(keys) for keys, _ in _FORMATS if all(key in value for key in keys))
-        raise RowError(UNKNOWN_FORMAT, f"the row has the keys of two formats: {named}; keep one")
+        raise InvalidRowError(UNKNOWN_FORMAT, f"the row has the keys of two formats: {named}; keep one")
     if not complete:
         raise _no_format(value)
     conversation = complete[0](value)
     if not conversation.turns:
-        raise RowError(EMPTY_TARGET, "the conversation has no turns")
+        raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns")
     return Conversation(_choose_system(conversation.system, value), conversation.turns)
 
 
@@ -54,13 +54,13 @@ def parse_text(value: Any) -> str:
         RowError: neither key is there, or the text is empty or of a wrong type.
     """
     if not isinstance(value, dict):
-        raise RowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+        raise InvalidRowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
     key = "src" if "src" in value else "text"
     if key not in value:
-        raise RowError(MISSING_KEY, f'with autoregressive a row needs "src" or "text"; it has {_names(value)}')
+        raise InvalidRowError(MISSING_KEY, f'with autoregressive a row needs "src" or "text"; it has {_names(value)}')
     text = "".join(_texts(value[key], (key,)))
     if not text.strip():
-        raise RowError(EMPTY_TARGET, f"{key!r} is empty: nothing to learn", (key,))
+        raise InvalidRowError(EMPTY_TARGET, f"{key!r} is empty: nothing to learn", (key,))
     return text
 
 
@@ -68,18 +68,18 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
     sources, targets = _texts(row["src"], ("src",)), _texts(row["tgt"], ("tgt",))
     if len(sources) != len(targets):
         message = f"src has {len(sources)} items and tgt {len(targets)}; turn i is src[i], tgt[i]"
-        raise RowError(UNEQUAL_LISTS, message, ("tgt",))
+        raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
     for index, target in enumerate(targets):
         _check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
     context = {} if row.get("context") is None else row["context"]
     if not isinstance(context, dict):
-        raise RowError(
+        raise InvalidRowError(
             WRONG_TYPE, f'context is an object such as {{"system": ...}}, not {_kind(context)}', ("context",)
         )
     surplus = sorted(set(context) - {"system"})
     if surplus:
         message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect'
-        raise RowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
+        raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
     return Conversation(None, tuple(zip(sources, targets, strict=True)))
 
 
@@ -109,7 +109,7 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
     for index, pair in enumerate(_list(row.get("history") or [], ("history",))):
         path = ("history", index)
         if not isinstance(pair, list) or len(pair) != 2:
-            raise RowError(WRONG_TYPE, f"a turn of history is [question, answer], this is {_kind(pair)}", path)
+            raise InvalidRowError(WRONG_TYPE, f"a turn of history is [question, answer], this is {_kind(pair)}", path)
         question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
         _check_target(answer, (*path, 1))
         turns.append((question, answer))
@@ -137,23 +137,25 @@ def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversati
         role = roles.get(name) if isinstance(name, str) else None
         if role is None:
             known = ", ".join(roles)
-            raise RowError(ROLE_ORDER, f"role {name!r} is not known here; known: {known}", path[:-1])
+            raise InvalidRowError(ROLE_ORDER, f"role {name!r} is not known here; known: {known}", path[:-1])
         if role == "system":
             if index:
-                raise RowError(ROLE_ORDER, "a system message can only be the first", path[:-1])
+                raise InvalidRowError(ROLE_ORDER, "a system message can only be the first", path[:-1])
             system = text
         elif role == "user":
             if question is not None:
-                raise RowError(ROLE_ORDER, "two user messages follow each other", path[:-1])
+                raise InvalidRowError(ROLE_ORDER, "two user messages follow each other", path[:-1])
             question = text
         else:
             if question is None:
-                raise RowError(ROLE_ORDER, "an assistant message answers no user message", path[:-1])
+                raise InvalidRowError(ROLE_ORDER, "an assistant message answers no user message", path[:-1])
             _check_target(text, path)
             turns.append((question, text))
             question = None
     if question is not None:
-        raise RowError(ROLE_ORDER, "the last message is the user's: there is no answer to learn", messages[-1][2][:-1])
+        raise InvalidRowError(
+            ROLE_ORDER, "the last message is the user's: there is no answer to learn", messages[-1][2][:-1]
+        )
     return Conversation(system, tuple(turns))
 
 
@@ -164,7 +166,7 @@ def _content(value: Any, path: tuple[str | int, ...]) -> str:
     texts = []
     for index, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise RowError(WRONG_TYPE, 'only parts of type "text" can be learned from', (*path, index))
+            raise InvalidRowError(WRONG_TYPE, 'only parts of type "text" can be learned from', (*path, index))
         texts.append(_text(_member(part, "text", (*path, index)), (*path, index, "text")))
     return "".join(texts)
 
@@ -173,11 +175,11 @@ def _check_learned_as_text(message: dict[str, Any], path: tuple[str | int, ...])
     """Refuse what OpenAI's format may say about an answer beside its text: it would be lost."""
     for key in ("tool_calls", "function_call"):
         if message.get(key):
-            raise RowError(NOT_SUPPORTED, f"{key} cannot be learned from; leave the row out", (*path, key))
+            raise InvalidRowError(NOT_SUPPORTED, f"{key} cannot be learned from; leave the row out", (*path, key))
     weight = message.get("weight")
     if weight is not None and weight != 1:
         remedy = "every answer is learned with weight 1; end the row before this one, or remove its weight"
-        raise RowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
+        raise InvalidRowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
 
 
 def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
@@ -191,7 +193,9 @@ def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
             continue
         text = _text(holder["system"], path)
         if text and chosen not in (None, text):
-            raise RowError(TWO_SYSTEMS, f"{_spell(path)} is not the system prompt given before it; keep one", path)
+            raise InvalidRowError(
+                TWO_SYSTEMS, f"{_spell(path)} is not the system prompt given before it; keep one", path
+            )
         chosen = chosen if chosen is not None else text or None
     return chosen
 
@@ -204,37 +208,39 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
 
 def _text(value: Any, path: tuple[str | int, ...]) -> str:
     if not isinstance(value, str):
-        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, text is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, text is expected", path)
     if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
-        raise RowError("not UTF-8", f"{_spell(path)} holds half of a surrogate pair, which is no character", path)
+        raise InvalidRowError(
+            "not UTF-8", f"{_spell(path)} holds half of a surrogate pair, which is no character", path
+        )
     return value
 
 
 def _list(value: Any, path: tuple[str | int, ...]) -> list[Any]:
     if not isinstance(value, list):
-        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, a list is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, a list is expected", path)
     return value
 
 
 def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
     if not isinstance(item, dict):
-        raise RowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}, an object is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}, an object is expected", path)
     if key not in item:
-        raise RowError(MISSING_KEY, f"{_spell(path)} has no {key!r}; it has {_names(item)}", path)
+        raise InvalidRowError(MISSING_KEY, f"{_spell(path)} has no {key!r}; it has {_names(item)}", path)
     return item[key]
 
 
 def _check_target(text: str, path: tuple[str | int, ...]) -> None:
     if not text.strip():
-        raise RowError(EMPTY_TARGET, f"{_spell(path)} is empty: there is nothing to learn", path)
+        raise InvalidRowError(EMPTY_TARGET, f"{_spell(path)} is empty: there is nothing to learn", path)
 
 
-def _no_format(row: dict[str, Any]) -> RowError:
+def _no_format(row: dict[str, Any]) -> InvalidRowError:
     for keys, _ in _FORMATS:
         absent = [key for key in keys if key not in row]
         if len(absent) < len(keys):
-            return RowError(MISSING_KEY, f"the row has {_names(row)} but no {', '.join(map(repr, absent))}")
-    return RowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; formats known: {KNOWN_FORMATS}")
+            return InvalidRowError(MISSING_KEY, f"the row has {_names(row)} but no {', '.join(map(repr, absent))}")
+    return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; formats known: {KNOWN_FORMATS}")
 
 
 def _names(row: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.data.types import Place, SourceRow
+from paddlenlp_ext.data.types import Location, SourceRow
 
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40
@@ -61,7 +61,7 @@ _FORMS = {
 class Item:
     """One question that could be asked."""
 
-    place: Place
+    place: Location
     lemma: str
     form: Form
     answer: str
@@ -102,7 +102,7 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
         items = [
             item
             for line, text in enumerate(lexicon, start=1)
-            for item in _items(Place(path.name, line), text.rstrip("\n"))
+            for item in _items(Location(path.name, line), text.rstrip("\n"))
         ]
     items = sorted((item for item in items if _split_of(item.lemma) == split), key=lambda item: item.rank)
     changed = [item for item in items if item.is_changed]
@@ -112,7 +112,7 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
         yield SourceRow(item.place, {"src": question, "tgt": item.answer})
 
 
-def _items(place: Place, text: str) -> Iterator[Item]:
+def _items(place: Location, text: str) -> Iterator[Item]:
     columns = text.split(",")
     lemma, part_of_speech = columns[:2]
     if not _LEMMA.fullmatch(lemma):
@@ -124,7 +124,7 @@ def _items(place: Place, text: str) -> Iterator[Item]:
         # A plural like its singular is as a rule a noun that has none.
         if _FORM.fullmatch(answer) and not (part_of_speech == "noun" and answer == lemma):
             column = 1 + sum(len(before) + 1 for before in columns[: form.column])
-            yield Item(Place(place.file, place.line, column), lemma, form, answer)
+            yield Item(Location(place.file, place.line, column), lemma, form, answer)
 
 
 def _split_of(lemma: str) -> str:

@@ -20,7 +20,9 @@ def attention_cost(lengths: Sequence[int] | np.ndarray) -> int:
     return int(np.square(np.asarray(lengths, dtype=np.int64)).sum())
 
 
-def order_by_cost(costs: Sequence[int], packs_per_step: int, permutation: Callable[[int], np.ndarray]) -> list[int]:
+def sort_into_even_steps(
+    costs: Sequence[int], packs_per_step: int, permutation: Callable[[int], np.ndarray]
+) -> list[int]:
     """Reorder packs so that each step's cost about the same.
 
     Blocks of `STEPS_PER_BLOCK` steps are sorted by cost, cut into steps, and the steps shuffled. What fills no whole

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paddlenlp_ext.data.load_balancing import attention_cost, order_by_cost
+from paddlenlp_ext.data.load_balancing import attention_cost, sort_into_even_steps
 
 Pack = list[int]
 GROUP_ROWS = 4096
@@ -35,7 +35,7 @@ FINISH_WASTE = 2
 """Slots a finished pack may leave empty."""
 
 
-class _WaitingRows:
+class _LengthIndex:
     """Rows by length; rows of one length leave in the order of the stream."""
 
     def __init__(self, rows: list[int], lengths: list[int], capacity: int) -> None:
@@ -107,7 +107,7 @@ def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
     Packs begin in the order of the stream, so that what shares a pack is as random as the stream. The last
     `CARRIED_ROWS` of a dataset are packed longest first instead: short rows are the easier ones to place at the end.
     """
-    waiting = _WaitingRows(rows, lengths, capacity)
+    waiting = _LengthIndex(rows, lengths, capacity)
     finish_room = int(FINISH_WITHIN * sum(lengths[row] for row in rows) / len(rows))
     taken: set[int] = set()
     cursor = 0  # the earliest row of the stream that waits
@@ -136,7 +136,7 @@ def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
     return packs
 
 
-def _finish(waiting: _WaitingRows, room: int) -> Pack:
+def _finish(waiting: _LengthIndex, room: int) -> Pack:
     """One or two rows that fill the room but for `FINISH_WASTE` slots, or none."""
     for target in range(room, max(room - FINISH_WASTE - 1, 0), -1):
         if waiting.has(target):
@@ -151,7 +151,7 @@ Pack = list[int]
 PACKINGS = ("none", "in_order", "greedy")
 
 
-class BatchPlan:
+class PackingPlan:
     """Rows to packs to micro-batches, epoch by epoch.
 
     Args:
@@ -213,7 +213,9 @@ class BatchPlan:
         groups = fill_exactly(order, self.lengths, self.capacity)
         packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
         costs = [attention_cost(self.lengths[pack]) for pack in packs]
-        return [packs[index] for index in order_by_cost(costs, self.packs_per_step, self._shuffled(epoch, stream=2))]
+        return [
+            packs[index] for index in sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
+        ]
 
     def fill(self, epoch: int) -> float:
         """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""

@@ -37,8 +37,8 @@ def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console:
     for index in range(min(num_rows, len(dataset))):
         row = dataset[index]
         file, line = dataset.source(index)
-        num_learned = int(row.learned.sum())
-        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_learned} learned"
+        num_target_tokens = int(row.learned.sum())
+        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_target_tokens} learned"
         console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
         console.print(colour_row(row, tokenizer, marked), soft_wrap=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.sources import place_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.types import MAX_LISTED, BadRow, Conversation, RowError
+from paddlenlp_ext.data.types import MAX_LISTED, Conversation, InvalidRow, InvalidRowError
 
 _STAND_IN = "?"  # takes the place of an answer that a row lacks, so that training's reader can read the row
 
@@ -47,15 +47,15 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     if not path.is_file():
         raise ValueError(f"data file {str(path)!r} is no file; give one with a JSON object a line.")
     questions: list[Question] = []
-    problems: list[BadRow] = []
+    problems: list[InvalidRow] = []
     for row in read_rows(path):
-        if isinstance(row, BadRow):
+        if isinstance(row, InvalidRow):
             problems.append(row)
             continue
         try:
             questions.append(parse_question(row.value))
-        except RowError as error:
-            problems.append(BadRow(place_of(row, error.path), error.reason, str(error)))
+        except InvalidRowError as error:
+            problems.append(InvalidRow(place_of(row, error.path), error.reason, str(error)))
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
         raise ValueError(f"{len(problems)} bad row{'s' if len(problems) > 1 else ''} in the data file:\n{listed}")

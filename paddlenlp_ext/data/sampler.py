@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.data.load_balancing import attention_cost, deal
-from paddlenlp_ext.data.packing import BatchPlan, Pack
+from paddlenlp_ext.data.packing import Pack, PackingPlan
 
 MicroBatch = list[Pack]
 _ROWS_HASHED = 100_000
 
 
 @dataclass(frozen=True)
-class Window:
+class StepBatch:
     """The micro-batches of one optimizer step, all ranks'.
 
     Attributes:
@@ -65,7 +65,7 @@ class DataOrder:
     """
 
     def __init__(
-        self, plan: BatchPlan, micro_batches_per_step: int, *, num_train_epochs: float = 1.0, max_steps: int = -1
+        self, plan: PackingPlan, micro_batches_per_step: int, *, num_train_epochs: float = 1.0, max_steps: int = -1
     ) -> None:
         self._micro_batches_per_step = micro_batches_per_step
         self._lengths = plan.lengths
@@ -90,14 +90,14 @@ class DataOrder:
             steps += math.ceil((num_epochs - whole) * self.num_windows(whole) - 1e-9)
         return steps
 
-    def windows(self, epoch: int = 0, index: int = 0) -> Iterator[Window]:
+    def windows(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
         """Windows from that position on, epoch after epoch without end."""
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_windows(epoch)):
                 end = min((number + 1) * size, len(micro_batches))
                 members = tuple(micro_batches[number * size : end])
-                yield Window(
+                yield StepBatch(
                     epoch,
                     number,
                     members,
@@ -119,7 +119,7 @@ def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
     """The order of `rows` (a TokenizedDataset) that the run's configuration gives."""
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
-    plan = BatchPlan(
+    plan = PackingPlan(
         rows.lengths,
         batch_size=train.per_device_train_batch_size,
         packing=packing,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.types import BadRow, Place, RowError, SourceRow
+from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, Location, SourceRow
 from paddlenlp_ext.utils.json_positions import locate
 from paddlenlp_ext.utils.registry import did_you_mean
 
@@ -52,8 +52,8 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
     return present or many
 
 
-def read_rows(path: Path) -> Iterator[SourceRow | BadRow]:
-    """Every row of a file, broken ones as `BadRow`; blank lines are not rows."""
+def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
+    """Every row of a file, broken ones as `InvalidRow`; blank lines are not rows."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         yield from _read_array(str(path), content)
@@ -61,36 +61,36 @@ def read_rows(path: Path) -> Iterator[SourceRow | BadRow]:
         yield from _read_lines(str(path), content)
 
 
-def place_of(row: SourceRow, path: tuple[str | int, ...]) -> Place:
+def place_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
     """The file position of a part of a row."""
     if not row.text:
         return row.place
     return _advance(row.place, row.text[: locate(row.text, path)])
 
 
-def _read_lines(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
+def _read_lines(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
     for line, raw in enumerate(content.split(b"\n"), start=1):
         if raw.strip():
             yield _read_line(file, line, raw.rstrip(b"\r"))
 
 
-def _read_line(file: str, line: int, raw: bytes) -> SourceRow | BadRow:
+def _read_line(file: str, line: int, raw: bytes) -> SourceRow | InvalidRow:
     try:
         text = raw.decode("utf-8")
         value = _DECODER.decode(text)
     except UnicodeDecodeError as error:
         return _not_utf8(file, line, raw, error.start)
     except json.JSONDecodeError as error:
-        return BadRow(Place(file, line, error.colno), BROKEN, f"{error.msg}; one JSON object a line is expected")
-    except RowError as error:
-        return BadRow(Place(file, line), error.reason, str(error))
+        return InvalidRow(Location(file, line, error.colno), BROKEN, f"{error.msg}; one JSON object a line is expected")
+    except InvalidRowError as error:
+        return InvalidRow(Location(file, line), error.reason, str(error))
     except RecursionError:
-        return BadRow(Place(file, line), BROKEN, "nested too deeply")
+        return InvalidRow(Location(file, line), BROKEN, "nested too deeply")
     indent = len(text) - len(text.lstrip())
-    return SourceRow(Place(file, line, indent + 1), value, text[indent:])
+    return SourceRow(Location(file, line, indent + 1), value, text[indent:])
 
 
-def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
+def _read_array(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
     """Elements of a JSON array, one by one. Behind a broken element nothing can be told apart: that is fatal."""
     try:
         text = content.decode("utf-8")
@@ -99,7 +99,7 @@ def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
         line = content.count(b"\n", 0, error.start) + 1
         yield replace(_not_utf8(file, line, content[line_start:], error.start - line_start), fatal=True)
         return
-    origin = Place(file, 1, 1)
+    origin = Location(file, 1, 1)
     reached, place = 0, origin
     position = _skip_space(text, text.index("[") + 1)
     while text[position : position + 1] != "]":
@@ -124,31 +124,31 @@ def _read_array(file: str, content: bytes) -> Iterator[SourceRow | BadRow]:
         yield _break(_advance(origin, text[:behind]), "text behind the array")
 
 
-def _read_element(text: str, position: int, place: Place) -> tuple[SourceRow | BadRow, int]:
+def _read_element(text: str, position: int, place: Location) -> tuple[SourceRow | InvalidRow, int]:
     """The element that begins at `position`, and where it ends. One that is JSON but no row is passed over."""
     try:
         value, end = _DECODER.raw_decode(text, position)
-    except RowError as error:
+    except InvalidRowError as error:
         _, end = _PASSING_DECODER.raw_decode(text, position)
-        return BadRow(place, error.reason, str(error)), end
+        return InvalidRow(place, error.reason, str(error)), end
     return SourceRow(place, value, text[position:end]), end
 
 
-def _break(place: Place, message: str) -> BadRow:
-    return BadRow(place, BROKEN, f"{message}; the rest of the file cannot be read", fatal=True)
+def _break(place: Location, message: str) -> InvalidRow:
+    return InvalidRow(place, BROKEN, f"{message}; the rest of the file cannot be read", fatal=True)
 
 
-def _not_utf8(file: str, line: int, raw: bytes, offset: int) -> BadRow:
+def _not_utf8(file: str, line: int, raw: bytes, offset: int) -> InvalidRow:
     column = len(raw[:offset].decode("utf-8")) + 1
-    return BadRow(Place(file, line, column), "not UTF-8", f"byte 0x{raw[offset]:02x} begins no UTF-8 character")
+    return InvalidRow(Location(file, line, column), "not UTF-8", f"byte 0x{raw[offset]:02x} begins no UTF-8 character")
 
 
-def _advance(place: Place, text: str) -> Place:
+def _advance(place: Location, text: str) -> Location:
     """The place reached behind `text`, which begins at `place`."""
     newlines = text.count("\n")
     if not newlines:
-        return Place(place.file, place.line, place.column + len(text))
-    return Place(place.file, place.line + newlines, len(text) - text.rfind("\n"))
+        return Location(place.file, place.line, place.column + len(text))
+    return Location(place.file, place.line + newlines, len(text) - text.rfind("\n"))
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -162,13 +162,15 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise RowError("key written twice", f"the key {twice!r} stands twice in one object; the first would be lost")
+        raise InvalidRowError(
+            "key written twice", f"the key {twice!r} stands twice in one object; the first would be lost"
+        )
     return members
 
 
 def _whole_number(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise RowError("number too long", f"a whole number of {len(digits)} digits; {MAX_DIGITS} are read")
+        raise InvalidRowError("number too long", f"a whole number of {len(digits)} digits; {MAX_DIGITS} are read")
     return int(digits)
 
 

@@ -12,7 +12,7 @@ from paddlenlp_ext.data.formats import parse_row, parse_text
 from paddlenlp_ext.data.sources import place_of
 from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText, join_turns
 from paddlenlp_ext.data.truncation import NOTHING_LEFT, Limits, fit, fit_text
-from paddlenlp_ext.data.types import BadRow, Conversation, Place, RowError, SourceRow
+from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, Location, SourceRow
 
 CHUNK_ROWS = 1000
 """Rows given to the tokenizer at once: it works on several in parallel."""
@@ -31,7 +31,7 @@ class TokenizedRow:
         num_cut: tokens that truncation took away.
     """
 
-    place: Place
+    place: Location
     tokens: np.ndarray
     learned: np.ndarray
     answer_start: int
@@ -40,9 +40,9 @@ class TokenizedRow:
 
 
 def encode_rows(
-    rows: Iterable[SourceRow | BadRow], template: ChatTemplate, limits: Limits, autoregressive: bool = False
-) -> Iterator[TokenizedRow | BadRow]:
-    """Parse, render, tokenize and cut rows, keeping their order; what cannot be done comes out as `BadRow`."""
+    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits, autoregressive: bool = False
+) -> Iterator[TokenizedRow | InvalidRow]:
+    """Parse, render, tokenize and cut rows, keeping their order; what cannot be done comes out as `InvalidRow`."""
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK_ROWS)):
@@ -50,23 +50,23 @@ def encode_rows(
 
 
 def _encode_conversations(
-    chunk: list[SourceRow | BadRow], template: ChatTemplate, limits: Limits
-) -> Iterator[TokenizedRow | BadRow]:
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits
+) -> Iterator[TokenizedRow | InvalidRow]:
     rendered = [_render(row, template) for row in chunk]
-    encoded = iter(template.encode_turns([item[2] for item in rendered if not isinstance(item, BadRow)]))
+    encoded = iter(template.encode_turns([item[2] for item in rendered if not isinstance(item, InvalidRow)]))
     for item in rendered:
-        yield item if isinstance(item, BadRow) else _finish(*item, next(encoded), template, limits)
+        yield item if isinstance(item, InvalidRow) else _finish(*item, next(encoded), template, limits)
 
 
 def _render(
-    row: SourceRow | BadRow, template: ChatTemplate
-) -> tuple[SourceRow, Conversation, tuple[TurnText, ...]] | BadRow:
-    if isinstance(row, BadRow):
+    row: SourceRow | InvalidRow, template: ChatTemplate
+) -> tuple[SourceRow, Conversation, tuple[TurnText, ...]] | InvalidRow:
+    if isinstance(row, InvalidRow):
         return row
     try:
         conversation = parse_row(row.value)
         return row, conversation, template.render(conversation)
-    except RowError as error:
+    except InvalidRowError as error:
         return _bad(row, error)
 
 
@@ -77,41 +77,41 @@ def _finish(
     turns: list[EncodedTurn],
     template: ChatTemplate,
     limits: Limits,
-) -> TokenizedRow | BadRow:
+) -> TokenizedRow | InvalidRow:
     try:
         fitted = fit(conversation, texts, turns, template, limits)
         tokens, learned = join_turns(fitted.turns)
         answer_start = len(tokens) - len(fitted.turns[-1].answer)
         return _tokenized(row, tokens, learned, answer_start, fitted.last_turn, fitted.num_cut)
-    except RowError as error:
+    except InvalidRowError as error:
         return _bad(row, error)
 
 
 def _encode_texts(
-    chunk: list[SourceRow | BadRow], template: ChatTemplate, limits: Limits
-) -> Iterator[TokenizedRow | BadRow]:
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits
+) -> Iterator[TokenizedRow | InvalidRow]:
     """Every token is learned: the text is one long answer to nothing."""
     read = [_read_text(row) for row in chunk]
     texts = [(TurnText("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
     for row, text in zip(chunk, read, strict=True):
-        if isinstance(text, BadRow):
+        if isinstance(text, InvalidRow):
             yield text
             continue
         (turn,) = next(encoded)
         try:
             tokens, num_cut = fit_text(turn.prompt + turn.answer, limits)
             yield _tokenized(row, tokens, [True] * len(tokens), 0, 0, num_cut)
-        except RowError as error:
+        except InvalidRowError as error:
             yield _bad(row, error)
 
 
-def _read_text(row: SourceRow | BadRow) -> str | BadRow:
-    if isinstance(row, BadRow):
+def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
+    if isinstance(row, InvalidRow):
         return row
     try:
         return parse_text(row.value)
-    except RowError as error:
+    except InvalidRowError as error:
         return _bad(row, error)
 
 
@@ -119,11 +119,11 @@ def _tokenized(
     row: SourceRow, tokens: list[int], learned: list[bool], answer_start: int, last_turn: int, num_cut: int
 ) -> TokenizedRow:
     if not any(learned[1:]):
-        raise RowError(NOTHING_LEFT, f"of {len(tokens)} tokens none is both learned and behind another one")
+        raise InvalidRowError(NOTHING_LEFT, f"of {len(tokens)} tokens none is both learned and behind another one")
     flags = np.array(learned, dtype=bool)
     flags[0] = False
     return TokenizedRow(row.place, np.array(tokens, dtype=np.int32), flags, answer_start, last_turn, num_cut)
 
 
-def _bad(row: SourceRow, error: RowError) -> BadRow:
-    return BadRow(place_of(row, error.path), error.reason, str(error), error.by_policy)
+def _bad(row: SourceRow, error: InvalidRowError) -> InvalidRow:
+    return InvalidRow(place_of(row, error.path), error.reason, str(error), error.by_policy)

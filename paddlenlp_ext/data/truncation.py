@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
@@ -76,7 +76,7 @@ def fit(
         what = f"{total} tokens, max_length is {limits.max_length}"
         if longest_prompt > limits.src_length:
             what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
-        raise RowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+        raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
     if limits.truncation == "right":
         kept = _fit_right(texts, turns, template, limits)
         last_turn = len(kept) - 1
@@ -85,7 +85,7 @@ def fit(
         last_turn = len(turns) - 1
     if not kept:
         message = f"the first prompt fills all {limits.max_length} tokens of max_length; lower src_length"
-        raise RowError(NOTHING_LEFT, message)
+        raise InvalidRowError(NOTHING_LEFT, message)
     return FittedTurns(kept, last_turn, total - sum(turn.length for turn in kept))
 
 
@@ -100,7 +100,7 @@ def fit_text(tokens: list[int], limits: Limits) -> tuple[list[int], int]:
         return tokens, 0
     if limits.truncation in ("drop", "error"):
         message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
-        raise RowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
+        raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
     return (tokens[:-surplus] if limits.truncation == "right" else tokens[surplus:]), surplus
 
 
@@ -153,7 +153,7 @@ def _least(turns: Sequence[EncodedTurn], limits: Limits) -> int:
 def _cut_prompt(text: TurnText, index: int, template: ChatTemplate, cap: int, keep_beginning: bool) -> list[int]:
     """The prompt with as many of the user's tokens taken out as are too many."""
     if text.content is None:
-        raise RowError(NO_ROOM, "the template rewrites the user's words, so they cannot be cut")
+        raise InvalidRowError(NO_ROOM, "the template rewrites the user's words, so they cannot be cut")
     behind = template.pieces_continue
     pieces = [text.head, text.content, text.tail]
     head, content, tail = template.encoder.encode(pieces, [behind and index > 0, behind, behind])
@@ -163,5 +163,5 @@ def _cut_prompt(text: TurnText, index: int, template: ChatTemplate, cap: int, ke
     if room < 1:
         fixed = len(head) + len(tail)
         message = f"system prompt and markers take {fixed} tokens, the prompt may have {cap}; no word would be left"
-        raise RowError(NO_ROOM, message)
+        raise InvalidRowError(NO_ROOM, message)
     return head + (content[:room] if keep_beginning else content[-room:]) + tail

@@ -15,7 +15,7 @@ MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A position in a source: `file` as the user named it, line and column counted from one."""
 
     file: str
@@ -30,20 +30,20 @@ class Place:
 class SourceRow:
     """A row as it was read: its JSON value, and the text it was read from so that parts can be found again."""
 
-    place: Place
+    place: Location
     value: Any
     text: str = ""
 
 
 @dataclass(frozen=True)
-class BadRow:
+class InvalidRow:
     """A row that is not learned from.
 
     `reason` is the account's short word, `message` says what is wrong. `by_policy`: nothing is wrong, an option said
     to leave such rows out. `fatal`: the rest of the file cannot be read, so leaving out this row alone is impossible.
     """
 
-    place: Place
+    place: Location
     reason: str
     message: str
     by_policy: bool = False
@@ -61,7 +61,7 @@ class Conversation:
     turns: tuple[tuple[str, str], ...]
 
 
-class RowError(ValueError):
+class InvalidRowError(ValueError):
     """A row is not what its format says.
 
     Attributes:
@@ -80,7 +80,7 @@ class RowError(ValueError):
 class DataError(ValueError):
     """Rows of a dataset are bad; `.problems` holds all of them, the message the first few and the total."""
 
-    def __init__(self, problems: Sequence[BadRow]) -> None:
+    def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)
         listed = "\n".join(f"  {problem}" for problem in self.problems[:MAX_LISTED])
         rest = len(self.problems) - MAX_LISTED
@@ -104,7 +104,7 @@ class DataAccount:
         num_kept: rows that are in the dataset whole.
         num_truncated: rows that are in the dataset with something cut off.
         dropped: reason -> number of rows that are not in the dataset.
-        num_tokens: tokens in the dataset; `num_learned` of them are learned.
+        num_tokens: tokens in the dataset; `num_target_tokens` of them are learned.
         num_tokens_cut: tokens that truncation took away (those of dropped rows are not counted).
         examples: the first bad rows, for the log.
     """
@@ -114,16 +114,16 @@ class DataAccount:
     num_truncated: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0
-    num_learned: int = 0
+    num_target_tokens: int = 0
     num_tokens_cut: int = 0
-    examples: tuple[BadRow, ...] = ()
+    examples: tuple[InvalidRow, ...] = ()
 
     @property
     def num_dropped(self) -> int:
         """Rows that are not in the dataset, over all reasons."""
         return sum(self.dropped.values())
 
-    def drop(self, problems: Sequence[BadRow], max_examples: int = 20) -> None:
+    def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
         """Enter rows that are left out."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
@@ -137,7 +137,7 @@ class DataAccount:
         """The account as aligned text for the log."""
         lines = [("read", self.num_read), ("kept whole", self.num_kept), ("truncated", self.num_truncated)]
         lines += [(f"dropped: {reason}", count) for reason, count in sorted(self.dropped.items())]
-        lines += [("tokens", self.num_tokens), ("tokens learned", self.num_learned)]
+        lines += [("tokens", self.num_tokens), ("tokens learned", self.num_target_tokens)]
         if self.num_tokens_cut:
             lines.append(("tokens cut off", self.num_tokens_cut))
         width = max(len(name) for name, _ in lines)
@@ -151,5 +151,5 @@ class DataAccount:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataAccount:
         """The inverse of `to_json`."""
-        rows = tuple(BadRow(**{**row, "place": Place(**row["place"])}) for row in values["examples"])
+        rows = tuple(InvalidRow(**{**row, "place": Location(**row["place"])}) for row in values["examples"])
         return cls(**{**values, "examples": rows})

@@ -22,7 +22,7 @@ from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.recompute import RecomputePlan, passing
+from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.ops.attention import AttentionLayout
@@ -47,7 +47,7 @@ class DecoderLayer(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
-        attended_BSD = passing("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
+        attended_BSD = recompute_region("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
         x_BSD, normed_BSD = self.post_attention_layernorm.of_sum(x_BSD, attended_BSD)
         return x_BSD + self.mlp(normed_BSD)
 
@@ -161,7 +161,7 @@ class CausalLM(nn.Layer):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.quantization: QuantizationConfig | None = None
         self.vocabulary: VocabularyCut | None = None
-        self.held_by_others: set[str] = set()
+        self.remote_parameters: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
     def forward(
@@ -210,11 +210,11 @@ class CausalLM(nn.Layer):
         plan.check_layers(len(self.model.layers))
         self.model.recompute_plan = plan
 
-    def draw_from(self, seed: int | None) -> None:
+    def set_dropout_seed(self, seed: int | None) -> None:
         """Let the random numbers of the next training pass follow from this."""
         self.model.draw_seed = seed
 
-    def stream_shape(self, batch: int, length: int) -> list[int]:
+    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Shape of what goes from layer to layer, for ids [batch, length]."""
         return [batch, length, self.config.hidden_size]
 
@@ -228,7 +228,7 @@ class CausalLM(nn.Layer):
         """The tokens at which generation ends."""
         return self.generation_config["eos_token_id"]
 
-    def end_at(self, token_ids: Iterable[int]) -> None:
+    def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Let generation end at these tokens too, here and wherever the saved model is loaded."""
         self.generation_config["eos_token_id"] = sorted({*self.end_token_ids, *token_ids})
 
@@ -267,7 +267,7 @@ class CausalLM(nn.Layer):
         Raises:
             ValueError: the stored tensors are not this model's; the message names those missing, surplus, misshapen.
         """
-        load_weights(self, open_weights(folder), self.held_by_others)
+        load_weights(self, open_weights(folder), self.remote_parameters)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Every parameter of a plain model learns at the run's learning rate."""

@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.recompute import passing
+from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.rope import apply_rope
@@ -99,7 +99,7 @@ class Attention(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix each position with those it may look at; [B, S, D] to [B, S, D]."""
-        q_BSE, k_BSE, v_BSE = passing("attention_column_ln", self._project, x_BSD)
+        q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
         q_BSNH = self._heads(q_BSE, self.q_norm)
         k_BSKH = self._heads(k_BSE, self.k_norm)
         v_BSKH = self._heads(v_BSE, None)
@@ -107,12 +107,12 @@ class Attention(nn.Layer):
         k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
-            out_BSNH = passing("flash_attn", self._attention_over(inputs), *tensors)
+            out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
         else:
             out_BSNH = inputs.cache.attend(
                 self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation
             )
-        return passing("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+        return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)

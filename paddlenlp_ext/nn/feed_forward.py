@@ -6,7 +6,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.recompute import passing
+from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.ops.swiglu import swiglu
 
 
@@ -21,8 +21,8 @@ class FeedForward(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., hidden_size] to the same shape."""
-        gate, up = passing("mlp_column_ln", self._gate_and_up, x)
-        return passing("mlp_row_ln", self.down_proj, swiglu(gate, up))
+        gate, up = recompute_region("mlp_column_ln", self._gate_and_up, x)
+        return recompute_region("mlp_row_ln", self.down_proj, swiglu(gate, up))
 
     def _gate_and_up(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.gate_proj(x), self.up_proj(x)

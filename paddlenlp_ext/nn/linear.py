@@ -6,7 +6,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.ops.cpu.bf16 import beside
-from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenPlain
+from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenLinear
 from paddlenlp_ext.ops.linear import linear
 
 
@@ -45,7 +45,7 @@ class Linear(nn.Layer):
     def frozen(self) -> FrozenLinear | None:
         """What an adapter makes one step with; None where weight or bias trains."""
         stands = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
-        return FrozenPlain(self.weight, self.bias) if stands else None
+        return FrozenDense(self.weight, self.bias) if stands else None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

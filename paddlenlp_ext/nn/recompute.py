@@ -1,6 +1,6 @@
 """What a training pass keeps for its way back, and what it computes again there.
 
-The layers name their places (`passing("flash_attn", function, tensors)`) and know nothing else; a plan says what is
+The layers name their places (`recompute_region("flash_attn", function, tensors)`) and know nothing else; a plan says what is
 done at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
 
     full        a layer's input is kept, the layer is run again
@@ -21,7 +21,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
-from paddlenlp_ext.ops.cpu.bf16 import as_now
+from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
@@ -88,7 +88,7 @@ class RecomputePlan:
         return _run_again(run, x, inputs) if self.granularity == "full" else run(x, inputs)
 
 
-def passing(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """`function(*arguments)`, where a plan may keep the result or compute it again.
 
     Args:
@@ -109,7 +109,7 @@ def passing(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _run_again(function: Callable[..., Any], *arguments: Any) -> Any:
     """Recompute, in the products of the first time: bfloat16 may be off by the time of the second."""
-    return recompute(as_now(function), *arguments)
+    return recompute(capture_precision(function), *arguments)
 
 
 @dataclass(frozen=True)

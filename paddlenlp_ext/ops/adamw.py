@@ -9,7 +9,7 @@ from typing import NamedTuple
 import paddle
 
 from paddlenlp_ext.ops.cpu.library import function, usable
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.gradients import pointers, sizes
 
 
@@ -59,4 +59,4 @@ def adamw_native(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, eps
     run(*tensors, *numbers, sizes(parameters), len(updates), beta1, beta2, epsilon)
 
 
-adamw_op = Op("adamw", native=(adamw_native, usable), reference=adamw_reference)
+adamw_op = DispatchedOp("adamw", native=(adamw_native, usable), reference=adamw_reference)

@@ -20,7 +20,7 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.cpu.library import function, pointer, usable
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
 
 _DROPPED_BITS = 14  # of a float32's 32: what remains tells numbers 0.2 % apart from each other
@@ -205,4 +205,4 @@ def _levels(signed: bool) -> _Levels:
     return found
 
 
-adamw_8bit_op = Op("adamw in 8 bits", native=(adamw_8bit_native, usable), reference=adamw_8bit_reference)
+adamw_8bit_op = DispatchedOp("adamw in 8 bits", native=(adamw_8bit_native, usable), reference=adamw_8bit_reference)

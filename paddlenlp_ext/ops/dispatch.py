@@ -20,14 +20,14 @@ Condition = Callable[[paddle.Tensor], str | None]
 """From a tensor that the op is given to what hinders the twin on it, None where nothing does."""
 
 
-class OtherTensors(str):
+class NotApplicable(str):
     """An obstacle that is in order: the twin is for tensors on another device or in another format."""
 
 
 _logged_obstacles: set[str] = set()
 
 
-class Op:
+class DispatchedOp:
     """The implementations of one op: twins, best first, each with the condition to run, and the reference.
 
     All have one signature and one meaning. The reference is plain Paddle and runs anywhere.
@@ -62,12 +62,15 @@ class Op:
             if obstacles[wanted] is not None:
                 raise ValueError(f"{self.name}: {wanted!r} was asked for, but {obstacles[wanted]}.")
             return wanted, {}
-        name = next(name for name, obstacle in obstacles.items() if obstacle is None)
+        name = next(name for name, unavailable_reason in obstacles.items() if unavailable_reason is None)
         return name, dict(list(obstacles.items())[: list(obstacles).index(name)])
 
     def _log(self, x: paddle.Tensor, name: str, declined: dict[str, str]) -> None:
-        reason = "; ".join(f"not {other}: {obstacle}" for other, obstacle in declined.items()) or "asked for or best"
-        new = {each for each in declined.values() if not isinstance(each, OtherTensors)} - _logged_obstacles
+        reason = (
+            "; ".join(f"not {other}: {unavailable_reason}" for other, unavailable_reason in declined.items())
+            or "asked for or best"
+        )
+        new = {each for each in declined.values() if not isinstance(each, NotApplicable)} - _logged_obstacles
         _logged_obstacles.update(new)
         level = logging.INFO if new else logging.DEBUG
         get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
@@ -80,7 +83,7 @@ def anywhere(x: paddle.Tensor) -> None:
 
 def on_cpu(x: paddle.Tensor) -> str | None:
     """A condition: the tensor is on the CPU."""
-    return None if x.place.is_cpu_place() else OtherTensors(f"it is for the CPU and the tensor is on {x.place}")
+    return None if x.place.is_cpu_place() else NotApplicable(f"it is for the CPU and the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
@@ -88,12 +91,12 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
-        return OtherTensors(f"it computes in float32 and the tensor is {x.dtype.name}")
+        return NotApplicable(f"it computes in float32 and the tensor is {x.dtype.name}")
     return None
 
 
 def on_gpu_in_half(x: paddle.Tensor) -> str | None:
     """A condition: flash kernels run on a GPU, in bfloat16 or float16."""
     if not x.place.is_gpu_place():
-        return OtherTensors(f"it needs a GPU and the tensor is on {x.place}")
+        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
     return None if x.dtype in (paddle.bfloat16, paddle.float16) else f"it needs half precision, not {x.dtype.name}"

@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.dispatch import Op, OtherTensors
+from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
@@ -33,11 +33,11 @@ def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
 
 def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
-        return OtherTensors(f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}")
-    return library.obstacle()
+        return NotApplicable(f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}")
+    return library.unavailable_reason()
 
 
-embedding_op = Op("embedding", native=(embedding_native, _stored_in_bf16), reference=embedding_reference)
+embedding_op = DispatchedOp("embedding", native=(embedding_native, _stored_in_bf16), reference=embedding_reference)
 
 
 def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:

@@ -40,7 +40,7 @@ class FrozenLinear(Protocol):
 
 
 @dataclass(frozen=True)
-class FrozenPlain:
+class FrozenDense:
     """One whose weight is a matrix, in float32 or bfloat16."""
 
     weight: paddle.Tensor

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import paddle
 
 from paddlenlp_ext.ops.cpu.library import function, pointer, usable
-from paddlenlp_ext.ops.dispatch import Implementation, Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
 def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
@@ -47,8 +47,10 @@ def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
     return (ctypes.c_int64 * len(tensors))(*(math.prod(tensor.shape) for tensor in tensors))
 
 
-sum_of_squares_op = Op("sum_of_squares", native=(sum_of_squares_native, usable), reference=sum_of_squares_reference)
-scale_op = Op("scale", native=(scale_native, usable), reference=scale_reference)
+sum_of_squares_op = DispatchedOp(
+    "sum_of_squares", native=(sum_of_squares_native, usable), reference=sum_of_squares_reference
+)
+scale_op = DispatchedOp("scale", native=(scale_native, usable), reference=scale_reference)
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
@@ -62,7 +64,9 @@ def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
         twin(alike, factor)
 
 
-def _by_twin(op: Op, tensors: Iterable[paddle.Tensor]) -> Iterable[tuple[Implementation, list[paddle.Tensor]]]:
+def _by_twin(
+    op: DispatchedOp, tensors: Iterable[paddle.Tensor]
+) -> Iterable[tuple[Implementation, list[paddle.Tensor]]]:
     groups: dict[Implementation, list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(op.choose(tensor), []).append(tensor)

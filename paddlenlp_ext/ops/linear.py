@@ -11,8 +11,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.ops.cpu.bf16 import as_half, halves, shared_half
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, halves
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.saved_tensors import maker
 
 FEW_ROWS = 8
@@ -41,7 +41,7 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
     name = "linear_few_rows" if math.prod(leading) <= FEW_ROWS else "linear_forward"
     rounds = name == "linear_forward" and halves(weight)
     read = as_half(weight) if rounds else weight
-    _call(name, (shared_half(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
+    _call(name, (cached_bf16(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
     return y
 
 
@@ -100,13 +100,13 @@ def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
         return parameter if parameter is None else in_one_piece(parameter)
     wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
     is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
-    if is_matrix and wants_no_gradient and bf16.obstacle() is None:
+    if is_matrix and wants_no_gradient and bf16.unavailable_reason() is None:
         return in_one_piece(parameter)
     return in_one_piece(parameter.astype("float32"))
 
 
 def _as_read(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    return shared_half(x) if halves(weight) else x
+    return cached_bf16(x) if halves(weight) else x
 
 
 def in_one_piece(x: paddle.Tensor) -> paddle.Tensor:
@@ -127,7 +127,7 @@ def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tenso
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-linear_op = Op("linear", native=(linear_native, library.usable), reference=linear_reference)
+linear_op = DispatchedOp("linear", native=(linear_native, library.usable), reference=linear_reference)
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:

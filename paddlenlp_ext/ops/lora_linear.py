@@ -13,8 +13,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import as_half, shared_half
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece, linear_native, wants_gradient
 from paddlenlp_ext.ops.saved_tensors import maker
@@ -72,7 +72,7 @@ def _forward(
     """y, x as the products read it, and A x^T [r, rows] in the same format."""
     y = base.native_forward(x)
     assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} beside a base with {y.shape[-1]} outputs"
-    read = shared_half(x) if base.halves else x
+    read = cached_bf16(x) if base.halves else x
     inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.halves else "float32")
     _call("lora_update_forward", (read, y, a, b, inner), scaling)
     return y, read, inner
@@ -95,7 +95,9 @@ def lora_linear_reference(
     return base(x) + paddle.matmul(inner, b, transpose_y=True)
 
 
-lora_linear_op = Op("LoRA linear", native=(lora_linear_native, library.usable), reference=lora_linear_reference)
+lora_linear_op = DispatchedOp(
+    "LoRA linear", native=(lora_linear_native, library.usable), reference=lora_linear_reference
+)
 
 
 def lora_linear(

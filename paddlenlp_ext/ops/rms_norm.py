@@ -16,7 +16,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
-from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
 def rms_norm_native(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
@@ -169,13 +169,13 @@ def add_rms_norm_reference(
     return total, rms_norm(total, weight_D, epsilon)
 
 
-rms_norm_op = Op(
+rms_norm_op = DispatchedOp(
     "rms_norm",
     native=(rms_norm_native, usable),
     cpu=(rms_norm_cpu, on_cpu_in_fp32),
     reference=rms_norm_reference,
 )
-add_rms_norm_op = Op("add_rms_norm", native=(add_rms_norm_native, usable), reference=add_rms_norm_reference)
+add_rms_norm_op = DispatchedOp("add_rms_norm", native=(add_rms_norm_native, usable), reference=add_rms_norm_reference)
 
 
 def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:

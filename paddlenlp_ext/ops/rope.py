@@ -12,7 +12,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
-from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
 def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
@@ -88,7 +88,7 @@ def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tenso
     return out_BSNH
 
 
-rope_op = Op("rope", native=(rope_native, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
+rope_op = DispatchedOp("rope", native=(rope_native, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
 
 
 def apply_rope(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:

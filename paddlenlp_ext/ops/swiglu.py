@@ -10,7 +10,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.bf16 import products_are_half
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
-from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 from paddlenlp_ext.ops.saved_tensors import with_maker
 
 
@@ -98,7 +98,9 @@ def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, pad
     return out, gate_half, up_half
 
 
-swiglu_op = Op("swiglu", native=(swiglu_native, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference)
+swiglu_op = DispatchedOp(
+    "swiglu", native=(swiglu_native, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference
+)
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:

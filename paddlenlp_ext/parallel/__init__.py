@@ -14,7 +14,7 @@
 
 `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer. What a process holds of a parameter stands
 at the parameter itself: `parameter.cut` (plan.py) for a part, which Paddle's own mark `is_distributed` goes with;
-`is_partial` for a whole whose gradient has to be summed over the tensor ranks; `stages` for the pipeline's stages that
+`needs_tp_reduce` for a whole whose gradient has to be summed over the tensor ranks; `stages` for the pipeline's stages that
 hold it, `is_elsewhere` where this one does not and knows its shape alone. Readers and writers of files follow
 `cut`, so that every layout reads and writes the same files.
 """

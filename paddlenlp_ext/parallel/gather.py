@@ -20,7 +20,7 @@ from paddlenlp_ext.parallel.collectives import gathered
 from paddlenlp_ext.parallel.gloo import meet
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.tensor_parallel import sizes_of
-from paddlenlp_ext.sharding_spec import cut_of, is_here, whole_shape
+from paddlenlp_ext.sharding_spec import full_shape, is_materialized, shard_of
 
 _MAIN, _DONE = 0, -1
 
@@ -34,7 +34,7 @@ class _Offer:
     dtype: str
 
 
-def write_whole(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
+def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
     """Call `write` on the main process with every tensor as it would be on one; returns when it is done, everywhere.
 
     Args:
@@ -43,7 +43,7 @@ def write_whole(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping
         write: reads what it writes.
     """
     meet()
-    own = {name: tensor for name, tensor in tensors.items() if is_here(tensor)}
+    own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
     offers = _offers(mesh, own)
     names = sorted(offers)
     if mesh.is_main:
@@ -66,7 +66,7 @@ def _offers(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _Offer]:
     """By name, the first process that holds the tensor, or the first of the tensor ranks that hold its parts."""
     mine = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
-        mine = [(name, _Offer(mesh.world.index, whole_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
+        mine = [(name, _Offer(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
     everyone: list[list[tuple[str, _Offer]]] = []
     dist.all_gather_object(everyone, mine, group=mesh.world.group)
     offers: dict[str, _Offer] = {}
@@ -80,7 +80,7 @@ def _ask(mesh: Mesh, number: int, offer: _Offer, own: Any) -> Any:
     """On the main process: the whole tensor in NumPy. All processes hear of every tensor, so that none gives up."""
     _tell(mesh, number)
     if offer.holder == _MAIN:
-        return _joined(mesh, own).numpy() if cut_of(own) is not None else as_lazy(own).read()
+        return _joined(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
     return _sent(mesh, offer, None).numpy()
 
 
@@ -88,7 +88,7 @@ def _give(mesh: Mesh, offer: _Offer, own: Any) -> None:
     """On the others: this process's part, if it has one."""
     whole = None
     if offer.holder in mesh.tensor.ranks:
-        whole = own if cut_of(own) is None else _joined(mesh, own)
+        whole = own if shard_of(own) is None else _joined(mesh, own)
     if offer.holder != _MAIN:
         _sent(mesh, offer, whole if offer.holder == mesh.world.index else None)
 
@@ -103,7 +103,7 @@ def _sent(mesh: Mesh, offer: _Offer, whole: paddle.Tensor | None) -> paddle.Tens
 
 def _joined(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
     """The whole of the tensor ranks' parts."""
-    cut = cut_of(part)
+    cut = shard_of(part)
     assert cut is not None
     return gathered(part.detach(), cut.axis, sizes_of(cut.size, mesh.tensor.size), mesh.tensor.group)
 

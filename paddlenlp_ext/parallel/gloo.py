@@ -170,14 +170,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
 _meetings = itertools.count()
 
 
-def is_impatient() -> bool:
+def uses_gloo() -> bool:
     """Whether the run talks over gloo."""
     return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
 def meet() -> None:
     """Until every process of the run has come here; over other backends, which wait by themselves, nothing."""
-    if world_size() == 1 or not is_impatient():
+    if world_size() == 1 or not uses_gloo():
         return
     store, name = core.create_or_get_global_tcp_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
     arrived, pause = _add(store, name, 1), _FIRST_PAUSE

@@ -8,7 +8,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.sharding_spec import is_here
+from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def read_own_part(model: nn.Layer, source: WeightSource) -> None:
@@ -24,9 +24,9 @@ def read_own_part(model: nn.Layer, source: WeightSource) -> None:
     decoder = getattr(model, "base_model", model)
     parameters = base_parameters(decoder)
     for parameter in parameters.values():
-        if is_here(parameter) and not parameter._is_initialized():
+        if is_materialized(parameter) and not parameter._is_initialized():
             parameter.initialize()
-    load_parameters(parameters, source, decoder.held_by_others)
+    load_parameters(parameters, source, decoder.remote_parameters)
 
 
 def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:

@@ -23,7 +23,7 @@ _ORDER = {  # outermost axis first
 
 
 @dataclass(frozen=True)
-class Axis:
+class ProcessAxis:
     """The processes that differ from this one along one axis, or along several.
 
     Attributes:
@@ -52,12 +52,12 @@ class Mesh:
     """
 
     degrees: Degrees = field(default_factory=Degrees)
-    data: Axis = field(default_factory=Axis)
-    sharding: Axis = field(default_factory=Axis)
-    pipeline: Axis = field(default_factory=Axis)
-    tensor: Axis = field(default_factory=Axis)
-    replicas: Axis = field(default_factory=Axis)
-    world: Axis = field(default_factory=Axis)
+    data: ProcessAxis = field(default_factory=ProcessAxis)
+    sharding: ProcessAxis = field(default_factory=ProcessAxis)
+    pipeline: ProcessAxis = field(default_factory=ProcessAxis)
+    tensor: ProcessAxis = field(default_factory=ProcessAxis)
+    replicas: ProcessAxis = field(default_factory=ProcessAxis)
+    world: ProcessAxis = field(default_factory=ProcessAxis)
 
     @classmethod
     def from_config(cls, parallel: Any) -> Mesh:
@@ -105,16 +105,16 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         pipeline=_pipeline(groups),
         tensor=_axis(groups.get_model_parallel_group()),
         replicas=_replicas(groups),
-        world=Axis(rank(), world_size(), dist.get_group(0), tuple(range(world_size()))),
+        world=ProcessAxis(rank(), world_size(), dist.get_group(0), tuple(range(world_size()))),
     )
 
 
-def _axis(group: Any) -> Axis:
+def _axis(group: Any) -> ProcessAxis:
     assert rank() in group.ranks, f"process {rank()} is not of its own group {group.ranks}"
-    return Axis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
+    return ProcessAxis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
 
 
-def _pipeline(groups: Any) -> Axis:
+def _pipeline(groups: Any) -> ProcessAxis:
     """The axis of stages with its pairs; every process makes all of them, as `new_group` wants."""
     axis = _axis(groups.get_pipe_parallel_group())
     if axis.size <= 2:
@@ -129,7 +129,7 @@ def _pipeline(groups: Any) -> Axis:
     return replace(axis, pairs=pairs)
 
 
-def _replicas(groups: Any) -> Axis:
+def _replicas(groups: Any) -> ProcessAxis:
     """The group over data and sharding; every process makes all of them, as `new_group` wants."""
     if groups.get_sharding_parallel_world_size() == 1:
         return _axis(groups.get_data_parallel_group())

@@ -12,14 +12,14 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
-from paddlenlp_ext.parallel.gather import write_whole
+from paddlenlp_ext.parallel.gather import save_gathered
 from paddlenlp_ext.parallel.gloo import meet
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.stages import is_counted, sum_shared_gradients
 from paddlenlp_ext.parallel.zero import Sharding
 
 
-class MeshRanks:
+class DistributedProcesses:
     """The replicas of a mesh, of which this process is one.
 
     Micro-batches are dealt over data and sharding ranks; the tensor and pipeline ranks of a replica work on the same.
@@ -31,7 +31,7 @@ class MeshRanks:
 
     def __init__(self, mesh: Mesh, sharding: Sharding | None = None) -> None:
         self.mesh, self.sharding = mesh, sharding
-        self.moves_together = sharding is not None and sharding.moves_together
+        self.forward_is_collective = sharding is not None and sharding.forward_is_collective
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
@@ -99,33 +99,33 @@ class MeshRanks:
         elif self.size > 1:
             sum_gradients(list(parameters), self.mesh.replicas.group)
 
-    def end_pass(self) -> None:
+    def after_micro_batch(self) -> None:
         """Let gradients go where sharding keeps them."""
         if self.sharding is not None:
-            self.sharding.end_pass()
+            self.sharding.after_micro_batch()
 
-    def send_updated(self) -> None:
+    def broadcast_updated(self) -> None:
         """Let every process have what others updated."""
         if self.sharding is not None:
-            self.sharding.send_updated()
+            self.sharding.broadcast_updated()
 
-    def whole_model(self) -> AbstractContextManager[None]:
+    def gathered_parameters(self) -> AbstractContextManager[None]:
         """A block in which this process has all values of its replica."""
-        return nullcontext() if self.sharding is None else self.sharding.whole_model()
+        return nullcontext() if self.sharding is None else self.sharding.gathered_parameters()
 
-    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Gradients of whole parameters of which each tensor rank has seen a part (`is_partial`), summed over these;
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Gradients of whole parameters of which each tensor rank has seen a part (`needs_tp_reduce`), summed over these;
         and of those that several stages hold, over their stages.
         """
-        partial = [parameter for parameter in parameters if getattr(parameter, "is_partial", False)]
+        partial = [parameter for parameter in parameters if getattr(parameter, "needs_tp_reduce", False)]
         if self.mesh.tensor.size > 1 and partial:
             sum_gradients(partial, self.mesh.tensor.group)
         if self.mesh.pipeline.size > 1:
             sum_shared_gradients(parameters, self.mesh.pipeline)
 
-    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with every tensor whole, the others' parts included (whole.py)."""
-        write_whole(self.mesh, tensors, write)
+        save_gathered(self.mesh, tensors, write)
 
 
 def _reduced(values: list[float], group: object, op: int) -> list[float]:

@@ -17,11 +17,11 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 
 
-class DividedSequence:
+class SequenceShards:
     """How the positions of the pass at hand are divided.
 
     Args:
@@ -32,7 +32,7 @@ class DividedSequence:
             stages of a pipeline, who runs the pass says so, on the way back too: what is computed again needs it.
     """
 
-    def __init__(self, axis: Axis) -> None:
+    def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
     def part_shape(self, whole: Sequence[int]) -> list[int]:
@@ -58,7 +58,7 @@ class DividedSequence:
         return _ScatterSum.apply(terms_BSD, self.axis)
 
 
-def divide_sequence(model: nn.Layer, sequence: DividedSequence) -> None:
+def divide_sequence(model: nn.Layer, sequence: SequenceShards) -> None:
     """Divide the stream in front of a decoder's layers and join it behind its last norm.
 
     Args:
@@ -80,10 +80,10 @@ def divide_sequence(model: nn.Layer, sequence: DividedSequence) -> None:
         if not isinstance(adapter, LinearAdapter) and not adapter.by_heads:  # beside or behind a half of a layer
             seen += [parameter for name, parameter in adapter.named_parameters() if not name.startswith("base.")]
     for parameter in seen:
-        parameter.is_partial = True  # a rank sees some positions only: the gradients have to be summed
+        parameter.needs_tp_reduce = True  # a rank sees some positions only: the gradients have to be summed
 
 
-def _part(whole: paddle.Tensor, axis: Axis) -> paddle.Tensor:
+def _part(whole: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     """This rank's positions, zeros behind the last."""
     batch, length, width = whole.shape
     size = -(-length // axis.size)
@@ -94,13 +94,13 @@ def _part(whole: paddle.Tensor, axis: Axis) -> paddle.Tensor:
     return part.contiguous()
 
 
-def _all_gather(part: paddle.Tensor, length: int, axis: Axis) -> paddle.Tensor:
+def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.Tensor:
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=axis.group)
     return paddle.concat(parts, axis=1)[:, :length].contiguous()
 
 
-def _reduce_scatter(terms: paddle.Tensor, axis: Axis) -> paddle.Tensor:
+def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     batch, length, width = terms.shape
     size = -(-length // axis.size)
     missing = size * axis.size - length

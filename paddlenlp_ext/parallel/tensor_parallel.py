@@ -22,8 +22,8 @@ from paddle import nn
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.parallel.collectives import gathered, spread, summed
-from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.sequence_parallel import DividedSequence, divide_sequence
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.parallel.sequence_parallel import SequenceShards, divide_sequence
 from paddlenlp_ext.parallel.vocab_parallel import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
@@ -31,20 +31,20 @@ from paddlenlp_ext.quantization.model import plain_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import block_size_of
 from paddlenlp_ext.quantization.slicing import part_block
-from paddlenlp_ext.sharding_spec import Cut, Style, TensorPlan, cut_of, is_on_stage
+from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, is_on_stage, shard_of
 
 AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
 @dataclass(frozen=True)
-class _Passage:
+class _TPCollectives:
     """What stands in front of layers that are cut by outputs, and behind those that are cut by inputs."""
 
     enter: Callable[[paddle.Tensor], paddle.Tensor]
     leave: Callable[[paddle.Tensor], paddle.Tensor]
 
 
-def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence: DividedSequence | None = None) -> None:
+def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
     """Cut a model, adapters and all, in place; every rank's model was the same before.
 
     Args:
@@ -55,9 +55,9 @@ def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence: DividedSequence | N
     Raises:
         ValueError: a size does not divide among the ranks, or an adapter can't be cut; the message says what can.
     """
-    passage = _Passage(lambda x: spread(x, axis.group), lambda y: summed(y, axis.group))
+    passage = _TPCollectives(lambda x: spread(x, axis.group), lambda y: summed(y, axis.group))
     if sequence is not None:
-        passage = _Passage(sequence.gather, sequence.scatter_sum)
+        passage = _TPCollectives(sequence.gather, sequence.scatter_sum)
     decoder = getattr(model, "base_model", model)
     check_sizes(decoder.config, axis.size)
     styles = styles_by_name(decoder, decoder.config.tensor_plan)
@@ -75,7 +75,7 @@ def apply_tensor_plan(model: nn.Layer, axis: Axis, sequence: DividedSequence | N
             parent = name.rpartition(".")[0]
             shared = inputs.setdefault(parent, _SharedInput(passage.enter))
             if not _cut_linear(outermost, style, axis, shared, passage.leave):
-                decoder.held_by_others.add(f"{_plain(name)}.bias")
+                decoder.remote_parameters.add(f"{_plain(name)}.bias")
     _cut_head(decoder, axis)
     if sequence is not None:
         divide_sequence(decoder, sequence)
@@ -101,7 +101,7 @@ def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationCo
         shape = (linear.out_features, linear.in_features)
         size = shape[cut_axis]
         try:
-            part_block(chosen.algo, shape, block_size_of(chosen, shape[1]), Cut(cut_axis, 0, size // degree, size))
+            part_block(chosen.algo, shape, block_size_of(chosen, shape[1]), Shard(cut_axis, 0, size // degree, size))
         except ValueError as error:
             raise ValueError(
                 f"tensor_parallel_degree {degree}: {name}: {error}; choose a smaller qlora_weight_blocksize or degree, "
@@ -156,7 +156,7 @@ class Parts:
         axis: the tensor ranks.
     """
 
-    def __init__(self, axis: Axis) -> None:
+    def __init__(self, axis: ProcessAxis) -> None:
         self.index, self.size, self._group = axis.index, axis.size, axis.group
 
     def sum(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -209,7 +209,7 @@ def _chain(layer: nn.Layer) -> tuple[list[AdapterLayer], nn.Layer]:
 def _cut_linear(
     outermost: nn.Layer,
     style: Style,
-    axis: Axis,
+    axis: ProcessAxis,
     shared: _SharedInput,
     leave: Callable[[paddle.Tensor], paddle.Tensor],
 ) -> bool:
@@ -231,23 +231,23 @@ def _cut_linear(
     return not has_bias or base.bias is not None
 
 
-def _cut_weight(base: Linear | QuantizedLinear, style: Style, axis: Axis) -> None:
+def _cut_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxis) -> None:
     cut_axis = AXES[style]
     if isinstance(base, QuantizedLinear):
-        base.keep_part(own_cut((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
+        base.keep_part(local_shard((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
     else:
         cut_parameter(base, "weight", cut_axis, axis)
         base.out_features, base.in_features = base.weight.shape
 
 
-def _cut_adapter(adapter: AdapterLayer, style: Style, axis: Axis, sees_parts: bool) -> None:
+def _cut_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, sees_parts: bool) -> None:
     """Cut an adapter's own tensors; what stays whole has only a part of its gradient where the adapter `sees_parts`."""
     for name, cut_axis in adapter.placements(style).items():
         owner, leaf = _owner(adapter, name)
         if cut_axis is not None:
             cut_parameter(owner, leaf, cut_axis, axis)
         elif sees_parts and leaf in owner._parameters:
-            owner._parameters[leaf].is_partial = True
+            owner._parameters[leaf].needs_tp_reduce = True
     adapter.become_part(style, Parts(axis))
 
 
@@ -262,7 +262,7 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 
 
 @paddle.no_grad()
-def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: bool = True) -> Cut:
+def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
     """Keep this rank's part of a layer's parameter or buffer.
 
     Raises:
@@ -277,7 +277,7 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: b
             f"tensor_parallel_degree {axis.size} does not divide {name} {list(whole.shape)} of {type(layer).__name__} "
             f"along its axis {cut_axis}; choose a degree or an adapter size that divides {size}"
         )
-    cut = own_cut(size, cut_axis, axis)
+    cut = local_shard(size, cut_axis, axis)
     if not whole._is_initialized():  # built for its shape; the part's values are read later
         shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
         part = paddle.zeros(shape, whole.dtype)
@@ -301,11 +301,11 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: Axis, even: b
     return cut
 
 
-def own_cut(size: int, cut_axis: int, axis: Axis) -> Cut:
+def local_shard(size: int, cut_axis: int, axis: ProcessAxis) -> Shard:
     """Which of `size` indices are this rank's."""
     sizes = sizes_of(size, axis.size)
     start = sum(sizes[: axis.index])
-    return Cut(cut_axis, start, start + sizes[axis.index], size)
+    return Shard(cut_axis, start, start + sizes[axis.index], size)
 
 
 def sizes_of(size: int, parts: int) -> list[int]:
@@ -313,7 +313,7 @@ def sizes_of(size: int, parts: int) -> list[int]:
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 
-def _leave_to_first(layer: nn.Layer, name: str, axis: Axis) -> None:
+def _leave_to_first(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
     """A parameter that counts once in a sum of parts: the other ranks go without."""
     if axis.index == 0:
         getattr(layer, name).is_distributed = True  # its gradient is in the norm once, as those of parts are
@@ -323,10 +323,10 @@ def _leave_to_first(layer: nn.Layer, name: str, axis: Axis) -> None:
 
 def _mark_partial(layer: nn.Layer) -> None:
     for parameter in layer.parameters():
-        parameter.is_partial = True
+        parameter.needs_tp_reduce = True
 
 
-def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Axis) -> None:
+def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
     adapters, base = _chain(outermost)
     cut = cut_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Linear):
@@ -336,7 +336,7 @@ def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Axis)
     replace_layer(model, name + ".base" * len(adapters), VocabularyEmbedding(base.weight, cut, axis))
 
 
-def _cut_head(model: nn.Layer, axis: Axis) -> None:
-    cut = cut_of(model.head_weight())
+def _cut_head(model: nn.Layer, axis: ProcessAxis) -> None:
+    cut = shard_of(model.head_weight())
     assert cut is not None, "the plan cuts embedding and head along the vocabulary"
     model.vocabulary = VocabularyHead(cut, sizes_of(cut.size, axis.size), axis)

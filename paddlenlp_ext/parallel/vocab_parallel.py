@@ -14,8 +14,8 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.linear_cross_entropy import IGNORED
 from paddlenlp_ext.parallel.collectives import gathered, summed
-from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.sharding_spec import Shard
 
 
 class VocabularyEmbedding(nn.Layer):
@@ -27,7 +27,7 @@ class VocabularyEmbedding(nn.Layer):
         axis: the tensor ranks.
     """
 
-    def __init__(self, weight: paddle.Tensor, cut: Cut, axis: Axis) -> None:
+    def __init__(self, weight: paddle.Tensor, cut: Shard, axis: ProcessAxis) -> None:
         super().__init__()
         self.weight, self._cut, self._axis = weight, cut, axis
 
@@ -48,7 +48,7 @@ class VocabularyHead:
         axis: the tensor ranks.
     """
 
-    def __init__(self, cut: Cut, sizes: list[int], axis: Axis) -> None:
+    def __init__(self, cut: Shard, sizes: list[int], axis: ProcessAxis) -> None:
         self.cut, self.sizes, self.axis = cut, sizes, axis
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:

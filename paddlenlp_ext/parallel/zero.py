@@ -29,14 +29,14 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddlenlp_ext.parallel.collectives import buckets, present_somewhere, sum_gradients
-from paddlenlp_ext.parallel.mesh import Axis, Mesh
+from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
+from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 
 Reduce = Callable[[list[paddle.Tensor]], None]
 
 
-class Loans:
+class ParameterGatherer:
     """Hooks on a model that hand gradients over, borrow values and give them back.
 
     Args:
@@ -47,7 +47,9 @@ class Loans:
         lends: whether the values are shared out too; else every rank has them all the time.
     """
 
-    def __init__(self, model: Any, parameters: list[paddle.Tensor], axis: Axis, reduce: Reduce, *, lends: bool) -> None:
+    def __init__(
+        self, model: Any, parameters: list[paddle.Tensor], axis: ProcessAxis, reduce: Reduce, *, lends: bool
+    ) -> None:
         decoder = getattr(model, "base_model", model).model
         self.lends, self._reduce = lends, reduce
         self._layers = [_Unit(own, axis, lends) for own in _of_each_layer(decoder.layers, parameters)]
@@ -64,7 +66,7 @@ class Loans:
             unit.give_back()
         self._others.give_back()
 
-    def end_pass(self) -> None:
+    def after_micro_batch(self) -> None:
         """Send the gradients that are left to their owners, and give everything back.
 
         A rank that had no backward pass does the same sums here as the others did in theirs, in their order.
@@ -134,11 +136,11 @@ class Loans:
 class _Unit:
     """Parameters whose gradients go together, and whose values come and go together where they are lent."""
 
-    def __init__(self, parameters: list[paddle.Tensor], axis: Axis, lends: bool) -> None:
+    def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, lends: bool) -> None:
         self.parameters, self._axis, self._is_whole = parameters, axis, True
         self._lent = parameters if lends else []
         for parameter in self._lent:
-            parameter.is_lent = parameter.owner != axis.index
+            parameter.is_gathered_copy = parameter.owner != axis.index
 
     @paddle.no_grad()
     def borrow(self) -> None:
@@ -147,17 +149,17 @@ class _Unit:
             return
         for parameter in self._lent:
             value = parameter.detach()
-            if parameter.is_lent:
+            if parameter.is_gathered_copy:
                 value = paddle.empty(parameter.shape, parameter.dtype)
             dist.broadcast(value, src=self._axis.ranks[parameter.owner], group=self._axis.group)
-            if parameter.is_lent:
+            if parameter.is_gathered_copy:
                 value._share_buffer_to(parameter)
         self._is_whole = True
 
     def give_back(self) -> None:
         """Forget what is others'; shapes stay."""
         for parameter in self._lent:
-            if parameter.is_lent and parameter._is_initialized():
+            if parameter.is_gathered_copy and parameter._is_initialized():
                 parameter._clear_data()
         self._is_whole = False
 
@@ -195,17 +197,17 @@ class Sharding:
         self._scattered = {id(parameter) for parameter in scattered}
         self._sent = [] if lent and not is_adapter else trained
         shared = lent or scattered
-        self._loans = Loans(model, shared, self.axis, self._reduce, lends=bool(lent)) if shared else None
+        self._loans = ParameterGatherer(model, shared, self.axis, self._reduce, lends=bool(lent)) if shared else None
 
     @property
-    def moves_together(self) -> bool:
+    def forward_is_collective(self) -> bool:
         """Whether every forward pass needs all ranks."""
         return self._loans is not None and self._loans.lends
 
-    def end_pass(self) -> None:
+    def after_micro_batch(self) -> None:
         """After each micro-batch: the gradients that are left go to their owners, lent values go."""
         if self._loans is not None:
-            self._loans.end_pass()
+            self._loans.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
         """At the end of a window: every gradient is summed over all replicas, where it stands."""
@@ -219,7 +221,7 @@ class Sharding:
         return parameter.owner == self.axis.index
 
     @paddle.no_grad()
-    def send_updated(self) -> None:
+    def broadcast_updated(self) -> None:
         """After the optimizer's step: what an owner updated goes to the others."""
         for owner, members in self._by_owner(self._sent):
             for bucket in buckets(members):
@@ -229,7 +231,7 @@ class Sharding:
                     for parameter, value in zip(bucket, flat.split([p.size for p in bucket]), strict=True):
                         parameter.set_value(value.reshape(parameter.shape))
 
-    def whole_model(self) -> AbstractContextManager[None]:
+    def gathered_parameters(self) -> AbstractContextManager[None]:
         """A block in which every process has all values, as generating in its own time needs."""
         return nullcontext() if self._loans is None else self._loans.whole()
 
@@ -273,10 +275,10 @@ class Sharding:
 
 def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
     """The same for the parts of a parameter on all tensor ranks, although one of these may have a bias for all."""
-    alone = [p for p in parameters if p.is_distributed and cut_of(p) is None]
-    with_parts = [p for p in parameters if not (p.is_distributed and cut_of(p) is None)]
+    alone = [p for p in parameters if p.is_distributed and shard_of(p) is None]
+    with_parts = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
     for members in (with_parts, alone):
-        sizes = [math.prod(whole_shape(parameter)) for parameter in members]
+        sizes = [math.prod(full_shape(parameter)) for parameter in members]
         for parameter, owner in zip(members, share_out(sizes, ranks), strict=True):
             parameter.owner = owner
 

@@ -17,7 +17,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.inject import inject, undone_on_failure
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, take_off
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, detach_adapters
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 
@@ -43,7 +43,7 @@ def load_combined(model: nn.Layer, adapters: Mapping[str | os.PathLike[str], flo
             adapted = PeftModel.from_pretrained(model, folder)
             for name, (a, b) in factors_of(adapted).items():
                 parts.setdefault(name, []).append((a, b * weight))
-            take_off(model)
+            detach_adapters(model)
         return _plain_lora(model, parts)
 
 

@@ -15,7 +15,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import adapter_layers, take_off
+from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.utils.module_patterns import matches, matching
 
@@ -63,7 +63,7 @@ def undone_on_failure(model: nn.Layer) -> Iterator[None]:
         yield
     except BaseException:
         if not had_adapter:
-            take_off(model)
+            detach_adapters(model)
         for parameter, stop_gradient in frozen:
             parameter.stop_gradient = stop_gradient
         raise

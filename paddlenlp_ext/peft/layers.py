@@ -51,7 +51,7 @@ class AdapterLayer(nn.Layer):
         super().__init__()
         self.base = base
         self.enabled = True
-        self.is_here = True
+        self.is_materialized = True
         self.style: Style | None = None
         self.parts: Parts | None = None
 
@@ -63,7 +63,7 @@ class AdapterLayer(nn.Layer):
         """The adapter's forward, same signature as the base's."""
         raise NotImplementedError
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """How many numbers of each token the adapter's gradient needs, beside the layer's input and what dropout keeps.
 
         The memory estimate counts them (trainer/memory/estimate.py). None, where few positions or parameters alone are changed.
@@ -145,15 +145,15 @@ class LinearAdapter(AdapterLayer):
         """Whether base and adapter are one op, which keeps its input as the base's product reads it."""
         return False
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """As `AdapterLayer`; a method that does not say counts as the one that keeps most."""
         return self.in_features + 2 * self.out_features
 
-    def over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
+    def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """What was summed over this rank's inputs, summed over all; gradients pass."""
         return self.parts.sum(x) if self.parts is not None and self.style == "rowwise" else x
 
-    def over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
+    def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same for outputs."""
         return self.parts.sum(x) if self.parts is not None and self.style == "colwise" else x
 
@@ -198,16 +198,16 @@ def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
 
 
-def take_off(model: nn.Layer) -> dict[str, AdapterLayer]:
-    """Put the base layers back; returns the adapter's layers by name, for `put_on`."""
+def detach_adapters(model: nn.Layer) -> dict[str, AdapterLayer]:
+    """Put the base layers back; returns the adapter's layers by name, for `attach_adapters`."""
     layers = dict(adapter_layers(model))
     for name, layer in reversed(layers.items()):  # an adapter inside another one first
         replace_layer(model, name, layer.base)
     return layers
 
 
-def put_on(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None:
-    """The reverse of `take_off`: nothing is copied."""
+def attach_adapters(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None:
+    """The reverse of `detach_adapters`: nothing is copied."""
     for name, layer in layers.items():
         replace_layer(model, name, layer)
 

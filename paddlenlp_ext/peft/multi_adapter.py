@@ -10,12 +10,12 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import AdapterLayer, put_on, take_off
+from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.utils.registry import did_you_mean
 
 
-class AdapterSet:
+class MultiAdapterModel:
     """Keeps adapters by name. All share the base's weights; switching puts other layers around them.
 
         adapters = AdapterSet(model)
@@ -68,10 +68,10 @@ class AdapterSet:
         if name is not None and name not in self._adapters:
             known = ", ".join(self._adapters) or "none"
             raise ValueError(f"no adapter {name!r}{did_you_mean(name, self._adapters)} Known: {known}.")
-        take_off(self.base_model)
+        detach_adapters(self.base_model)
         self.active = name
         if name is not None:
-            put_on(self.base_model, self._adapters[name][1])
+            attach_adapters(self.base_model, self._adapters[name][1])
         return self.model
 
     @contextmanager
@@ -100,7 +100,7 @@ class AdapterSet:
         self.set_adapter(None)
         try:
             adapted = make()
-            self._adapters[name] = (adapted, take_off(self.base_model))
+            self._adapters[name] = (adapted, detach_adapters(self.base_model))
         except BaseException:
             self.set_adapter(active)
             raise

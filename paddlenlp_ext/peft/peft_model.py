@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter, write_a
 from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
-from paddlenlp_ext.sharding_spec import cut_of, is_on_stage, whole_shape
+from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -134,18 +134,18 @@ class PeftModel(nn.Layer):
         return self.base_model.vocabulary
 
     @property
-    def held_by_others(self) -> set[str]:
+    def remote_parameters(self) -> set[str]:
         """What this process goes without, as the model's."""
-        return self.base_model.held_by_others
+        return self.base_model.remote_parameters
 
     @property
     def end_token_ids(self) -> list[int]:
         """The tokens at which generation ends."""
         return self.base_model.end_token_ids
 
-    def end_at(self, token_ids: Iterable[int]) -> None:
+    def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Let generation end at these tokens too."""
-        self.base_model.end_at(token_ids)
+        self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         """New tokens with the adapter on; options as `generate.generate`'s."""
@@ -155,13 +155,13 @@ class PeftModel(nn.Layer):
         """As the model's."""
         self.base_model.enable_recompute(plan)
 
-    def draw_from(self, seed: int | None) -> None:
+    def set_dropout_seed(self, seed: int | None) -> None:
         """As the model's."""
-        self.base_model.draw_from(seed)
+        self.base_model.set_dropout_seed(seed)
 
-    def stream_shape(self, batch: int, length: int) -> list[int]:
+    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """As the model's."""
-        return self.base_model.stream_shape(batch, length)
+        return self.base_model.hidden_states_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -344,7 +344,7 @@ class PeftModel(nn.Layer):
             ValueError: as `load_weights`.
         """
         own = self.adapter_state()
-        wanted = {name: whole_shape(tensor) for name, tensor in own.items()}
+        wanted = {name: full_shape(tensor) for name, tensor in own.items()}
         misshapen = [
             f"{name} (stored {list(tensors[name].shape)}, wanted {list(shape)})"
             for name, shape in wanted.items()
@@ -361,7 +361,7 @@ class PeftModel(nn.Layer):
         for name, tensor in own.items():
             if not is_on_stage(tensor):
                 continue
-            dtype, cut = str(tensor.dtype).removeprefix("paddle."), cut_of(tensor)
+            dtype, cut = str(tensor.dtype).removeprefix("paddle."), shard_of(tensor)
             value = tensors[name] if cut is None else tensors[name][cut.index]
             tensor.set_value(cast(value, str(value.dtype), dtype))
 

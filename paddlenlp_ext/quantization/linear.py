@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.slicing import part_of
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 
 _TENSORS = ("codes", "scales", "group_scales", "offset")
 
@@ -53,7 +53,7 @@ class QuantizedLinear(nn.Layer):
         """The packed weight, over the layer's own tensors."""
         return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
 
-    def keep_part(self, cut: Cut) -> None:
+    def keep_part(self, cut: Shard) -> None:
         """Go on as a part of the layer, cut along its weight's outputs (axis 0) or inputs (1); the bias is left alone.
 
         Raises:

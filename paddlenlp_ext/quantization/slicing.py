@@ -17,13 +17,13 @@ import paddle
 
 from paddlenlp_ext.ops.quantized.dequantize import block_scales
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
 """Weights that share a scale at least, unless they did so from the start: 2 bits a weight for the scales."""
 
 
-def part_of(weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
+def part_of(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
     """The part of a weight [out, in], cut along its axis 0 or 1 into equal parts.
 
     Raises:
@@ -43,7 +43,7 @@ def part_of(weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
     return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
 
 
-def part_block(algo: str, shape: tuple[int, int], block_size: int, cut: Cut) -> int:
+def part_block(algo: str, shape: tuple[int, int], block_size: int, cut: Shard) -> int:
     """How many weights share a scale in each of equal parts of a weight [out, in].
 
     Raises:
@@ -62,7 +62,7 @@ def part_block(algo: str, shape: tuple[int, int], block_size: int, cut: Cut) -> 
     return block
 
 
-def _taken(stored: np.ndarray, shape: tuple[int, int], cut: Cut, unit: int) -> np.ndarray:
+def _taken(stored: np.ndarray, shape: tuple[int, int], cut: Shard, unit: int) -> np.ndarray:
     """Of one number for each `unit` neighbours of a flattened weight, the part's."""
     out, width = shape
     if cut.axis == 0:

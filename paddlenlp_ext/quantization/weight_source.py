@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing, quantize_layer
 from paddlenlp_ext.quantization.storage import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 
 
 class QuantizedWeights(WeightSource):
@@ -67,7 +67,7 @@ class QuantizedWeights(WeightSource):
         layer = self._stored_layer(name)
         return stored_dtype(layer, self._stored[layer], self._source) if layer else self._source.dtype(name)
 
-    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
         packed = self.packed(name.removesuffix(".weight")) if name.endswith(".weight") else None
         if packed is None:
             return self._source.read(name, dtype, cut)

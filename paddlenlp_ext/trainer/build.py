@@ -20,19 +20,19 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.load import read_own_part
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.parallel.pipeline.stages import make_own, mark_stages, plan_stages
-from paddlenlp_ext.parallel.process_group import MeshRanks
-from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
+from paddlenlp_ext.parallel.process_group import DistributedProcesses
+from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, sharding_of
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.callbacks.base import Callback
-from paddlenlp_ext.trainer.forward_backward import passes_of
-from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.forward_backward import build_forward_backward
+from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.tokenizer import load_text
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
@@ -114,7 +114,7 @@ def build_staged_model(config: RunConfig, mesh: Mesh, rows: TokenizedDataset | N
     if mesh.tensor.size > 1:
         quantization = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
         check_tensor_plan(model, mesh.tensor.size, quantization)
-    work = Work.on_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
+    work = FlopEstimate.on_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
     plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)
     logger.info("pipeline:\n%s", plan.table())
     mark_stages(model, plan, own)
@@ -131,9 +131,9 @@ def build_staged_model(config: RunConfig, mesh: Mesh, rows: TokenizedDataset | N
     return model, pipeline
 
 
-def _divided_sequence(config: RunConfig, mesh: Mesh) -> DividedSequence | None:
+def _divided_sequence(config: RunConfig, mesh: Mesh) -> SequenceShards | None:
     """How tensor ranks share positions; None where each has all of them."""
-    return DividedSequence(mesh.tensor) if config.parallel.sequence_parallel and mesh.tensor.size > 1 else None
+    return SequenceShards(mesh.tensor) if config.parallel.sequence_parallel and mesh.tensor.size > 1 else None
 
 
 def _skeleton(config: RunConfig) -> CausalLM:
@@ -194,9 +194,9 @@ def weight_dtype(config: RunConfig) -> str:
     """
     precision = config.precision
     if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
-        if bf16.obstacle() is not None:
+        if bf16.unavailable_reason() is not None:
             raise ValueError(
-                f"bf16: true needs the native library on the CPU, and {bf16.obstacle()}; "
+                f"bf16: true needs the native library on the CPU, and {bf16.unavailable_reason()}; "
                 "mend that, or set bf16: false to compute in float32"
             )
         return "float32" if config.peft is None else "bfloat16"
@@ -223,7 +223,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
         model, sharding = build_cut_model(config, mesh)
     else:
         model, sharding = build_model(config), None
-    model.end_at({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    ranks = SingleRank() if mesh.world.size == 1 else MeshRanks(mesh, sharding)
-    rows, passes = (data.train_rows, data.dev_rows), passes_of(model, pipeline)
+    model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
+    ranks = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, sharding)
+    rows, passes = (data.train_rows, data.dev_rows), build_forward_backward(model, pipeline)
     return Trainer(model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, passes=passes)

@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import updated_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
-from paddlenlp_ext.trainer.process_group import Ranks
+from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_text
 
@@ -31,7 +31,7 @@ def save_checkpoint(
     optimizer: paddle.optimizer.Optimizer,
     state: TrainerState,
     config: Any,
-    ranks: Ranks,
+    ranks: ProcessGroup,
 ) -> None:
     """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
@@ -49,10 +49,10 @@ def save_checkpoint(
             write_json(draft / "run_config.json", config.to_flat_dict())
             write_json(draft / STATE_FILE, state.to_dict())
 
-    ranks.write_whole(tensors, write)
+    ranks.save_gathered(tensors, write)
 
 
-def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: Ranks) -> None:
+def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: ProcessGroup) -> None:
     """Weights or adapter of a run that is over, an adapter in the form in which it is used, and the tokenizer."""
 
     def write(whole: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: Ranks) -> Non
         save(str(folder), tensors=whole)
         _save_tokenizer(folder, tokenizer)
 
-    ranks.write_whole(model.tensors_to_save(), write)
+    ranks.save_gathered(model.tensors_to_save(), write)
 
 
 def _weights_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer, ranks: Ranks) -> None:
+def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer, ranks: ProcessGroup) -> None:
     """Put weights, optimizer and what the model's hooks keep back, bit for bit, from whatever layout they come.
 
     Raises:

@@ -21,9 +21,9 @@ import paddle
 
 from paddlenlp_ext.config.sections import GENERATION_METRICS, METRIC_SPELLINGS
 from paddlenlp_ext.data.collate import Collate
-from paddlenlp_ext.data.packing import BatchPlan
-from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
-from paddlenlp_ext.trainer.process_group import Ranks, SingleRank
+from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
+from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.text_metrics import text_metrics
 from paddlenlp_ext.utils.files import write_text
 
@@ -85,9 +85,9 @@ def evaluate_loss(
     *,
     batch_size: int,
     max_batches: int = -1,
-    ranks: Ranks | None = None,
+    ranks: ProcessGroup | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    passes: Passes | None = None,
+    passes: ForwardBackward | None = None,
 ) -> dict[str, float]:
     """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
 
@@ -100,16 +100,16 @@ def evaluate_loss(
     Raises:
         ValueError: there is nothing to evaluate.
     """
-    batches = BatchPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
+    batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
-    ranks, passes = ranks or SingleRank(), passes or WholeModel(model)
+    ranks, passes = ranks or SingleProcess(), passes or SequentialSchedule(model)
     started = time.perf_counter()
     losses: list[float] = []
-    num_correct = num_learned = num_rows = num_tokens = 0
+    num_correct = num_target_tokens = num_rows = num_tokens = 0
     with evaluation_mode(model):
         own = batches[ranks.index :: ranks.size]
-        for number in range(math.ceil(len(batches) / ranks.size) if ranks.moves_together else len(own)):
+        for number in range(math.ceil(len(batches) / ranks.size) if ranks.forward_is_collective else len(own)):
             batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
                 loss, correct = passes.evaluate(batch)
@@ -117,23 +117,23 @@ def evaluate_loss(
                 break  # this was to keep the others company
             losses.append(loss)
             num_correct += correct
-            num_learned += batch.num_learned
+            num_target_tokens += batch.num_target_tokens
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
     ranks.wait()
-    ranks.end_pass()  # what was lent for these passes goes: its owner may take other values before the next
+    ranks.after_micro_batch()  # what was lent for these passes goes: its owner may take other values before the next
     measured = ranks.sum_stages([math.fsum(losses), num_correct])
-    total, *counts = ranks.sum_numbers([*measured, num_learned, num_tokens, num_rows])
-    num_correct, num_learned, num_tokens, num_rows = (int(count) for count in counts)
-    if num_learned == 0:
+    total, *counts = ranks.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
+    num_correct, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
+    if num_target_tokens == 0:
         raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
-    mean, seconds = total / num_learned, time.perf_counter() - started
+    mean, seconds = total / num_target_tokens, time.perf_counter() - started
     return {
         "eval_loss": mean,
-        "eval_accuracy": num_correct / num_learned,
+        "eval_accuracy": num_correct / num_target_tokens,
         "eval_perplexity": math.exp(mean) if mean < 700 else math.inf,
         "eval_num_rows": num_rows,
-        "eval_num_learned": num_learned,
+        "eval_num_learned": num_target_tokens,
         "eval_runtime": seconds,
         "eval_samples_per_second": num_rows / seconds,
         "eval_tokens_per_second": num_tokens / seconds,
@@ -141,7 +141,7 @@ def evaluate_loss(
 
 
 def evaluate_generation(
-    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: Ranks | None = None
+    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: ProcessGroup | None = None
 ) -> dict[str, float]:
     """ROUGE, BLEU-4 and exact match of generated answers.
 
@@ -153,7 +153,7 @@ def evaluate_generation(
         output_file: where {"src", "tgt", "output"} lines go, or None.
         ranks: who shares the prompts; each comes to the same result.
     """
-    ranks = ranks or SingleRank()
+    ranks = ranks or SingleProcess()
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))

@@ -42,15 +42,19 @@ def loss_of_hidden(model: Any, hidden_BSD: paddle.Tensor, batch: PackedBatch) ->
     return cross_entropy(hidden_TD, model.head_weight(), labels_T)
 
 
-Around = Callable[[int], AbstractContextManager[Any]]
+MicroBatchContext = Callable[[int], AbstractContextManager[Any]]
 """What a micro-batch's forward pass, given by its number, runs in: random numbers, formats, noise."""
 
 
-class Passes(Protocol):
+class ForwardBackward(Protocol):
     """Runs micro-batches."""
 
     def run(
-        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+        self,
+        batches: Sequence[PackedBatch],
+        scales: Sequence[float],
+        around: MicroBatchContext,
+        after: Callable[[], None],
     ) -> paddle.Tensor:
         """Add `scales[n]` times the gradients of each micro-batch's loss sum; returns the sum of those sums.
 
@@ -62,7 +66,7 @@ class Passes(Protocol):
         """A batch's loss sum and hits, this process's share of it; nothing learns."""
 
 
-class WholeModel:
+class SequentialSchedule:
     """Every process has all layers.
 
     Args:
@@ -73,7 +77,11 @@ class WholeModel:
         self.model = model
 
     def run(
-        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+        self,
+        batches: Sequence[PackedBatch],
+        scales: Sequence[float],
+        around: MicroBatchContext,
+        after: Callable[[], None],
     ) -> paddle.Tensor:
         """One after the other."""
         total = paddle.zeros([], "float32")
@@ -92,7 +100,7 @@ class WholeModel:
         return float(loss), int(hits)
 
 
-class PipelinedModel:
+class PipelineSchedule:
     """Every process has some of the layers (parallel/pipeline/runtime.py).
 
     Args:
@@ -104,7 +112,11 @@ class PipelinedModel:
         self.model, self.pipeline = model, pipeline
 
     def run(
-        self, batches: Sequence[PackedBatch], scales: Sequence[float], around: Around, after: Callable[[], None]
+        self,
+        batches: Sequence[PackedBatch],
+        scales: Sequence[float],
+        around: MicroBatchContext,
+        after: Callable[[], None],
     ) -> paddle.Tensor:
         """Interleaved; `after` comes once for all."""
         total = paddle.zeros([], "float32")
@@ -138,9 +150,9 @@ class PipelinedModel:
         return measured
 
     def _shapes(self, batches: Sequence[PackedBatch]) -> list[list[int]]:
-        return [self.model.stream_shape(*batch.input_ids.shape) for batch in batches]
+        return [self.model.hidden_states_shape(*batch.input_ids.shape) for batch in batches]
 
 
-def passes_of(model: Any, pipeline: Pipeline | None) -> Passes:
+def build_forward_backward(model: Any, pipeline: Pipeline | None) -> ForwardBackward:
     """The way in which a model runs."""
-    return WholeModel(model) if pipeline is None else PipelinedModel(model, pipeline)
+    return SequentialSchedule(model) if pipeline is None else PipelineSchedule(model, pipeline)

@@ -27,7 +27,7 @@ from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer, require_gpu
 
 
-class OneCallAdamW(paddle.optimizer.AdamW):
+class FusedAdamW(paddle.optimizer.AdamW):
     """Paddle's AdamW, to rounding; its state has the same names, so that either goes on from the other's checkpoint.
 
     For parameters in fp32, given in groups, all of one device.
@@ -124,7 +124,7 @@ def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> p
     if not groups:  # all that trains is on other stages, and Paddle makes no optimizer of nothing
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])
-    return (OneCallAdamW if in_one_call else paddle.optimizer.AdamW)(
+    return (FusedAdamW if in_one_call else paddle.optimizer.AdamW)(
         learning_rate=options.learning_rate,
         parameters=groups,
         beta1=options.adam_beta1,

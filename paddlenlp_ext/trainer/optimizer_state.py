@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.sharding_spec import cut_of
+from paddlenlp_ext.sharding_spec import shard_of
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer
 
@@ -44,7 +44,7 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
     for key, tensor in tensors.items():
         parameter = parameters[key.rpartition(".")[0]]
         if tensor.shape == parameter.shape:
-            tensor.cut = cut_of(parameter)  # a part where the parameter is one
+            tensor.cut = shard_of(parameter)  # a part where the parameter is one
     return tensors
 
 
@@ -81,7 +81,7 @@ def restore_optimizer_state(
             "chooses the parameters that train, as they were"
         )
     for name, tensor in live.items():
-        value, cut = saved[name], cut_of(tensor)
+        value, cut = saved[name], shard_of(tensor)
         value = value if cut is None else value[cut.index]
         if list(value.shape) != list(tensor.shape):
             raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")

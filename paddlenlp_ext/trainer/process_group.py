@@ -11,7 +11,7 @@ import paddle
 from paddlenlp_ext.trainer.optimizer import global_norm
 
 
-class Ranks(Protocol):
+class ProcessGroup(Protocol):
     """The processes of the run.
 
     Attributes:
@@ -25,7 +25,7 @@ class Ranks(Protocol):
     index: int
     size: int
     is_main: bool
-    moves_together: bool
+    forward_is_collective: bool
 
     def sum_numbers(self, values: list[float]) -> list[float]:
         """Each value summed over the ranks."""
@@ -37,19 +37,19 @@ class Ranks(Protocol):
         absent.
         """
 
-    def end_pass(self) -> None:
+    def after_micro_batch(self) -> None:
         """After each micro-batch of the longest share: gradients may go to where they are kept."""
 
-    def send_updated(self) -> None:
+    def broadcast_updated(self) -> None:
         """After the optimizer's step: every process gets what others updated."""
 
-    def whole_model(self) -> AbstractContextManager[None]:
+    def gathered_parameters(self) -> AbstractContextManager[None]:
         """A block in which this process has the model's values without asking others; all enter and leave it."""
 
-    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
         """The same over processes that share a replica, for parameters of which each has seen only a part."""
 
-    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with every tensor whole, as Paddle tensors or as LazyTensors.
 
         All processes call it together, each with its own tensors, and leave it when the main one is done.
@@ -74,13 +74,13 @@ class Ranks(Protocol):
         """Until every process has come here."""
 
 
-class SingleRank:
+class SingleProcess:
     """The group of one."""
 
     index = 0
     size = 1
     is_main = True
-    moves_together = False
+    forward_is_collective = False
 
     def sum_numbers(self, values: list[float]) -> list[float]:
         """The values themselves."""
@@ -93,20 +93,20 @@ class SingleRank:
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Nothing to add."""
 
-    def end_pass(self) -> None:
+    def after_micro_batch(self) -> None:
         """They are kept here."""
 
-    def send_updated(self) -> None:
+    def broadcast_updated(self) -> None:
         """Nobody else updates."""
 
-    def whole_model(self) -> AbstractContextManager[None]:
+    def gathered_parameters(self) -> AbstractContextManager[None]:
         """It always has."""
         return nullcontext()
 
-    def sum_parts(self, parameters: Iterable[paddle.Tensor]) -> None:
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Every parameter is whole."""
 
-    def write_whole(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Every tensor is."""
         write(tensors)
 

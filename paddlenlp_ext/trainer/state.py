@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.data.sampler import Window
+from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.trainer.step_report import StepReport
 
 
@@ -18,7 +18,7 @@ class Interval:
     loss: float = 0.0
     grad_norm: float = 0.0
     num_tokens: int = 0
-    num_learned: int = 0
+    num_target_tokens: int = 0
     seconds: float = 0.0
 
     def add(self, report: StepReport) -> None:
@@ -27,7 +27,7 @@ class Interval:
         self.loss += report.loss
         self.grad_norm = report.grad_norm
         self.num_tokens += report.num_tokens
-        self.num_learned += report.num_learned
+        self.num_target_tokens += report.num_target_tokens
         self.seconds += report.seconds
 
 
@@ -56,7 +56,7 @@ class TrainerState:
     epoch_index: int = 0
     window_index: int = 0
     num_tokens: int = 0
-    num_learned: int = 0
+    num_target_tokens: int = 0
     num_rows: int = 0
     train_loss_sum: float = 0.0
     train_seconds: float = 0.0
@@ -72,13 +72,13 @@ class TrainerState:
         """Count one more optimizer step (the data position is set by the trainer)."""
         self.step += 1
         self.num_tokens += report.num_tokens
-        self.num_learned += report.num_learned
+        self.num_target_tokens += report.num_target_tokens
         self.num_rows += report.num_rows
         self.train_loss_sum += report.loss
         self.train_seconds += report.seconds
         self.interval.add(report)
 
-    def move_to(self, window: Window) -> None:
+    def move_to(self, window: StepBatch) -> None:
         """Set the data position to after `window`."""
         self.epoch = window.epoch + window.end_fraction
         self.epoch_index = window.epoch + (1 if window.is_last else 0)
@@ -100,9 +100,9 @@ class TrainerState:
             "learning_rate": learning_rate,
             "grad_norm": interval.grad_norm,
             "tokens_per_second": interval.num_tokens / seconds,
-            "learned_tokens_per_second": interval.num_learned / seconds,
+            "learned_tokens_per_second": interval.num_target_tokens / seconds,
             "num_tokens": self.num_tokens,
-            "num_learned_tokens": self.num_learned,
+            "num_learned_tokens": self.num_target_tokens,
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,6 +22,6 @@ class StepReport:
     grad_norm: float
     learning_rate: float
     num_tokens: int
-    num_learned: int
+    num_target_tokens: int
     num_rows: int
     seconds: float

@@ -20,7 +20,7 @@ import paddlenlp_ext.data
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.cache import code_facts, only_one, tokenizer_fingerprint
+from paddlenlp_ext.data.cache import code_facts, file_lock, tokenizer_fingerprint
 from paddlenlp_ext.data.dataset import cache_dir
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.utils.files import atomic_folder
@@ -64,7 +64,7 @@ def load_text(config: RunConfig) -> RunText:
     option = config.data.chat_template
     folder = cache_dir(config.data) / f"text-{_key(path, option)}"
     if _read_facts(folder) is None:
-        with only_one(folder):
+        with file_lock(folder):
             if _read_facts(folder) is None:
                 return _load(path, option, folder)
     return _known(path, option, folder)

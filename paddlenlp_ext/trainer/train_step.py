@@ -20,13 +20,13 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.data.collate import Collate, PackedBatch
-from paddlenlp_ext.data.sampler import Window
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.trainer.adapter_hooks import TrainingHooks
-from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
-from paddlenlp_ext.trainer.process_group import Ranks
+from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.step_report import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
@@ -46,7 +46,7 @@ def autocast(precision: Any) -> AbstractContextManager[Any]:
     if dtype == "float16":
         raise ValueError("fp16: true is not available: its gradients need loss scaling; use bf16: true")
     if dtype == "bfloat16" and precision.device == "cpu":
-        return products_in_bf16()
+        return bf16_matmuls()
     if dtype == "float32" or precision.fp16_opt_level != "O1":
         return nullcontext()
     return paddle.amp.auto_cast(level="O1", dtype=dtype)
@@ -66,7 +66,7 @@ def seed_micro_step(model: Any, seed: int, step: int, micro_batch: int) -> None:
     """
     draw_seed = micro_step_seed(seed, step, micro_batch)
     paddle.seed(draw_seed)
-    model.draw_from(draw_seed)
+    model.set_dropout_seed(draw_seed)
 
 
 _ROWS_NAMED = 8
@@ -96,7 +96,7 @@ class StepOptions:
 
 
 class OptimizerStep:
-    """Runs windows through a model in training mode; this rank takes its share of each (`Window.share`)."""
+    """Runs windows through a model in training mode; this rank takes its share of each (`StepBatch.share`)."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class OptimizerStep:
         hooks: TrainingHooks,
         optimizer: paddle.optimizer.Optimizer,
         collate_rows: Collate,
-        ranks: Ranks,
+        ranks: ProcessGroup,
         options: StepOptions,
-        passes: Passes | None = None,
+        passes: ForwardBackward | None = None,
     ) -> None:
         self.model, self.hooks, self.optimizer = model, hooks, optimizer
         self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
-        self.passes = passes or WholeModel(model)
+        self.passes = passes or SequentialSchedule(model)
         self.parameters = list(trainable_parameters(model).values())
         hooks.plan_steps(options.total_steps)
 
-    def run(self, window: Window, step: int, learning_rate: float) -> StepReport:
+    def run(self, window: StepBatch, step: int, learning_rate: float) -> StepReport:
         """Make the optimizer step that follows `step` steps.
 
         Raises:
@@ -123,19 +123,19 @@ class OptimizerStep:
         """
         started = time.perf_counter()
         batches = self._fetch(window)
-        num_learned, num_tokens, num_rows = self._count(list(batches.values()))
-        if num_learned == 0:
+        num_target_tokens, num_tokens, num_rows = self._count(list(batches.values()))
+        if num_target_tokens == 0:
             raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
-        share = self._run_batches(batches, window, step, num_learned)
-        self.ranks.sum_parts(self.parameters)
+        share = self._run_batches(batches, window, step, num_target_tokens)
+        self.ranks.reduce_partial_grads(self.parameters)
         total, auxiliary = self.ranks.sum_stages([share, self._auxiliary()])
         self.ranks.sum_gradients(self.parameters)
-        loss = self.ranks.sum_numbers([total])[0] / num_learned + auxiliary
+        loss = self.ranks.sum_numbers([total])[0] / num_target_tokens + auxiliary
         grad_norm = self._update(loss, step, learning_rate)
         seconds = time.perf_counter() - started
-        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_learned, num_rows, seconds)
+        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds)
 
-    def prepare_adapter(self, windows: Iterator[Window]) -> None:
+    def prepare_adapter(self, windows: Iterator[StepBatch]) -> None:
         """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays.
 
         Every rank looks at the same batches, so that all come to the same adapter, and to that of a single process.
@@ -144,28 +144,28 @@ class OptimizerStep:
 
         def run_batch() -> None:
             number, batch = next(batches)
-            scale = 1.0 / max(1, batch.num_learned)
+            scale = 1.0 / max(1, batch.num_target_tokens)
             self.passes.run([batch], [scale], lambda _: self._around(batch, 0, number), lambda: None)
 
-        with self.ranks.whole_model():
+        with self.ranks.gathered_parameters():
             self.hooks.before_training(run_batch)
         for parameter in self.model.parameters():
             parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
 
-    def _run_batches(self, own: dict[int, PackedBatch], window: Window, step: int, num_learned: int) -> float:
+    def _run_batches(self, own: dict[int, PackedBatch], window: StepBatch, step: int, num_target_tokens: int) -> float:
         """Add this rank's micro-batches to the gradients; returns this process's share of their loss sum."""
-        places, batches, scales = list(own), list(own.values()), [1.0 / num_learned] * len(own)
+        places, batches, scales = list(own), list(own.values()), [1.0 / num_target_tokens] * len(own)
         missing = math.ceil(len(window.micro_batches) / self.ranks.size) - len(batches)
-        if self.ranks.moves_together and missing:  # to keep the others company
+        if self.ranks.forward_is_collective and missing:  # to keep the others company
             places, batches = [*places, 0], [*batches, self.collate_rows(window.micro_batches[0])]
             scales, missing = [*scales, 0.0], 0
 
         def around(number: int) -> AbstractContextManager[None]:
             return self._around(batches[number], step, places[number])
 
-        total = self.passes.run(batches, scales, around, self.ranks.end_pass)
+        total = self.passes.run(batches, scales, around, self.ranks.after_micro_batch)
         for _ in range(missing):
-            self.ranks.end_pass()
+            self.ranks.after_micro_batch()
         return float(total)
 
     @contextmanager
@@ -176,7 +176,7 @@ class OptimizerStep:
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
             yield
 
-    def _fetch(self, window: Window) -> dict[int, PackedBatch]:
+    def _fetch(self, window: StepBatch) -> dict[int, PackedBatch]:
         """This rank's micro-batches by their place in the window; all of them before the first is run, because their
         learned tokens count.
         """
@@ -185,7 +185,7 @@ class OptimizerStep:
 
     def _count(self, batches: list[PackedBatch]) -> tuple[int, int, int]:
         """Learned tokens, tokens and rows of the whole window."""
-        counts = [(batch.num_learned, batch.num_tokens, len(batch.row_indices)) for batch in batches]
+        counts = [(batch.num_target_tokens, batch.num_tokens, len(batch.row_indices)) for batch in batches]
         own = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0, 0.0, 0.0]
         learned, tokens, rows = self.ranks.sum_numbers(own)
         return int(learned), int(tokens), int(rows)
@@ -209,7 +209,7 @@ class OptimizerStep:
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
-        self.ranks.send_updated()
+        self.ranks.broadcast_updated()
         self.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
         self._clear_gradients()
         return grad_norm
@@ -219,7 +219,7 @@ class OptimizerStep:
             parameter.clear_gradient(False)  # by position: Paddle ignores the name
 
 
-def broken_step(error: NonFiniteError, window: Window, rows: Any, step: int, learning_rate: float) -> NonFiniteError:
+def broken_step(error: NonFiniteError, window: StepBatch, rows: Any, step: int, learning_rate: float) -> NonFiniteError:
     """The same error with what a user can act on: which rows the step read, and from where.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.collate import build_collate
-from paddlenlp_ext.data.sampler import Window, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import StepBatch, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.callbacks import build_reports
 from paddlenlp_ext.trainer.callbacks.base import Callback, CallbackList
@@ -18,7 +18,7 @@ from paddlenlp_ext.trainer.callbacks.metrics_file import save_results, train_res
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
 from paddlenlp_ext.trainer.evaluate import BestMetric, evaluate_generation, evaluate_loss
-from paddlenlp_ext.trainer.forward_backward import Passes, WholeModel
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import build_optimizer, offload_state
@@ -31,7 +31,7 @@ from paddlenlp_ext.trainer.output_dir import (
     is_inside,
     prune_checkpoints,
 )
-from paddlenlp_ext.trainer.process_group import Ranks, SingleRank
+from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep, StepOptions, autocast, broken_step
@@ -69,12 +69,12 @@ class Trainer:
         tokenizer: Any,
         *,
         callbacks: Iterable[Callback] = (),
-        ranks: Ranks | None = None,
-        passes: Passes | None = None,
+        ranks: ProcessGroup | None = None,
+        passes: ForwardBackward | None = None,
     ) -> None:
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.dev_rows = train_rows, dev_rows
-        self.ranks, self.passes = ranks or SingleRank(), passes or WholeModel(model)
+        self.ranks, self.passes = ranks or SingleProcess(), passes or SequentialSchedule(model)
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
@@ -104,7 +104,7 @@ class Trainer:
         """
         assert self.train_rows is not None, "a trainer without train_rows only evaluates"
         order, step = self._prepare()
-        with StopSignals(None if isinstance(self.ranks, SingleRank) else self.ranks.largest) as signals:
+        with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.largest) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
                 self._run(order.windows(self.state.epoch_index, self.state.window_index), step, signals)
@@ -218,7 +218,7 @@ class Trainer:
             )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-    def _run(self, windows: Iterable[Window], step: OptimizerStep, signals: StopSignals) -> None:
+    def _run(self, windows: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
         if state.evaluation_due and self._evaluates:
             self._evaluate_and_keep_best(signals)
@@ -237,7 +237,7 @@ class Trainer:
             if signals.received is not None:
                 self._stop(signals.received)
 
-    def _after_step(self, window: Window, signals: StopSignals) -> None:
+    def _after_step(self, window: StepBatch, signals: StopSignals) -> None:
         """Log, evaluate and save, where each is due. A run that was asked to stop puts the evaluation off."""
         train, state = self.config.train, self.state
         if state.step % train.logging_steps == 0 or state.step == state.total_steps:
@@ -249,7 +249,7 @@ class Trainer:
         if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, window):
             self._save()
 
-    def _is_due(self, strategy: str, every: int, window: Window) -> bool:
+    def _is_due(self, strategy: str, every: int, window: StepBatch) -> bool:
         if strategy == "epoch":
             return window.is_last or self.state.step == self.state.total_steps
         return strategy == "steps" and self.state.step % every == 0
@@ -286,7 +286,7 @@ class Trainer:
         if generation.eval_with_do_generation:
             writes = generation.save_generation_output and self.ranks.is_main
             output_file = self.output_dir / "generated_output.json" if writes else None
-            with self.ranks.whole_model():
+            with self.ranks.gathered_parameters():
                 metrics |= evaluate_generation(
                     self.model, self.dev_rows, self.tokenizer, self.config, output_file, self.ranks
                 )

@@ -33,20 +33,20 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     try:
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
-        if _is_about_another(error):
+        if _is_peer_failure(error):
             _leave_it_to_the_other(error)
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         scripts = Path(main.__code__.co_filename).resolve().parent
         if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
-            tell_launcher(traceback.format_exc())
+            report_to_launcher(traceback.format_exc())
             raise
         print(f"error: {error}", file=sys.stderr)
-        tell_launcher(f"error: {error}\n")
+        report_to_launcher(f"error: {error}\n")
         sys.exit(2)
     except Exception as error:
-        if _is_about_another(error):
+        if _is_peer_failure(error):
             _leave_it_to_the_other(error)
-        tell_launcher(traceback.format_exc())
+        report_to_launcher(traceback.format_exc())
         raise
 
 
@@ -59,7 +59,7 @@ def _follow_launcher() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _is_about_another(error: Exception) -> bool:
+def _is_peer_failure(error: Exception) -> bool:
     """Whether this process only noticed that it has lost another one of the run."""
     # Where the launcher's store is gone, Paddle calls that an invalid argument: a ValueError.
     return isinstance(error, (RuntimeError, ValueError)) and bool(_LOST_ANOTHER.search(str(error)))
@@ -74,7 +74,7 @@ def _leave_it_to_the_other(error: Exception) -> NoReturn:
     sys.exit(1)
 
 
-def tell_launcher(text: str) -> None:
+def report_to_launcher(text: str) -> None:
     """Show why this process of several ends, where a user looks: the launcher shows the first one's output alone.
 
     It goes to the launcher's own standard error, on Linux; the process's log has it in any case.

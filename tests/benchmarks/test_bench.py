@@ -126,7 +126,7 @@ def test_one_step_of_the_trainer_learns_its_batch():
     batch = ours.packed_batch(ids, 1.0)
     assert batch.document_lengths == ((6, 6),)
     assert (batch.input_ids == ids.reshape(1, -1)).all()
-    assert batch.num_learned == 10
+    assert batch.num_target_tokens == 10
     step = ours.training_step(model, config, batch)
     losses = [step().loss for _ in range(3)]
     assert losses[2] < losses[0]

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.ops.cpu.library import obstacle
+from paddlenlp_ext.ops.cpu.library import unavailable_reason
 
-needs_native = pytest.mark.skipif(obstacle() is not None, reason=f"no native library: {obstacle()}")
+needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason=f"no native library: {unavailable_reason()}")

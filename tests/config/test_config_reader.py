@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.errors import Place
+from paddlenlp_ext.config.errors import Location
 from paddlenlp_ext.config.json_reader import read_text
 from tests.config.config_cases import SMALLEST, load, problems, write
 
@@ -111,7 +111,7 @@ def test_problems_before_the_fault_are_reported_too(tmp_path):
 
 
 def test_positions_of_keys_and_values():
-    settings, found = read_text('{"a":\t1,\r\n  "é" :\n [2, {"b": 3}]}', Place("f"))
+    settings, found = read_text('{"a":\t1,\r\n  "é" :\n [2, {"b": 3}]}', Location("f"))
     assert not found
     assert [(setting.key, setting.value) for setting in settings] == [("a", 1), ("é", [2, {"b": 3}])]
     places = [(setting.place.line, setting.place.column) for setting in settings]

@@ -24,7 +24,7 @@ def test_documents_are_joined_and_shifted():
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert batch.document_lengths == ((3, 2, 3),)
     assert batch.row_indices == (4, 9, 4)
-    assert (batch.num_tokens, batch.num_learned, batch.num_slots) == (8, 5, 8)
+    assert (batch.num_tokens, batch.num_target_tokens, batch.num_slots) == (8, 5, 8)
     assert batch.input_ids.dtype == batch.labels.dtype == batch.position_ids.dtype == np.int64
 
 
@@ -39,7 +39,7 @@ def test_padding_to_a_multiple_is_a_document():
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 7, 7, 7]]
     assert batch.labels[0, 5:].tolist() == [NO] * 3 and batch.position_ids[0, 5:].tolist() == [0, 1, 2]
     assert batch.document_lengths == ((3, 2, 3),)
-    assert (batch.num_tokens, batch.num_slots, batch.num_learned) == (5, 8, 3)
+    assert (batch.num_tokens, batch.num_slots, batch.num_target_tokens) == (5, 8, 3)
     assert collate([[FIRST, SECOND]], pad_to_multiple_of=5).document_lengths == ((3, 2),)
 
 

@@ -11,8 +11,8 @@ import pytest
 from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
-from paddlenlp_ext.data.packing import BatchPlan
-from paddlenlp_ext.data.types import BadRow, Conversation, DataAccount, Place
+from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.data.types import Conversation, DataAccount, InvalidRow, Location
 
 TURN = ("2 + 2?", "vier")
 OPENAI = [{"role": "user", "content": "2 + 2?"}]
@@ -131,10 +131,10 @@ def test_rows_go_to_batches(options, tokenizer, tmp_path):
     rows = [{"src": f"{number} + 2?", "tgt": "vier" * (number % 5 + 1)} for number in range(50)]
     dataset = load_dataset(options(write(tmp_path / "set", rows)), "train", tokenizer)
     assert dataset.lengths.tolist() == [len(dataset[index].tokens) - 1 for index in range(50)]
-    plan = BatchPlan(dataset.lengths, batch_size=2, packing="greedy", capacity=64, seed=1)
+    plan = PackingPlan(dataset.lengths, batch_size=2, packing="greedy", capacity=64, seed=1)
     batches = [collate([[dataset[row] for row in pack] for pack in packs]) for packs in plan.epoch(0)]
     assert sum(batch.num_tokens for batch in batches) == dataset.account.num_tokens - 50
-    assert sum(batch.num_learned for batch in batches) == dataset.account.num_learned
+    assert sum(batch.num_target_tokens for batch in batches) == dataset.account.num_target_tokens
     with pytest.raises(IndexError):
         dataset[50]
 
@@ -198,7 +198,9 @@ def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
 
 def test_account_adds_up_or_fails():
     account = DataAccount(num_read=5, num_kept=2, num_truncated=1)
-    account.drop([BadRow(Place("f", 1), "empty target", "x"), BadRow(Place("f", 2, 3), "empty target", "y")])
+    account.drop(
+        [InvalidRow(Location("f", 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
+    )
     account.check()
     assert account.dropped == {"empty target": 2} and account.num_dropped == 2
     assert DataAccount.from_json(json.loads(json.dumps(account.to_json()))) == account

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.load_balancing import attention_cost, deal, order_by_cost
-from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.data.load_balancing import attention_cost, deal, sort_into_even_steps
+from paddlenlp_ext.data.packing import PackingPlan
 
 
 def uneven(costs: list[int], num_ranks: int) -> float:
@@ -42,22 +42,22 @@ def test_the_dearest_go_to_different_ranks():
 def test_reordering_keeps_every_pack_and_the_stream_in_blocks():
     costs = list(np.random.default_rng(0).integers(1, 1000, 203))
     permutation = np.random.default_rng(1).permutation
-    order = order_by_cost(costs, 4, permutation)
+    order = sort_into_even_steps(costs, 4, permutation)
     assert sorted(order) == list(range(203))
     assert sorted(order[:64]) == list(range(64))  # 16 steps of 4 packs
     assert order[-3:] == [200, 201, 202]  # no whole step
-    assert order_by_cost(costs, 1, permutation) == list(range(203))
+    assert sort_into_even_steps(costs, 1, permutation) == list(range(203))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
     lengths = long_tailed_lengths(4000, 2048)
     settings = {"batch_size": 1, "packing": "greedy", "capacity": 2048}
-    plain, even = BatchPlan(lengths, **settings), BatchPlan(lengths, **settings, packs_per_step=num_ranks)
+    plain, even = PackingPlan(lengths, **settings), PackingPlan(lengths, **settings, packs_per_step=num_ranks)
     assert even.fill(0) == plain.fill(0)
     assert sorted(map(tuple, even.packs(0))) == sorted(map(tuple, plain.packs(0)))
 
-    def mean_unevenness(plan: BatchPlan) -> float:
+    def mean_unevenness(plan: PackingPlan) -> float:
         costs = [attention_cost(lengths[pack]) for pack in plan.packs(0)]
         steps = [costs[start : start + num_ranks] for start in range(0, len(costs) - num_ranks, num_ranks)]
         return float(np.mean([uneven(step, num_ranks) for step in steps]))
@@ -69,7 +69,7 @@ def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
 def test_several_packs_a_rank_even_out_every_single_step(num_ranks: int):
     """The table of docs/parallel.md."""
     lengths, per_step = long_tailed_lengths(4000, 2048), 4 * num_ranks
-    packs = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
+    packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
     costs = [attention_cost(lengths[pack]) for pack in packs]
     steps = [costs[start : start + per_step] for start in range(0, len(costs) - per_step + 1, per_step)]
     assert max(uneven(step, num_ranks) for step in steps) <= 1.10
@@ -78,7 +78,7 @@ def test_several_packs_a_rank_even_out_every_single_step(num_ranks: int):
 def test_the_order_depends_on_the_step_alone():
     lengths = long_tailed_lengths(500, 512)
     settings = {"packing": "greedy", "capacity": 512, "packs_per_step": 8}
-    one_by_one, in_fours = (BatchPlan(lengths, batch_size=size, **settings) for size in (1, 4))
+    one_by_one, in_fours = (PackingPlan(lengths, batch_size=size, **settings) for size in (1, 4))
     assert one_by_one.packs(1) == in_fours.packs(1)
     assert one_by_one.packs(0) != one_by_one.packs(1)
 
@@ -87,4 +87,4 @@ def test_other_packings_keep_the_stream():
     lengths = long_tailed_lengths(100, 512)
     for packing in ("none", "in_order"):
         settings = {"batch_size": 1, "packing": packing, "capacity": 512}
-        assert BatchPlan(lengths, **settings, packs_per_step=4).packs(0) == BatchPlan(lengths, **settings).packs(0)
+        assert PackingPlan(lengths, **settings, packs_per_step=4).packs(0) == PackingPlan(lengths, **settings).packs(0)

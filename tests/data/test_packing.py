@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, BatchPlan, fill_exactly
+from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, PackingPlan, fill_exactly
 
 
 def lengths_like(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, int]:
@@ -35,7 +35,7 @@ def test_every_row_once_and_no_pack_too_full(packing, shuffle, seed):
     lengths = draw.integers(1, capacity + 1, size=int(draw.integers(1, 600)))
     if seed % 4 == 0:
         lengths[:] = lengths[0]
-    plan = BatchPlan(lengths, batch_size=3, packing=packing, capacity=capacity, seed=seed, shuffle=shuffle)
+    plan = PackingPlan(lengths, batch_size=3, packing=packing, capacity=capacity, seed=seed, shuffle=shuffle)
     for epoch in range(2):
         batches = plan.epoch(epoch)
         assert sorted(rows_of(batches)) == list(range(len(lengths)))
@@ -46,7 +46,7 @@ def test_every_row_once_and_no_pack_too_full(packing, shuffle, seed):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_rows_of_several_groups(packing):
     lengths, capacity = lengths_like("instructions", 3 * GROUP_ROWS + 7)
-    plan = BatchPlan(lengths, batch_size=8, packing=packing, capacity=capacity, seed=5)
+    plan = PackingPlan(lengths, batch_size=8, packing=packing, capacity=capacity, seed=5)
     assert sorted(rows_of(plan.epoch(0))) == list(range(len(lengths)))
     assert max(lengths[pack].sum() for batch in plan.epoch(0) for pack in batch) <= capacity
 
@@ -55,18 +55,18 @@ def test_rows_of_several_groups(packing):
 def test_order_is_a_function_of_seed_and_epoch(packing):
     lengths, capacity = lengths_like("instructions", 300)
     settings = {"batch_size": 2, "packing": packing, "capacity": capacity}
-    plan, again = BatchPlan(lengths, seed=7, **settings), BatchPlan(lengths, seed=7, **settings)
+    plan, again = PackingPlan(lengths, seed=7, **settings), PackingPlan(lengths, seed=7, **settings)
     # Asked in any order, from any object.
     assert again.epoch(3) == plan.epoch(3)
     assert again.epoch(0) == plan.epoch(0) == plan.epoch(0)
     plans = [str(plan.epoch(epoch)) for epoch in range(5)]
     assert len(set(plans)) == 5
-    assert BatchPlan(lengths, seed=8, **settings).epoch(0) != plan.epoch(0)
+    assert PackingPlan(lengths, seed=8, **settings).epoch(0) != plan.epoch(0)
 
 
 def test_order_is_fixed_for_all_time():
     """A resumed run may meet another NumPy; these numbers must not change."""
-    plan = BatchPlan([1] * 10, batch_size=10, seed=42)
+    plan = PackingPlan([1] * 10, batch_size=10, seed=42)
     assert [rows_of(plan.epoch(epoch)) for epoch in range(2)] == [
         [4, 8, 1, 9, 3, 6, 0, 7, 2, 5],
         [1, 2, 8, 5, 3, 9, 6, 0, 4, 7],
@@ -76,18 +76,18 @@ def test_order_is_fixed_for_all_time():
 @pytest.mark.parametrize("packing", ["none", "in_order"])
 def test_evaluation_keeps_the_order(packing):
     lengths, capacity = lengths_like("instructions", 200)
-    plan = BatchPlan(lengths, batch_size=4, packing=packing, capacity=capacity, shuffle=False)
+    plan = PackingPlan(lengths, batch_size=4, packing=packing, capacity=capacity, shuffle=False)
     assert rows_of(plan.epoch(0)) == rows_of(plan.epoch(9)) == list(range(200))
 
 
 def test_evaluation_with_greedy_packing_is_the_same_every_time():
     lengths, capacity = lengths_like("instructions", 200)
-    plan = BatchPlan(lengths, batch_size=4, packing="greedy", capacity=capacity, shuffle=False, seed=1)
+    plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=capacity, shuffle=False, seed=1)
     assert plan.epoch(0) == plan.epoch(1)
 
 
 def test_in_order_is_next_fit():
-    plan = BatchPlan([5, 4, 2, 9, 1, 10], batch_size=1, packing="in_order", capacity=10, shuffle=False)
+    plan = PackingPlan([5, 4, 2, 9, 1, 10], batch_size=1, packing="in_order", capacity=10, shuffle=False)
     assert plan.packs(0) == [[0, 1], [2], [3, 4], [5]]
     assert plan.fill(0) == 31 / 40
 
@@ -95,10 +95,10 @@ def test_in_order_is_next_fit():
 @pytest.mark.parametrize("name", ["worked_answers", "instructions", "chats", "reasoning"])
 def test_greedy_leaves_few_slots_empty(name):
     lengths, capacity = lengths_like(name, 8000)
-    plan = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=1)
+    plan = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=1)
     fewest = -(-int(lengths.sum()) // capacity)
     assert len(plan.packs(0)) <= 1.002 * fewest + 1
-    assert plan.fill(0) >= BatchPlan(lengths, batch_size=1, packing="in_order", capacity=capacity).fill(0)
+    assert plan.fill(0) >= PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity).fill(0)
 
 
 def test_pairs_of_one_row_are_not_made():
@@ -114,7 +114,7 @@ def test_pairs_of_one_row_are_not_made():
 def test_long_and_short_rows_are_mixed_over_the_epoch():
     """Packs must not come sorted by the length of their rows."""
     lengths, capacity = lengths_like("instructions", 2 * GROUP_ROWS)
-    packs = BatchPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=3).packs(0)
+    packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=3).packs(0)
     means = np.array([lengths[pack].mean() for pack in packs])
     thirds = [part.mean() for part in np.array_split(means, 3)]
     assert max(thirds) < 1.15 * min(thirds)
@@ -122,7 +122,7 @@ def test_long_and_short_rows_are_mixed_over_the_epoch():
 
 def test_a_million_rows_take_seconds():
     lengths, capacity = lengths_like("instructions", 1_000_000)
-    plan = BatchPlan(lengths, batch_size=4, packing="greedy", capacity=capacity)
+    plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=capacity)
     begin = time.perf_counter()
     plan.epoch(0)
     # About one second on an idle core; the bound leaves room for a busy machine, not for a quadratic algorithm.
@@ -130,7 +130,7 @@ def test_a_million_rows_take_seconds():
 
 
 def test_no_rows():
-    assert BatchPlan([], batch_size=2, packing="greedy", capacity=8).epoch(0) == []
+    assert PackingPlan([], batch_size=2, packing="greedy", capacity=8).epoch(0) == []
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_no_rows():
 )
 def test_settings_that_make_no_plan(settings, message):
     with pytest.raises(ValueError, match=message):
-        BatchPlan([1, 2], **settings)
+        PackingPlan([1, 2], **settings)
 
 
 def test_a_row_longer_than_a_pack_is_a_bug():
     with pytest.raises(AssertionError, match="row 1 takes 9 slots of 8"):
-        BatchPlan([1, 9], batch_size=1, packing="greedy", capacity=8)
+        PackingPlan([1, 9], batch_size=1, packing="greedy", capacity=8)

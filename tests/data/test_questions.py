@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.data.prompts import Question, encode_question, parse_question, read_questions
-from paddlenlp_ext.data.types import RowError
+from paddlenlp_ext.data.types import InvalidRowError
 
 ONE = ("q1", "a1")
 
@@ -53,7 +53,7 @@ def test_a_row_becomes_its_last_question(row, expected):
     ],
 )
 def test_a_row_without_a_question_is_refused(row, message):
-    with pytest.raises(RowError, match=message):
+    with pytest.raises(InvalidRowError, match=message):
         parse_question(row)
 
 

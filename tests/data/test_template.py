@@ -8,7 +8,7 @@ import random
 import pytest
 
 from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
 
 ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))
@@ -139,7 +139,7 @@ def test_one_beginning_only(name, tmp_path):
 
 def test_template_that_refuses_names_its_reason(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
-    with pytest.raises(RowError, match="roles must alternate") as caught:
+    with pytest.raises(InvalidRowError, match="roles must alternate") as caught:
         template.encode(Conversation("a system prompt", ONE_TURN.turns))
     assert caught.value.reason == "template refuses"
 
@@ -153,7 +153,7 @@ def test_template_that_rewrites_history_is_refused(tokenizer, tmp_path):
     rewriting = CHATML.replace("message['content']", shouted)
     template = load_template(write_template(tmp_path, rewriting), tokenizer)
     template.encode(ONE_TURN)
-    with pytest.raises(RowError, match="turn 1"):
+    with pytest.raises(InvalidRowError, match="turn 1"):
         template.encode(HARD_TURNS)
 
 
@@ -229,7 +229,7 @@ def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, 
     fixed = json.dumps(PIECES | {"system": "You are helpful."})
     template = load_template(write_template(tmp_path, fixed, "chat_template.json"), tokenizer)
     template.encode(ONE_TURN)
-    with pytest.raises(RowError, match="would be lost"):
+    with pytest.raises(InvalidRowError, match="would be lost"):
         template.encode(Conversation("Other", ONE_TURN.turns))
 
 

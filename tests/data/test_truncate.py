@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import join_turns
 from paddlenlp_ext.data.truncation import Limits, fit, fit_text
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 # Every digit is a token of its own.
@@ -77,7 +77,7 @@ def test_markers_and_system_prompt_are_never_cut(chat):
     for truncation, kept in (("right", "0123"), ("left", "6789")):
         text, said, _ = cut(conversation, chat, length - 6, 999, truncation)
         assert text == whole.replace(QUESTION, kept) + f"{ANSWER}<|im_end|>" and said == f"{ANSWER}<|im_end|>"
-        with pytest.raises(RowError, match="system prompt and markers") as caught:
+        with pytest.raises(InvalidRowError, match="system prompt and markers") as caught:
             cut(conversation, chat, length - 10, 999, truncation)
         assert caught.value.reason == "no room"
 
@@ -103,22 +103,22 @@ def test_left_loses_the_oldest_turns_whole(plain, chat):
 
 
 def test_an_answer_that_cannot_stay_whole_is_no_row_for_left(plain):
-    with pytest.raises(RowError) as caught:
+    with pytest.raises(InvalidRowError) as caught:
         cut(ONE, plain, 99, 12, "left")
     assert caught.value.reason == "no room"
 
 
 def test_drop_and_error_say_what_is_too_long(plain):
     for truncation, by_policy in (("drop", True), ("error", False)):
-        with pytest.raises(RowError, match="a prompt of 11 tokens, src_length is 10") as caught:
+        with pytest.raises(InvalidRowError, match="a prompt of 11 tokens, src_length is 10") as caught:
             cut(ONE, plain, 10, 99, truncation)
         assert caught.value.by_policy is by_policy
-        with pytest.raises(RowError, match="22 tokens, max_length is 21"):
+        with pytest.raises(InvalidRowError, match="22 tokens, max_length is 21"):
             cut(ONE, plain, 11, 21, truncation)
 
 
 def test_a_prompt_that_fills_the_row_leaves_nothing_to_learn(plain):
-    with pytest.raises(RowError) as caught:
+    with pytest.raises(InvalidRowError) as caught:
         cut(ONE, plain, 99, 11, "right")
     assert caught.value.reason == "nothing left to learn"
 
@@ -136,7 +136,7 @@ def test_words_that_the_template_strips_can_be_cut(tokenizer, tmp_path):
 def test_words_that_the_template_changed_are_not_cut(tokenizer, tmp_path):
     path = tmp_path / "shouting.jinja"
     path.write_text(CHATML.replace("message['content']", "(message['content'] | replace('a', 'b'))"))
-    with pytest.raises(RowError, match="rewrites"):
+    with pytest.raises(InvalidRowError, match="rewrites"):
         cut(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
 
 
@@ -144,7 +144,7 @@ def test_plain_text():
     assert fit_text([1, 2, 3, 4], Limits(9, 3, "right")) == ([1, 2, 3], 1)
     assert fit_text([1, 2, 3, 4], Limits(9, 3, "left")) == ([2, 3, 4], 1)
     assert fit_text([1, 2, 3], Limits(1, 3, "error")) == ([1, 2, 3], 0)
-    with pytest.raises(RowError, match="4 tokens"):
+    with pytest.raises(InvalidRowError, match="4 tokens"):
         fit_text([1, 2, 3, 4], Limits(9, 3, "drop"))
 
 

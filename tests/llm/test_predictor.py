@@ -109,7 +109,7 @@ def test_an_answer_ends_at_the_models_own_end_tokens(base, data_file, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
     prompt = load_template(None, AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"], (), None)
     tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=None)[0]
-    model.end_at([tokens[3]])
+    model.add_eos_token_ids([tokens[3]])
     model.save_pretrained(tmp_path / "ends")
     save_tokenizer(tmp_path / "ends")
     whole, cut = answers(base, data_file)[0]["output"], answers(tmp_path / "ends", data_file)[0]["output"]

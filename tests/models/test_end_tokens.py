@@ -14,7 +14,7 @@ def test_end_tokens_are_read_extended_and_written(tmp_path):
     make_model(eos_token_id=5).save_pretrained(tmp_path / "a")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
     assert model.end_token_ids == [5]
-    model.end_at([7, 5])
+    model.add_eos_token_ids([7, 5])
     model.save_pretrained(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "generation_config.json").read_text())["eos_token_id"] == [5, 7]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "b").end_token_ids == [5, 7]
@@ -24,7 +24,7 @@ def test_generate_ends_there_unless_told_otherwise():
     model = make_model()
     free = model.generate([[1, 2, 3]], max_new_tokens=6)[0]
     assert len(free) == 6
-    model.end_at([free[2]])
+    model.add_eos_token_ids([free[2]])
     first = free.index(free[2])
     assert model.generate([[1, 2, 3]], max_new_tokens=6)[0] == free[:first]
     assert model.generate([[1, 2, 3]], max_new_tokens=6, eos_token_id=None)[0] == free

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.config.recompute_options import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.nn.recompute import RecomputePlan, passing
+from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -124,4 +124,4 @@ def test_layers_that_the_model_has_not_are_named():
 
 
 def test_outside_of_a_layer_a_place_is_nothing():
-    assert passing("flash_attn", lambda a, b: (a, b), 1, 2) == (1, 2)
+    assert recompute_region("flash_attn", lambda a, b: (a, b), 1, 2) == (1, 2)

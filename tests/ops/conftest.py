@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.cpu import library
 @pytest.fixture
 def native_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads the native library uses, until the test ends."""
-    before = library.threads() if library.obstacle() is None else None
+    before = library.threads() if library.unavailable_reason() is None else None
     yield library.set_threads
     if before is not None:
         library.set_threads(before)

@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.attention import AttentionLayout, attention
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.cpu.library import function, pointer, set_threads
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
@@ -67,7 +67,7 @@ def test_a_prefix_agrees_with_the_reference_both_ways(documents, window, prefix)
 def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape):
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *shape, prefix)
-    with products_in_bf16():
+    with bf16_matmuls():
         actual = run(arrays, layout, "native")
     exact = run(arrays, layout, "reference")
     # Numbers are rounded by up to 2^-9, three factors in a row; a gradient may be all that is left of larger terms.
@@ -83,7 +83,7 @@ def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape)
 def test_only_wanted_gradients_are_computed(frozen, half):
     layout = AttentionLayout.from_documents([[70, 9]])
     arrays = make(layout, 4, 2, 16, prefix=3)
-    with products_in_bf16() if half else nullcontext():
+    with bf16_matmuls() if half else nullcontext():
         actual = run(arrays, layout, "native", frozen)
     assert_all_close(actual, run(arrays, layout, "reference", frozen), atol=0.05 if half else 1e-5)
 
@@ -96,7 +96,7 @@ def test_nothing_of_a_neighbour_is_read(half):
     changed = [array.copy() for array in arrays]
     for array in changed:
         array[:, 70:135] = np.nan
-    with products_in_bf16() if half else nullcontext():
+    with bf16_matmuls() if half else nullcontext():
         runs = [run(each, layout, "native") for each in (arrays, changed)]
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one[:, :70], other[:, :70])
@@ -135,7 +135,7 @@ def test_one_and_two_threads_give_the_same_bits(documents, half):
     try:
         for threads in (1, 2, 2):
             set_threads(threads)
-            with products_in_bf16() if half else nullcontext():
+            with bf16_matmuls() if half else nullcontext():
                 runs.append(run(arrays, layout, "native"))
     finally:
         set_threads(threads_per_process())

@@ -5,11 +5,11 @@ import logging
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dispatch import Op, on_cpu_in_fp32, on_gpu_in_half
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32, on_gpu_in_half
 
 
-def make_op() -> Op:
-    return Op(
+def make_op() -> DispatchedOp:
+    return DispatchedOp(
         "double",
         reference=lambda x: ("reference", x),
         gpu=(lambda x: ("gpu", x), on_gpu_in_half),
@@ -55,7 +55,7 @@ def test_the_choice_is_logged_once_with_its_reason_and_quietly_where_all_is_in_o
 def test_what_can_be_mended_is_said_aloud_once(monkeypatch: pytest.MonkeyPatch):
     lines, x = logged(monkeypatch), paddle.zeros([1])
     for name in ("one", "other"):
-        op = Op(name, better=(lambda x: x, lambda x: f"{__file__} is missing"), reference=lambda x: x)
+        op = DispatchedOp(name, better=(lambda x: x, lambda x: f"{__file__} is missing"), reference=lambda x: x)
         op.choose(x)
     assert [level for level, _ in lines] == [logging.INFO, logging.DEBUG]
     assert lines[0][1].endswith(f"reference (not better: {__file__} is missing)")

@@ -71,7 +71,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
     x, weight, bias, gradient = numbers(leading, in_, out)
 
     def rounded(*tensors):
-        with bf16.products_in_bf16():
+        with bf16.bf16_matmuls():
             return linear(*tensors)
 
     actual = run_both_ways(rounded, [x, weight, bias], gradient)
@@ -166,10 +166,10 @@ def test_a_parameter_that_is_read_as_x_is_rounded_anew():
 @needs_native
 def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
     x = paddle.to_tensor(normal(1, 16, 8))
-    first = bf16.shared_half(x)
-    assert bf16.shared_half(x) is first
+    first = bf16.cached_bf16(x)
+    assert bf16.cached_bf16(x) is first
     x.scale_(2.0)
-    np.testing.assert_array_equal(bf16.shared_half(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
+    np.testing.assert_array_equal(bf16.cached_bf16(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
 
 
 @needs_native

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
@@ -153,7 +153,7 @@ def test_the_logits_of_one_chunk_stand_at_a_time():
 def test_a_weight_that_trains_in_products_in_bfloat16_gets_its_gradient_to_their_rounding(chunk):
     hidden, weight, labels = make(37, 40, 97, 0.6)
     hidden_t, weight_t = (paddle.to_tensor(array, stop_gradient=False) for array in (hidden, weight))
-    with products_in_bf16():
+    with bf16_matmuls():
         loss, _ = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk)
     loss.backward()
     _, _, *wanted = dense(hidden, weight, labels)

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import bf16
-from paddlenlp_ext.ops.frozen_linear import FrozenPlain, FrozenQuantized
+from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -37,7 +37,7 @@ def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
 
 def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, dtype: str = "float32"):
     weight = paddle.to_tensor(weight).astype(dtype)
-    base = FrozenPlain(weight, None if bias is None else paddle.to_tensor(bias))
+    base = FrozenDense(weight, None if bias is None else paddle.to_tensor(bias))
     return lambda x, a, b: implementation(x, base, a, b, SCALING)
 
 
@@ -68,7 +68,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, t
     def rounded(*tensors):
         if stored == "bfloat16":
             return run(*tensors)
-        with bf16.products_in_bf16():
+        with bf16.bf16_matmuls():
             return run(*tensors)
 
     actual = run_both_ways(rounded, [x, a, b], gradient)
@@ -139,11 +139,11 @@ def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
 def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     packed = quantize(weight, QuantizationConfig(algo="nf4"))
-    bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenPlain(dequantize(packed), paddle.to_tensor(bias))]
+    bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenDense(dequantize(packed), paddle.to_tensor(bias))]
 
     def rounded(base):
         def run(x, a, b):
-            with bf16.products_in_bf16():
+            with bf16.bf16_matmuls():
                 return lora_linear_native(x, base, a, b, SCALING)
 
         return run_both_ways(run, [x, a, b], gradient)
@@ -155,7 +155,7 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
 @needs_native
 def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((20,), 17, 5, 4))
-    base = FrozenPlain(weight, None)
+    base = FrozenDense(weight, None)
     with pytest.raises(ValueError, match=r"x \[20, 17\] with A \[4, 16\] and B \[5, 4\]"):
         lora_linear_native(x, base, a[:, 1:], b, SCALING)
     with pytest.raises(ValueError, match=r"A \[3, 17\] and B \[5, 4\]"):
@@ -166,7 +166,7 @@ def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
 @pytest.mark.parametrize("rows", [3, 20])
 def test_factors_stored_in_bfloat16_are_widened(rows):
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((rows,), 17, 5, 4))
-    base, (a, b) = FrozenPlain(weight, None), (each.astype("bfloat16") for each in (a, b))
+    base, (a, b) = FrozenDense(weight, None), (each.astype("bfloat16") for each in (a, b))
     with paddle.no_grad():
         actual = lora_linear_native(x, base, a, b, SCALING)
     wanted = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)

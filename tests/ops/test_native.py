@@ -13,7 +13,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import build, library
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.marks import needs_native
 
@@ -46,9 +46,9 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not_loaded, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     x = paddle.zeros([2])
-    op = Op("some op", native=(lambda x: "native", library.usable), reference=lambda x: "reference")
+    op = DispatchedOp("some op", native=(lambda x: "native", library.usable), reference=lambda x: "reference")
     assert op.choose(x)(x) == "reference"
-    assert library.library() is None and "/no/such/compiler does not run" in library.obstacle()
+    assert library.library() is None and "/no/such/compiler does not run" in library.unavailable_reason()
     records = {id(record): record for record in caplog.records}.values()  # two handlers may show one record
     warnings = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
@@ -59,7 +59,7 @@ def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not
 def test_no_compiler_at_all_says_what_to_install(not_loaded, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "apt install g++" in library.obstacle() or "this Paddle has no" in library.obstacle()
+    assert "apt install g++" in library.unavailable_reason() or "this Paddle has no" in library.unavailable_reason()
 
 
 def test_it_can_be_switched_off(not_loaded, monkeypatch):
@@ -96,7 +96,10 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources
 def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "let XDG_CACHE_HOME name" in library.obstacle() or "this Paddle has no" in library.obstacle()
+    assert (
+        "let XDG_CACHE_HOME name" in library.unavailable_reason()
+        or "this Paddle has no" in library.unavailable_reason()
+    )
 
 
 def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatch):
@@ -106,7 +109,10 @@ def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatc
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert "let XDG_CACHE_HOME name" in library.obstacle() or "this Paddle has no" in library.obstacle()
+    assert (
+        "let XDG_CACHE_HOME name" in library.unavailable_reason()
+        or "this Paddle has no" in library.unavailable_reason()
+    )
 
 
 @needs_native
@@ -117,7 +123,10 @@ def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch
 
 def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
     monkeypatch.setenv("CXX", "g++ '")
-    assert 'CXX="g++ \'" is no command line' in library.obstacle() or "this Paddle has no" in library.obstacle()
+    assert (
+        'CXX="g++ \'" is no command line' in library.unavailable_reason()
+        or "this Paddle has no" in library.unavailable_reason()
+    )
 
 
 @needs_native

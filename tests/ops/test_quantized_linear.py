@@ -10,8 +10,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.quantized import dequantize as dequantize_module
 from paddlenlp_ext.ops.quantized import linear
 from paddlenlp_ext.ops.quantized import linear as linear_module
@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.quantization.slicing import part_of
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
 
@@ -130,7 +130,7 @@ def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationCon
     weight = packed((130, 65), options)
     x = paddle.to_tensor(normal(1, 3, 12, 65), stop_gradient=False)
     gradient = normal(2, 3, 12, 130)
-    with products_in_bf16():
+    with bf16_matmuls():
         y = quantized_linear(x, weight)
     y.backward(paddle.to_tensor(gradient))
     assert y.dtype == x.grad.dtype == paddle.float32
@@ -146,10 +146,10 @@ def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationCon
 @pytest.fixture(params=["native", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which implementation `quantized_linear` takes."""
-    if request.param == "native" and library.obstacle() is not None:
-        pytest.skip(f"no native library: {library.obstacle()}")
-    choose = Op.choose
-    monkeypatch.setattr(Op, "choose", lambda op, x: choose(op, x, request.param))
+    if request.param == "native" and library.unavailable_reason() is not None:
+        pytest.skip(f"no native library: {library.unavailable_reason()}")
+    choose = DispatchedOp.choose
+    monkeypatch.setattr(DispatchedOp, "choose", lambda op, x: choose(op, x, request.param))
     return request.param
 
 
@@ -226,7 +226,7 @@ def test_every_format_has_an_op():
     x = paddle.ones([1])
     for options in FORMATS:
         assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
-        if library.obstacle() is None:
+        if library.unavailable_reason() is None:
             assert linear_op(options.algo).choose(x) is quantized_linear_native
     with pytest.raises(ValueError, match="'weight_only' was asked for, but it needs a GPU"):
         linear_op("weight_only_int8").choose(x, "weight_only")
@@ -286,7 +286,7 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
     whole = packed((64, 256), QuantizationConfig(algo=algo))
     assert linear.is_for_kernel(whole)
-    part = part_of(whole, Cut(axis=1, start=128, stop=256, size=256))
+    part = part_of(whole, Shard(axis=1, start=128, stop=256, size=256))
     groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
         part,
@@ -297,7 +297,7 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         wanted = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
-    assert linear.is_for_kernel(part_of(whole, Cut(axis=0, start=16, stop=32, size=64)))
+    assert linear.is_for_kernel(part_of(whole, Shard(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
     assert linear.is_for_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):

@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.cpu.library import function
-from paddlenlp_ext.ops.frozen_linear import FrozenPlain
+from paddlenlp_ext.ops.frozen_linear import FrozenDense
 from paddlenlp_ext.ops.linear import linear_native
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.swiglu import swiglu_native
@@ -32,7 +32,7 @@ def lora(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, 
     update = [paddle.to_tensor(normal(seed, *shape)) for seed, shape in ((3, (RANK, INNER)), (4, (OUT, RANK)))]
     for tensor in update:
         tensor.stop_gradient = False
-    return lora_linear_op.choose(product, "native")(product, FrozenPlain(weight, None), *update, 2.0), update
+    return lora_linear_op.choose(product, "native")(product, FrozenDense(weight, None), *update, 2.0), update
 
 
 def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
@@ -47,7 +47,7 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
     product = swiglu_native(gate, up)
     if keeps_product:
         del product._make_again
-    with products_in_bf16() if in_bf16 else nullcontext():
+    with bf16_matmuls() if in_bf16 else nullcontext():
         y, trained = layer(product, paddle.to_tensor(normal(9, OUT, INNER)))
     del product
     kept = bytes_in_use() - before

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu.bf16 import products_in_bf16
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_native
@@ -32,7 +32,7 @@ def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
 def test_beside_products_in_bfloat16_it_is_the_formula_of_rounded_inputs(shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
-    with products_in_bf16():
+    with bf16_matmuls():
         actual = run_both_ways(swiglu_native, [gate, up], gradient)
     rounded = [paddle.to_tensor(x).astype("bfloat16").astype("float32").numpy() for x in (gate, up)]
     assert_all_close(actual, expected(*rounded, gradient), atol=1e-5)

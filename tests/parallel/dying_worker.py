@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paddlenlp_ext.parallel.process_group import MeshRanks
+from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.process import run_command
 from tests.common.parallel import Case, run_case
@@ -17,7 +17,7 @@ from tests.common.parallel import Case, run_case
 
 def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
     """Let that process end where it is about to sum the gradients of step number `step`, counted from 1."""
-    sum_gradients: Callable[..., None] = MeshRanks.sum_gradients
+    sum_gradients: Callable[..., None] = DistributedProcesses.sum_gradients
     steps = 0
 
     def sum_or_die(ranks, parameters) -> None:
@@ -30,7 +30,7 @@ def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
             raise RuntimeError("this process has had enough")
         sum_gradients(ranks, parameters)
 
-    MeshRanks.sum_gradients = sum_or_die
+    DistributedProcesses.sum_gradients = sum_or_die
 
 
 def main(argv: list[str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan, plan_stages
 
 
@@ -50,8 +50,8 @@ def test_a_heavy_head_stands_beside_fewer_layers():
 def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
     rows = [SimpleNamespace(learned=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
     rows += [SimpleNamespace(learned=np.array([False] + [True] * 8)) for _ in range(1000)]
-    work = Work.on_rows(rows, trains_matrices=False)
-    assert work == Work(10 / 12, (4**2 + 8**2) / 2 / 12, trains_matrices=False)
+    work = FlopEstimate.on_rows(rows, trains_matrices=False)
+    assert work == FlopEstimate(10 / 12, (4**2 + 8**2) / 2 / 12, trains_matrices=False)
     matrices, attention = LAYER // 3, 32 * work.keys
     assert work.of_layer(config(4)) == 2 * matrices + 7 * attention
     assert work.of_head(config(4, 1000)) == pytest.approx(2 * 1000 * 32 * 10 / 12)
@@ -62,17 +62,17 @@ def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
     [("full", LAYER // 3 + 2 * 32 * 5), ("full_attn", 32 * (2 * 32 + 2 * 16) + 2 * 32 * 5), ("core_attn", 2 * 32 * 5)],
 )
 def test_what_is_computed_again_counts_again(granularity, again):
-    less, more = (Work(keys=5, recompute=plan) for plan in (None, RecomputePlan(granularity, frozenset({1}))))
+    less, more = (FlopEstimate(keys=5, recompute=plan) for plan in (None, RecomputePlan(granularity, frozenset({1}))))
     assert more.of_layer(config(4)) - less.of_layer(config(4)) == pytest.approx(again * 3 / 4)
 
 
 def test_without_rows_all_is_learned():
-    assert Work.on_rows(None) == Work.on_rows([]) == Work(1.0, 0.0)
+    assert FlopEstimate.on_rows(None) == FlopEstimate.on_rows([]) == FlopEstimate(1.0, 0.0)
 
 
 def test_few_learned_tokens_make_room_for_layers_beside_the_head():
     heavy = config(8, vocabulary=4 * LAYER // (3 * 32))
-    assert plan_stages(heavy, 2, work=Work(learned=0.5)).bounds == (0, 5, 8)
+    assert plan_stages(heavy, 2, work=FlopEstimate(learned=0.5)).bounds == (0, 5, 8)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ EVERY_METHOD = [
     for layout, keys in (("tensor", TENSOR), ("stages", STAGES))
     for switch, options in METHODS.items()
 ]
-IN_HALF = HALF if bf16.obstacle() is None else []
+IN_HALF = HALF if bf16.unavailable_reason() is None else []
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,9 @@ def test_every_method_goes_over_a_quantized_base(tmp_path):
         assert_same_run(outcomes[case.name], outcome(case.alone(), tmp_path))
 
 
-@pytest.mark.skipif(bf16.obstacle() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512")
+@pytest.mark.skipif(
+    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512"
+)
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
     folder, outcomes = runs

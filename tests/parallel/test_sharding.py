@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.parallel.mesh import Axis, Mesh
+from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.zero import share_out
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, write_model
 
@@ -104,7 +104,7 @@ def test_gradients_go_while_the_backward_pass_runs(runs, alone, stage):
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
 @pytest.mark.parametrize("index", [0, 99])
 def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, monkeypatch, stage, index):
-    mesh = Mesh(sharding=Axis(index, 100, None, tuple(range(100))))
+    mesh = Mesh(sharding=ProcessAxis(index, 100, None, tuple(range(100))))
     monkeypatch.setattr(Mesh, "from_config", lambda parallel: mesh)
     case = Case("many", {"sharding": stage})
     (write_model(case, tmp_path) / "model.safetensors").write_bytes(b"not to be read")

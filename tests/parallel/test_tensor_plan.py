@@ -11,21 +11,21 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.load import base_parameters, read_own_part
-from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.sharding_spec import cut_of, whole_shape
+from paddlenlp_ext.sharding_spec import full_shape, shard_of
 from tests.common.models import TINY_LLAMA
 
 BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}
 
 
-def rank(index: int, size: int = 2) -> Axis:
-    return Axis(index, size, None, tuple(range(size)))
+def rank(index: int, size: int = 2) -> ProcessAxis:
+    return ProcessAxis(index, size, None, tuple(range(size)))
 
 
 @pytest.mark.parametrize(("size", "parts"), [(61, 2), (61, 4), (8, 8), (3, 4)])
@@ -43,18 +43,18 @@ def test_every_rank_keeps_its_part_and_reads_no_other(tmp_path):
         model = AutoModelForCausalLM.from_config(BIASED, seed=3)
         apply_tensor_plan(model, rank(index))
         parameters = dict(model.named_parameters())
-        assert (index == 1) == ("model.layers.0.self_attn.o_proj.bias" in model.held_by_others)
-        assert model.held_by_others == values.keys() - parameters.keys()
+        assert (index == 1) == ("model.layers.0.self_attn.o_proj.bias" in model.remote_parameters)
+        assert model.remote_parameters == values.keys() - parameters.keys()
         for name, parameter in parameters.items():
-            cut = cut_of(parameter)
+            cut = shard_of(parameter)
             own = values[name] if cut is None else values[name][cut.index]
             seen[name][... if cut is None else cut.index] += 1
-            assert np.array_equal(parameter.numpy(), own) and whole_shape(parameter) == values[name].shape
+            assert np.array_equal(parameter.numpy(), own) and full_shape(parameter) == values[name].shape
             assert np.array_equal(open_weights(tmp_path).read(name, cut=cut), own)
             parameter.set_value(np.zeros(own.shape, np.float32))
         model.load_weights(str(tmp_path))
         for name, parameter in model.named_parameters():
-            cut = cut_of(parameter)
+            cut = shard_of(parameter)
             assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index])
     alike = {"norm", "layernorm"}
     for name, times in seen.items():
@@ -86,7 +86,7 @@ def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
     source = Slices(tmp_path / "model.safetensors")
     read_own_part(model, source)
     for name, parameter in model.named_parameters():
-        cut = cut_of(parameter)
+        cut = shard_of(parameter)
         assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index]), name
     assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
 
@@ -114,7 +114,7 @@ def test_what_can_not_be_cut_is_refused():
         apply_tensor_plan(mora, rank(0))
     reft = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), peft_methods()["reft"](rank=2))
     with pytest.raises(ValueError, match="set sequence_parallel: false"):
-        apply_tensor_plan(reft, rank(0), DividedSequence(rank(0)))
+        apply_tensor_plan(reft, rank(0), SequenceShards(rank(0)))
 
 
 def test_an_adapter_is_cut_as_its_base():
@@ -122,9 +122,9 @@ def test_an_adapter_is_cut_as_its_base():
     apply_tensor_plan(model, rank(1))
     layer = model.base_model.model.layers[0]
     up, down = layer.mlp.up_proj, layer.mlp.down_proj
-    assert dataclasses.astuple(cut_of(up.lora_B.weight)) == (0, 24, 48, 48) and cut_of(up.lora_A.weight) is None
-    assert dataclasses.astuple(cut_of(down.lora_A.weight)) == (1, 24, 48, 48) and cut_of(down.lora_B.weight) is None
-    assert up.lora_A.weight.is_partial and down.lora_B.weight.is_partial and up.out_features == 24
+    assert dataclasses.astuple(shard_of(up.lora_B.weight)) == (0, 24, 48, 48) and shard_of(up.lora_A.weight) is None
+    assert dataclasses.astuple(shard_of(down.lora_A.weight)) == (1, 24, 48, 48) and shard_of(down.lora_B.weight) is None
+    assert up.lora_A.weight.needs_tp_reduce and down.lora_B.weight.needs_tp_reduce and up.out_features == 24
     assert up.base.weight.stop_gradient and not up.lora_B.weight.stop_gradient
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.multi_adapter import AdapterSet
+from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
@@ -29,7 +29,7 @@ def alone(folder: Path) -> np.ndarray:
 
 
 def test_each_adapter_gives_its_own_logits_to_the_bit(folders: dict[str, Path]):
-    adapters = AdapterSet(tiny_model())
+    adapters = MultiAdapterModel(tiny_model())
     for name, folder in folders.items():
         adapters.load(name, folder)
     assert adapters.names() == ["first", "second"]
@@ -45,7 +45,7 @@ def test_each_adapter_gives_its_own_logits_to_the_bit(folders: dict[str, Path]):
 def test_switching_copies_nothing(folders: dict[str, Path]):
     model = tiny_model()
     weights = {id(p) for p in model.parameters()}
-    adapters = AdapterSet(model)
+    adapters = MultiAdapterModel(model)
     for name, folder in folders.items():
         adapters.load(name, folder)
     for name in folders:
@@ -56,7 +56,7 @@ def test_switching_copies_nothing(folders: dict[str, Path]):
 
 
 def test_one_is_trained_beside_another(folders: dict[str, Path], tmp_path: Path):
-    adapters = AdapterSet(tiny_model())
+    adapters = MultiAdapterModel(tiny_model())
     first = adapters.load("first", folders["first"])
     kept = {name: tensor.numpy() for name, tensor in first.adapter_state().items()}
     new = adapters.add("new", LoRAConfig(rank=3))
@@ -71,7 +71,7 @@ def test_one_is_trained_beside_another(folders: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
 def test_any_method_stands_beside_lora(switch: str, folders: dict[str, Path]):
-    adapters = AdapterSet(tiny_model())
+    adapters = MultiAdapterModel(tiny_model())
     adapters.load("first", folders["first"])
     other = adapters.add("other", PEFT_METHODS.get(switch)())
     train(other, steps=2)
@@ -82,7 +82,7 @@ def test_any_method_stands_beside_lora(switch: str, folders: dict[str, Path]):
 
 
 def test_errors_name_the_adapter_and_change_nothing(folders: dict[str, Path], tmp_path: Path):
-    adapters = AdapterSet(tiny_model())
+    adapters = MultiAdapterModel(tiny_model())
     adapters.load("first", folders["first"])
     before = state_of(adapters.model)
     with pytest.raises(ValueError, match="there is an adapter 'first' already"):

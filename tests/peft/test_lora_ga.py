@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.layers import adapter_layers, take_off
+from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig, gradient_factors
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
@@ -106,7 +106,7 @@ def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_
         adapted.train()
         adapted.before_training(lambda adapted=adapted: loss_of(adapted).backward())
         starts.append([layer.lora_B_start.numpy() @ layer.lora_A_start.numpy() for _, layer in adapter_layers(model)])
-        take_off(model)
+        detach_adapters(model)
         make_plain(model)
     assert len(starts[0]) == 14 and all(start.any() for start in starts[0])
     for over_quantized, over_plain in zip(starts[0], starts[-1], strict=True):

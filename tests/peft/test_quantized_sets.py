@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.multi_adapter import AdapterSet
+from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, tiny_model, train
@@ -47,7 +47,7 @@ def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:
 
 def test_adapters_switch_over_one_quantized_base(folder: Path):
     wanted = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
-    adapters = AdapterSet(quantized(folder))
+    adapters = MultiAdapterModel(quantized(folder))
     for name in CONFIGS:
         adapters.load(name, folder / name)
     for name in reversed(CONFIGS):

@@ -76,8 +76,8 @@ def test_layers_run_again_give_the_same_bits(run_folders, lora):
 
 
 def test_without_the_library_it_says_why_and_what_helps(run_folders, monkeypatch):
-    monkeypatch.setattr(library, "obstacle", lambda: "there is no C++ compiler")
-    assert bf16.obstacle() == "there is no C++ compiler"
+    monkeypatch.setattr(library, "unavailable_reason", lambda: "there is no C++ compiler")
+    assert bf16.unavailable_reason() == "there is no C++ compiler"
     config = config_for(run_folders, lora=True, bf16=True)
     with pytest.raises(ValueError, match=r"native library.*there is no C\+\+ compiler.*set bf16: false"):
         build_trainer(config, load_data(config))

@@ -5,17 +5,17 @@ import pytest
 
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.load_balancing import attention_cost
-from paddlenlp_ext.data.packing import BatchPlan
+from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer
-from paddlenlp_ext.trainer.process_group import SingleRank
+from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from tests.common.training import VOCABULARY, Rows, make_config, make_model
 
 
 def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
-    plan = BatchPlan(np.full(num_rows, 5), batch_size=batch_size, seed=1)
+    plan = PackingPlan(np.full(num_rows, 5), batch_size=batch_size, seed=1)
     return DataOrder(plan, micro_batches_per_step, **options)
 
 
@@ -81,7 +81,7 @@ def test_a_changed_order_is_named():
         check_same_data_order(saved, data_order_facts(make_config("out"), edited))
 
 
-class OneOf(SingleRank):
+class OneOf(SingleProcess):
     """One of several ranks, which hears nothing of the others."""
 
     def __init__(self, index, size):

@@ -24,10 +24,10 @@ from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
-OPS = PLAIN if library.obstacle() else NATIVE
+OPS = PLAIN if library.unavailable_reason() else NATIVE
 A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())
-in_half = pytest.mark.skipif(bf16.obstacle() is not None, reason=f"{bf16.obstacle()}")
+in_half = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +95,7 @@ def test_a_layer_keeps_what_the_estimate_says(method: PeftConfig | None):
 @in_half
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_products_in_bfloat16_keep_what_they_round(method: PeftConfig | None):
-    counted = counted_in_a_layer(method, around=bf16.products_in_bf16)
+    counted = counted_in_a_layer(method, around=bf16.bf16_matmuls)
     assert counted == pytest.approx(predicted(method, NATIVE_HALF) + A_ROW_EACH, abs=4)
     assert counted < 0.8 * predicted(method, NATIVE)
 

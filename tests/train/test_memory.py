@@ -151,9 +151,9 @@ model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
 model.train()
 from paddlenlp_ext.data.collate import EncodedRow, collate
 from paddlenlp_ext.trainer.forward_backward import loss_sum
-from paddlenlp_ext.trainer.optimizer import OneCallAdamW
+from paddlenlp_ext.trainer.optimizer import FusedAdamW
 trained = [p for p in model.parameters() if not p.stop_gradient]
-optimizer = OneCallAdamW(parameters=[{"params": trained, "weight_decay": 0.0}])
+optimizer = FusedAdamW(parameters=[{"params": trained, "weight_decay": 0.0}])
 ids = np.random.default_rng(0).integers(1, shape["vocab_size"], tokens + 1).astype(np.int32)
 batch = collate([[EncodedRow(ids, np.ones(tokens + 1, bool), 0)]])
 for _ in range(2):
@@ -178,7 +178,7 @@ def test_it_is_near_the_peak_of_a_process(lora: bool):
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     model = AutoModelForCausalLM.from_config(shape, seed=1)
     model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
-    ops = PLAIN if library.obstacle() else NATIVE
+    ops = PLAIN if library.unavailable_reason() else NATIVE
     estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=None, ops=ops)
     assert estimate.total == pytest.approx(measured, rel=0.12)
     assert estimate.activations > 0.3 * measured  # or it would be a test of the process alone

@@ -17,7 +17,7 @@ from paddlenlp_ext.trainer.step_report import StepReport
 from paddlenlp_ext.utils.logging import get_logger
 
 REPORT = StepReport(
-    loss=2.5, grad_norm=1.0, learning_rate=1e-4, num_tokens=800, num_learned=300, num_rows=4, seconds=0.5
+    loss=2.5, grad_norm=1.0, learning_rate=1e-4, num_tokens=800, num_target_tokens=300, num_rows=4, seconds=0.5
 )
 
 

@@ -65,7 +65,7 @@ def test_split_changes_nothing(tmp_path, whole, split):
     for report, expected in zip(reports, want_reports, strict=True):
         assert report.loss == pytest.approx(expected.loss, abs=2e-6)
         assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-        assert (report.num_learned, report.num_tokens, report.num_rows) == (
+        assert (report.num_target_tokens, report.num_tokens, report.num_rows) == (
             sum(int(row.learned[1:].sum()) for row in ROWS.rows),
             int(ROWS.lengths.sum()),
             8,

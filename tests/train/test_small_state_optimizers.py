@@ -122,8 +122,8 @@ def test_blocks_of_a_real_query_projection_are_its_heads():
 @pytest.fixture(params=["native", "reference"])
 def way(request, monkeypatch):
     """Which implementation of the 8-bit step runs."""
-    if request.param == "native" and library.obstacle() is not None:
-        pytest.skip(f"no native library: {library.obstacle()}")
+    if request.param == "native" and library.unavailable_reason() is not None:
+        pytest.skip(f"no native library: {library.unavailable_reason()}")
     choose = adamw_8bit.adamw_8bit_op.choose
     monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
 

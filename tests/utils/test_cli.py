@@ -35,7 +35,7 @@ def test_an_error_out_of_a_library_keeps_its_traceback():
 def test_who_lost_another_process_has_no_error_of_its_own(capsys, monkeypatch, error):
     """The second is what Paddle makes of the store that went with the first process."""
     monkeypatch.setattr(process, "_LAUNCHER_LOOKS_EVERY", 0.0)
-    monkeypatch.setattr(process, "tell_launcher", lambda text: pytest.fail(text))
+    monkeypatch.setattr(process, "report_to_launcher", lambda text: pytest.fail(text))
 
     def main(argv):
         raise error

@@ -15,7 +15,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.sharding_spec import Cut
+from paddlenlp_ext.sharding_spec import Shard
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -59,7 +59,7 @@ class GgufWeights(WeightSource):
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")
 
-    def read(self, name: str, dtype: str | None = None, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
         values = read_gguf_tensor(self.file, self._stored_name[name])
         num_heads = self._permuted_heads(name)
         if num_heads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paddlenlp_ext.config.paddlenlp_compat import Row
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation import idle_keys, parallel, precision, training
 
@@ -11,7 +11,7 @@ _CHECKED = (training, precision, parallel, idle_keys)
 """In this order: what one refuses, those behind it say nothing more of."""
 
 
-def run_checks(config: RunConfig, given: Given) -> None:
+def run_checks(config: RunConfig, given: ParseState) -> None:
     """Add the problems and notes of all checks to `given`."""
     for row in given.known.rows.values():
         _check_availability(row, given)
@@ -19,7 +19,7 @@ def run_checks(config: RunConfig, given: Given) -> None:
         kind.check.run(config, given)
 
 
-def _check_availability(row: Row, given: Given) -> None:
+def _check_availability(row: Row, given: ParseState) -> None:
     if row.key not in given.values or row.key in given.broken:
         return
     value = given.values[row.key]

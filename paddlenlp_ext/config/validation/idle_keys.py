@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.registry import Checks
@@ -36,7 +36,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
 
 
 @check()
-def _idle_keys(_config: RunConfig, given: Given) -> None:
+def _idle_keys(_config: RunConfig, given: ParseState) -> None:
     noted: set[str] = set()
     for keys, switch, values, why in _IDLE:
         for key in keys:

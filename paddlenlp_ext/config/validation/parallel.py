@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees, nearest_degrees
 from paddlenlp_ext.config.parallel_flags import FLAGS
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation.registry import Checks
 from paddlenlp_ext.utils.distributed_env import world_size
@@ -14,7 +14,7 @@ _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_para
 
 
 @check("sharding", "optim", "device", *_DEGREES)
-def _processes(config: RunConfig, given: Given) -> None:
+def _processes(config: RunConfig, given: ParseState) -> None:
     parallel, processes = config.parallel, world_size()
     try:
         degrees = complete_degrees(parallel, processes)
@@ -38,7 +38,7 @@ def _processes(config: RunConfig, given: Given) -> None:
         )
 
 
-def _method(config: RunConfig, degrees: Degrees, processes: int, given: Given) -> None:
+def _method(config: RunConfig, degrees: Degrees, processes: int, given: ParseState) -> None:
     """Refuse what the mathematics of the adapter method does not allow."""
     switch, excludes = config.peft_switch, getattr(config.peft, "excludes", {})
     if switch is None or degrees.tensor == 1:
@@ -58,7 +58,7 @@ def _method(config: RunConfig, degrees: Degrees, processes: int, given: Given) -
         )
 
 
-def _sharding(sharding: str, device: str, degrees: Degrees, processes: int, given: Given) -> None:
+def _sharding(sharding: str, device: str, degrees: Degrees, processes: int, given: ParseState) -> None:
     stages = [word for word in sharding.split() if word.startswith("stage")]
     if len(stages) != 1:
         given.refuse(
@@ -84,13 +84,13 @@ def _sharding(sharding: str, device: str, degrees: Degrees, processes: int, give
 
 
 @check("pipeline_parallel_degree", "virtual_pp_degree")
-def _pipeline(config: RunConfig, given: Given) -> None:
+def _pipeline(config: RunConfig, given: ParseState) -> None:
     if config.parallel.pipeline_parallel_degree <= 1 < config.parallel.virtual_pp_degree:
         given.note("virtual_pp_degree has no effect: there is no pipeline", "virtual_pp_degree")
 
 
 @check(*FLAGS, *_DEGREES, "sharding")
-def _flags(config: RunConfig, given: Given) -> None:
+def _flags(config: RunConfig, given: ParseState) -> None:
     parallel = config.parallel
     for key, (owner, what, flags) in FLAGS.items():
         words = getattr(parallel, key).split()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS
 from paddlenlp_ext.config.validation.registry import Checks
@@ -17,7 +17,7 @@ BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quan
 
 
 @check("bf16", "fp16", "fp16_opt_level", "device")
-def _precision(config: RunConfig, given: Given) -> None:
+def _precision(config: RunConfig, given: ParseState) -> None:
     precision = config.precision
     if precision.bf16 and precision.fp16:
         given.refuse("bf16 and fp16 are both true; keep one", "fp16", "bf16")
@@ -36,7 +36,7 @@ _ACTIVATION_QUANTIZERS = ("llm.int8", "a8w8")
 
 
 @check("weight_quantize_algo")
-def _quantization(config: RunConfig, given: Given) -> None:
+def _quantization(config: RunConfig, given: ParseState) -> None:
     algorithms = _algorithms(config.model.weight_quantize_algo)
     for algorithm in _ACTIVATION_QUANTIZERS:
         if algorithm in algorithms:
@@ -78,7 +78,7 @@ def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
 
 
 @check("device", "use_flash_attention")
-def _device(config: RunConfig, given: Given) -> None:
+def _device(config: RunConfig, given: ParseState) -> None:
     device = config.precision.device
     if device == "gpu" and not has_gpu():
         given.refuse(
@@ -92,7 +92,7 @@ def _device(config: RunConfig, given: Given) -> None:
 
 
 @check("offload_optim", "device")
-def _offload(config: RunConfig, given: Given) -> None:
+def _offload(config: RunConfig, given: ParseState) -> None:
     if config.optim.offload_optim and config.precision.device == "cpu":
         given.refuse(
             "offload_optim keeps optimizer state off the GPU; on the CPU it is in the host's memory anyway: leave "

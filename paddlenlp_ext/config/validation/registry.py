@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import RunConfig
 
-Check = Callable[[RunConfig, Given], None]
+Check = Callable[[RunConfig, ParseState], None]
 
 
 class Checks:
@@ -25,7 +25,7 @@ class Checks:
 
         return enter
 
-    def run(self, config: RunConfig, given: Given) -> None:
+    def run(self, config: RunConfig, given: ParseState) -> None:
         """Run them in the order in which they stand; a key that is already broken keeps its checks silent."""
         for keys, function in self._entered:
             if given.broken.isdisjoint(keys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.parse_state import Given
+from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.sections import GENERATION_METRICS
@@ -12,7 +12,7 @@ check = Checks()
 
 
 @check()
-def _needs_something_to_do(config: RunConfig, given: Given) -> None:
+def _needs_something_to_do(config: RunConfig, given: ParseState) -> None:
     train = config.train
     # A switch that cannot be read was meant to be on: what it needs is reported beside it.
     on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in given.broken]
@@ -38,7 +38,7 @@ _PACKING_NEEDS = (
 
 
 @check()
-def _packing(config: RunConfig, given: Given) -> None:
+def _packing(config: RunConfig, given: ParseState) -> None:
     readable = [row for row in _PACKING_NEEDS if given.broken.isdisjoint(row)]
     for key, why, needed in readable:
         if given.value(key) and not given.value(needed):
@@ -46,7 +46,7 @@ def _packing(config: RunConfig, given: Given) -> None:
 
 
 @check("src_length", "max_length")
-def _lengths(config: RunConfig, given: Given) -> None:
+def _lengths(config: RunConfig, given: ParseState) -> None:
     data = config.data
     # A note, not a refusal: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have it so.
     if data.src_length >= data.max_length:
@@ -59,13 +59,13 @@ def _lengths(config: RunConfig, given: Given) -> None:
 
 
 @check("max_steps")
-def _steps(config: RunConfig, given: Given) -> None:
+def _steps(config: RunConfig, given: ParseState) -> None:
     if config.train.max_steps == 0:
         given.refuse("max_steps: 0 steps train nothing; -1 takes num_train_epochs", "max_steps")
 
 
 @check("max_steps", "warmup_steps")
-def _warmup(config: RunConfig, given: Given) -> None:
+def _warmup(config: RunConfig, given: ParseState) -> None:
     train, optim = config.train, config.optim
     if 0 < train.max_steps < optim.warmup_steps:
         message = f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}; lower warmup_steps"
@@ -73,7 +73,7 @@ def _warmup(config: RunConfig, given: Given) -> None:
 
 
 @check("resume_from_checkpoint", "do_train")
-def _resume(config: RunConfig, given: Given) -> None:
+def _resume(config: RunConfig, given: ParseState) -> None:
     if config.train.resume_from_checkpoint and not config.train.do_train:
         given.refuse(
             "resume_from_checkpoint needs do_train: true; to evaluate a trained model name it as model_name_or_path, "
@@ -84,7 +84,7 @@ def _resume(config: RunConfig, given: Given) -> None:
 
 
 @check("learning_rate", "min_learning_rate")
-def _learning_rate(config: RunConfig, given: Given) -> None:
+def _learning_rate(config: RunConfig, given: ParseState) -> None:
     optim = config.optim
     if optim.min_learning_rate > optim.learning_rate:
         given.refuse(
@@ -95,7 +95,7 @@ def _learning_rate(config: RunConfig, given: Given) -> None:
 
 
 @check("do_eval", "evaluation_strategy")
-def _evaluation(config: RunConfig, given: Given) -> None:
+def _evaluation(config: RunConfig, given: ParseState) -> None:
     train = config.train
     if train.evaluation_strategy != "no" and not train.do_eval:
         message = f"evaluation_strategy {train.evaluation_strategy} needs do_eval: true; or set evaluation_strategy no"
@@ -103,7 +103,7 @@ def _evaluation(config: RunConfig, given: Given) -> None:
 
 
 @check("load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps")
-def _best_model(config: RunConfig, given: Given) -> None:
+def _best_model(config: RunConfig, given: ParseState) -> None:
     train = config.train
     if not train.load_best_model_at_end:
         return
@@ -129,7 +129,7 @@ def _best_model(config: RunConfig, given: Given) -> None:
 
 
 @check("autoregressive", "eval_with_do_generation")
-def _generation(config: RunConfig, given: Given) -> None:
+def _generation(config: RunConfig, given: ParseState) -> None:
     if config.data.autoregressive and config.generation.eval_with_do_generation:
         given.refuse(
             "eval_with_do_generation needs questions and answers, but with autoregressive: true rows are plain text; "
@@ -140,7 +140,7 @@ def _generation(config: RunConfig, given: Given) -> None:
 
 
 @check("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
-def _metric(config: RunConfig, given: Given) -> None:
+def _metric(config: RunConfig, given: ParseState) -> None:
     metric = config.train.metric_for_best_model
     if metric in GENERATION_METRICS and not config.generation.eval_with_do_generation:
         given.refuse(
@@ -151,7 +151,7 @@ def _metric(config: RunConfig, given: Given) -> None:
 
 
 @check("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
-def _recompute(config: RunConfig, given: Given) -> None:
+def _recompute(config: RunConfig, given: ParseState) -> None:
     train = config.train
     for key, parse in (("refined_recompute", parse_refined), ("no_recompute_layers", parse_layers)):
         try:

@@ -29,7 +29,7 @@ from paddlenlp_ext.data.templates.base import (
     special_token_pattern,
     stop_token_ids,
 )
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 REFUSED = "template refuses"
 _QUESTION = "Wherefore?"
@@ -98,7 +98,7 @@ class JinjaTemplate(ChatTemplate):
         if self._is_marked:
             return self._marked_spans(messages, num_turns)
         what = f"the template writes turn {len(spans) + 1} differently in the whole conversation than as a prompt"
-        raise RowError(REFUSED, f"{what}, so its answer cannot be told; {_REMEDY}")
+        raise InvalidRowError(REFUSED, f"{what}, so its answer cannot be told; {_REMEDY}")
 
     def _find_end(self, whole: str, messages: Messages, answer_index: int, start: int) -> int | None:
         """Where the answer that begins at `start` ends, its end token included; None where that cannot be told."""
@@ -132,7 +132,7 @@ class JinjaTemplate(ChatTemplate):
             spans.append((start, end_token.end() if end_token else end))
         if len(spans) != num_turns:
             message = f"the template marks {len(spans)} answers by generation, the conversation has {num_turns}"
-            raise RowError(REFUSED, message)
+            raise InvalidRowError(REFUSED, message)
         return whole, spans
 
     def _split(self, prompt: str, question: str, answer: str) -> TurnText:
@@ -148,7 +148,7 @@ class JinjaTemplate(ChatTemplate):
         try:
             prompt = self._render([question], add_generation_prompt=True)
             whole = self._render([question, answer], add_generation_prompt=False)
-        except RowError as error:
+        except InvalidRowError as error:
             raise ValueError(f"the chat template cannot render a question and an answer: {error}") from error
         self._probe = whole
         if prompt.count(_QUESTION) != 1 or whole.count(_ANSWER) != 1:
@@ -170,7 +170,7 @@ class JinjaTemplate(ChatTemplate):
                 messages, chat_template=self.text, add_generation_prompt=add_generation_prompt, tokenize=False, **_FIXED
             )
         except TemplateError as error:
-            raise RowError(REFUSED, f"the chat template says: {error}") from error
+            raise InvalidRowError(REFUSED, f"the chat template says: {error}") from error
 
 
 def _messages(conversation: Conversation) -> Messages:

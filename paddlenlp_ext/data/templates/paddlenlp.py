@@ -25,7 +25,7 @@ from paddlenlp_ext.data.templates.base import (
     special_token_pattern,
     stop_token_ids,
 )
-from paddlenlp_ext.data.types import Conversation, RowError
+from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 _PROBE = "Wherefore?"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
@@ -97,7 +97,9 @@ class PiecesTemplate(ChatTemplate):
 
     def _render_system(self, system: str | None) -> str:
         if system is not None and not self._takes_system:
-            raise RowError("template refuses", "the template's \"system\" has no {{system}}: the row's would be lost")
+            raise InvalidRowError(
+                "template refuses", "the template's \"system\" has no {{system}}: the row's would be lost"
+            )
         return self._system.render(**({} if system is None else {"system": system}))
 
 

@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.attention.cpu import native_attention
 from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.dispatch import Op, anywhere, on_gpu_in_half
+from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half
 
 __all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
 
@@ -52,7 +52,7 @@ def attention_reference(
     return masked_attention(q_BSNH, k_BTKH, v_BTKH, mask_BST, scale)
 
 
-attention_op = Op(
+attention_op = DispatchedOp(
     "attention",
     flashmask=(flashmask_attention, on_gpu_in_half),
     native=(native_attention, usable),

@@ -15,7 +15,7 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def decode_attention_native(
     return out_BSNH
 
 
-decode_attention_op = Op(
+decode_attention_op = DispatchedOp(
     "decode_attention", native=(decode_attention_native, usable), reference=decode_attention_reference
 )
 
@@ -121,7 +121,7 @@ def store_keys_native(
     function("store_keys", "ppppiiiiii")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
 
 
-store_keys_op = Op("store_keys", native=(store_keys_native, usable), reference=store_keys_reference)
+store_keys_op = DispatchedOp("store_keys", native=(store_keys_native, usable), reference=store_keys_reference)
 
 
 def store_keys(

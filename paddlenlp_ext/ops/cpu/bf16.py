@@ -14,12 +14,12 @@ from paddlenlp_ext.ops.cpu import library
 _products = False
 
 
-def products_in_bf16() -> AbstractContextManager[None]:
+def bf16_matmuls() -> AbstractContextManager[None]:
     """A forward pass whose native products round their inputs to bfloat16, those of float32 weights too."""
     return _products_set(True)
 
 
-def as_now(run: Callable[..., Any]) -> Callable[..., Any]:
+def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run`, which whenever it is called computes in the products of this moment: for a forward pass made again."""
     now = _products
 
@@ -41,13 +41,13 @@ def _products_set(value: bool) -> Iterator[None]:
 
 
 def products_are_half() -> bool:
-    """Whether the forward pass is one of `products_in_bf16`."""
+    """Whether the forward pass is one of `bf16_matmuls`."""
     return _products
 
 
 def halves(weight: paddle.Tensor) -> bool:
     """Whether a product with this weight rounds its inputs to bfloat16."""
-    return _products or (weight.dtype == paddle.bfloat16 and obstacle() is None)
+    return _products or (weight.dtype == paddle.bfloat16 and unavailable_reason() is None)
 
 
 def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
@@ -58,10 +58,10 @@ def beside(dtype: paddle.dtype | str) -> paddle.dtype | str:
     return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """What hinders products in bfloat16 on this machine's CPU; None where nothing does."""
-    if library.obstacle() is not None:
-        return library.obstacle()
+    if library.unavailable_reason() is not None:
+        return library.unavailable_reason()
     if not _has_products():
         return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
     return None
@@ -81,7 +81,7 @@ def as_half(x: paddle.Tensor) -> paddle.Tensor:
     return half
 
 
-def shared_half(x: paddle.Tensor) -> paddle.Tensor:
+def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
     """The same, made once for all layers that read x: q, k and v, or gate and up. The copy lives as long as x does.
 
     Parameters are rounded anew each time: what sets their values leaves no mark on them.

@@ -28,18 +28,18 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, built where that has not happened yet; None where it cannot be had (`obstacle` says why)."""
+    """The library, built where that has not happened yet; None where it cannot be had (`unavailable_reason` says why)."""
     return _load()[0]
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """What hinders the native library on this machine; None where nothing does."""
     return _load()[1]
 
 
 def usable(x: paddle.Tensor) -> str | None:
     """A condition of a twin: float32 on the CPU, with the library there."""
-    return on_cpu_in_fp32(x) or obstacle()
+    return on_cpu_in_fp32(x) or unavailable_reason()
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def function(name: str, arguments: str, result: str = "") -> Callable[..., int |
         result: likewise, empty for none.
     """
     found = library()
-    assert found is not None, obstacle()
+    assert found is not None, unavailable_reason()
     exported = getattr(found, name)
     exported.argtypes = [_TYPES[letter] for letter in arguments]
     exported.restype = _TYPES[result] if result else None

@@ -15,7 +15,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.linear_cross_entropy import cpu as native_products
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
 
@@ -163,7 +163,7 @@ _NATIVE = _Products(
     native_products.hidden_gradient,
     native_products.weight_gradient,
 )
-linear_cross_entropy_op = Op(
+linear_cross_entropy_op = DispatchedOp(
     "linear_cross_entropy",
     native=(functools.partial(_sum_by_chunks, _NATIVE), usable),
     reference=functools.partial(_sum_by_chunks, _PADDLE),

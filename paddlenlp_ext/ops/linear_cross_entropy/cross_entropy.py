@@ -10,7 +10,7 @@ import ctypes
 import paddle
 
 from paddlenlp_ext.ops.cpu.library import function, pointer, usable
-from paddlenlp_ext.ops.dispatch import Op
+from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
 def cross_entropy_reference(
@@ -63,7 +63,9 @@ def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
     return paddle.matmul(blocks.reshape([-1, num_blocks]), paddle.ones([num_blocks, 1], values_RV.dtype))
 
 
-cross_entropy_op = Op("cross_entropy", native=(cross_entropy_native, usable), reference=cross_entropy_reference)
+cross_entropy_op = DispatchedOp(
+    "cross_entropy", native=(cross_entropy_native, usable), reference=cross_entropy_reference
+)
 
 
 def cross_entropy_(

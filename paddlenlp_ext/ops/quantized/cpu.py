@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import as_half, products_are_half, shared_half
+from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, products_are_half
 from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
@@ -34,7 +34,7 @@ class _Packed(ctypes.Structure):
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
     """A condition: codes on the CPU, with the library there."""
-    return on_cpu(codes) or library.obstacle()
+    return on_cpu(codes) or library.unavailable_reason()
 
 
 def dequantize_rows_native(
@@ -64,7 +64,7 @@ def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
         run = library.function("quantized_linear_few_rows", "pppi")
         run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
-    read = shared_half(x) if products_are_half() else x
+    read = cached_bf16(x) if products_are_half() else x
     _call("quantized_linear_forward", read, weight, y)
     return y
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.dispatch import Op, on_cpu
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_native, usable_on_codes
 from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_with_triton
@@ -133,7 +133,7 @@ def _pairs(algo: str) -> np.ndarray:
     return np.ascontiguousarray(pairs).view(np.float64)[:, 0]
 
 
-dequantize_op = Op(
+dequantize_op = DispatchedOp(
     "dequantize",
     triton=(dequantize_rows_gpu, on_gpu_with_triton),
     native=(dequantize_rows_native, usable_on_codes),

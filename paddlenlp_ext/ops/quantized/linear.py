@@ -25,8 +25,8 @@ from paddle.autograd import PyLayer
 from paddle.nn import quant
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import products_are_half, products_in_bf16
-from paddlenlp_ext.ops.dispatch import Op, on_gpu_in_half
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, products_are_half
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, takes_product
@@ -115,7 +115,7 @@ class _QuantizedLinear(PyLayer):
     def backward(ctx, gradient):
         with paddle.no_grad():
             of_input = input_gradient_op.choose(gradient)
-            with products_in_bf16() if ctx.half else nullcontext():
+            with bf16_matmuls() if ctx.half else nullcontext():
                 return of_input(gradient, ctx.weight).astype(ctx.dtype)
 
 
@@ -154,19 +154,19 @@ def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
 
 
 _NATIVE = (quantized_linear_native, library.usable)
-_FOUR_BIT = Op(
+_FOUR_BIT = DispatchedOp(
     "quantized linear (nf4, fp4)",
     triton=(linear_triton, on_gpu_with_triton),
     native=_NATIVE,
     reference=linear_reference,
 )
-_INTEGER = Op(
+_INTEGER = DispatchedOp(
     "quantized linear (int8, int4)",
     weight_only=(linear_weight_only, on_gpu_in_half),
     native=_NATIVE,
     reference=linear_reference,
 )
-input_gradient_op = Op(
+input_gradient_op = DispatchedOp(
     "quantized linear's gradient",
     native=(quantized_input_gradient_native, library.usable),
     reference=input_gradient_reference,
@@ -174,6 +174,6 @@ input_gradient_op = Op(
 """(dL/dy) W: implementations take (gradient [..., out], weight)."""
 
 
-def linear_op(algo: str) -> Op:
+def linear_op(algo: str) -> DispatchedOp:
     """The op of x W^T: implementations take (x [..., in], weight)."""
     return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
-from paddlenlp_ext.ops.dispatch import OtherTensors
+from paddlenlp_ext.ops.dispatch import NotApplicable
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ _OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # to multiply
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """A condition: Triton is there, the tensor is on a GPU and is no int8 codes."""
     if not x.place.is_gpu_place():
-        return OtherTensors(f"it needs a GPU and the tensor is on {x.place}")
+        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
     if x.dtype == paddle.int8:
-        return OtherTensors("it is for weights in 4 bits")
+        return NotApplicable("it is for weights in 4 bits")
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 

@@ -24,7 +24,7 @@ class Row(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class FlopEstimate:
     """What a run does with each token.
 
     Attributes:
@@ -42,7 +42,7 @@ class Work:
     @classmethod
     def on_rows(
         cls, rows: Sequence[Row] | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
-    ) -> Work:
+    ) -> FlopEstimate:
         """On those rows, each a document: some hundred are looked at; without any all is learned and attention free."""
         some = [rows[index].learned[1:] for index in range(0, len(rows), -(-len(rows) // _LOOKED_AT))] if rows else []
         slots = sum(len(learned) for learned in some)

@@ -17,10 +17,10 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.nn.attention import AttentionInputs
-from paddlenlp_ext.parallel.mesh import Axis
+from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, entries
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan
-from paddlenlp_ext.parallel.sequence_parallel import DividedSequence
+from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.peft_model import PeftModel
 
@@ -36,16 +36,16 @@ class Pipeline:
         axis: the pipeline's processes.
     """
 
-    def __init__(self, plan: StagePlan, axis: Axis) -> None:
+    def __init__(self, plan: StagePlan, axis: ProcessAxis) -> None:
         self.plan, self.axis = plan, axis
-        self.sequence: DividedSequence | None = None
+        self.sequence: SequenceShards | None = None
         self._model: Any = None
         self._decoder: Any = None
         self._chunk: int | None = None
         self._received: paddle.Tensor | None = None
         self._made: paddle.Tensor | None = None
 
-    def install(self, model: Any, sequence: DividedSequence | None = None) -> None:
+    def install(self, model: Any, sequence: SequenceShards | None = None) -> None:
         """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its layers were cut.
 
         `sequence` is how these divide the positions, None where they do not.

@@ -17,8 +17,8 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddlenlp_ext.parallel.collectives import sum_gradients
-from paddlenlp_ext.parallel.mesh import Axis
-from paddlenlp_ext.parallel.pipeline.cost_model import Work
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage
 
@@ -76,7 +76,7 @@ class StagePlan:
         return "\n".join(lines)
 
 
-def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: Work | None = None) -> StagePlan:
+def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstimate | None = None) -> StagePlan:
     """Share a decoder's layers out; needs no weights.
 
     Args:
@@ -88,7 +88,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: Work | Non
     Raises:
         ValueError: there are fewer layers than chunks; names what would work.
     """
-    work, num_layers, num_chunks = work or Work(), config.num_hidden_layers, degree * chunks_each
+    work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
         works = max(1, num_layers // degree)
         remedy = f"virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
@@ -113,7 +113,7 @@ def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
         if tensor.is_elsewhere and tensor._is_initialized():
             tensor._clear_data()
     for name, layer in adapter_layers(model):
-        layer.is_here = own in plan.holders(f"{name}.")
+        layer.is_materialized = own in plan.holders(f"{name}.")
 
 
 def make_own(model: nn.Layer) -> None:
@@ -123,13 +123,13 @@ def make_own(model: nn.Layer) -> None:
             parameter.initialize()
 
 
-def is_counted(tensor: Any, axis: Axis) -> bool:
+def is_counted(tensor: Any, axis: ProcessAxis) -> bool:
     """Whether this process is the one, of those that hold a tensor, that counts it."""
     return getattr(tensor, "stages", (axis.index,))[0] == axis.index
 
 
 @paddle.no_grad()
-def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: Axis) -> None:
+def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
     """Gradients of parameters that several stages hold, summed over these, in place.
 
     Args:
@@ -145,7 +145,7 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: Axis) -> Non
             _sum_at_ends(parameter, axis)
 
 
-def _sum_at_ends(parameter: paddle.Tensor, axis: Axis) -> None:
+def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     """The sum of two stages' gradients, made by the first."""
     first, last = parameter.stages
     if parameter.grad is None:

@@ -33,13 +33,13 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
-from paddlenlp_ext.sharding_spec import Style, cut_of
+from paddlenlp_ext.sharding_spec import Style, shard_of
 
 A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
 A_START, B_START = "lora_A_start", "lora_B_start"
 
 
-class OffsetLoRALinear(LoRALinear):
+class LoRALinearWithInit(LoRALinear):
     """A linear with a low-rank update that counts from a start of its own.
 
     Args:
@@ -96,9 +96,9 @@ class OffsetLoRALinear(LoRALinear):
     def in_one_step(self) -> bool:
         return False
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """x A^T and x A0^T."""
-        return super().kept_numbers() * (1 if self.base_lacks_start else 2)
+        return super().saved_activation_size() * (1 if self.base_lacks_start else 2)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
@@ -116,7 +116,7 @@ class OffsetLoRALinear(LoRALinear):
 
 def set_own_part(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
     """Give a tensor its values, or where it is cut, its part of them."""
-    cut = cut_of(tensor)
+    cut = shard_of(tensor)
     tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
 
 

@@ -20,7 +20,7 @@ from paddle import nn
 
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, OffsetLoRAConfig, OffsetLoRALinear
+from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, OffsetLoRAConfig
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.module_patterns import matches
@@ -94,7 +94,7 @@ class LoRABeforeQuantizing(OffsetLoRAConfig):
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 
-    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> OffsetLoRALinear:
+    def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> LoRALinearWithInit:
         """The adapter of a quantized layer.
 
         Raises:
@@ -107,7 +107,7 @@ class LoRABeforeQuantizing(OffsetLoRAConfig):
                 "with weight_quantize_algo and this adapter's config together."
             )
         rank, scaling = self.rank_and_scaling(name)
-        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, base_lacks_start=base.lacks_start)
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_lacks_start=base.lacks_start)
         if start is not None:
             layer.start_at(*start)
         return layer

@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.methods.lora import IDLE_IN_PEFT
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style, cut_of
+from paddlenlp_ext.sharding_spec import Style, shard_of
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -58,7 +58,7 @@ class AdaLoRAModel(PeftModel):
 
     def own_layers(self) -> dict[str, AdaLoRALinear]:
         """Those of them that this process has."""
-        return {name: layer for name, layer in self.layers().items() if layer.is_here}
+        return {name: layer for name, layer in self.layers().items() if layer.is_materialized}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """How far P and Q are from orthonormal; a stage's share of the mean over all layers."""
@@ -105,7 +105,7 @@ class AdaLoRAModel(PeftModel):
             layer_name, leaf, _ = name.rsplit(".", 2)
             if layer_name not in layers:
                 continue
-            cut = cut_of(layers[layer_name].triplets()[leaf])
+            cut = shard_of(layers[layer_name].triplets()[leaf])
             average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
             average.cut = cut
             self.importance.averages[name] = average
@@ -302,7 +302,7 @@ class AdaLoRALinear(LinearAdapter):
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """x Q^T, before it is weighed and after."""
         return 2 * self.rank
 
@@ -325,15 +325,15 @@ class AdaLoRALinear(LinearAdapter):
         """Frobenius norms of Q Q^T - I and P^T P - I, float32."""
         q, p = self.lora_A.astype("float32"), self.lora_B.astype("float32")
         grams = (
-            self.over_inputs(paddle.matmul(q, q, transpose_y=True)),
-            self.over_outputs(paddle.matmul(p, p, transpose_x=True)),
+            self.reduce_over_inputs(paddle.matmul(q, q, transpose_y=True)),
+            self.reduce_over_outputs(paddle.matmul(p, p, transpose_x=True)),
         )
         of_q, of_p = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
         return of_q, of_p
 
     def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
-        over = self.over_inputs if axis == 1 else self.over_outputs
+        over = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
         size = over(paddle.full([], float(matrix.shape[axis])))
         return over(matrix.sum(axis=axis)) / size
 

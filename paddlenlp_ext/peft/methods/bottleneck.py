@@ -117,7 +117,7 @@ class BottleneckAdapter(AdapterLayer):
             inner = F.dropout(inner, self.dropout, training=self.training)
         return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """What it reads, and the narrow features before and after the activation."""
         down = self.adapter_down.weight.shape
         return sum(down) + min(down)

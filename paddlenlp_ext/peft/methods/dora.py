@@ -82,17 +82,17 @@ class DoRALinear(LoRALinear):
     def in_one_step(self) -> bool:
         return False
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """LoRA's, and both products, which the lengths multiply."""
-        return super().kept_numbers() + 2 * self.out_features
+        return super().saved_activation_size() + 2 * self.out_features
 
     @paddle.no_grad()
     def direction_lengths(self) -> paddle.Tensor:
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = self.over_inputs(self.base.product(self.lora_A.weight).astype("float32").T)
-            own = paddle.matmul(b, self.over_inputs(paddle.matmul(a, a, transpose_y=True)))
+            along = self.reduce_over_inputs(self.base.product(self.lora_A.weight).astype("float32").T)
+            own = paddle.matmul(b, self.reduce_over_inputs(paddle.matmul(a, a, transpose_y=True)))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:

@@ -123,7 +123,7 @@ class IA3Linear(LinearAdapter):
         out = self.base(x)
         return out * scales.astype(out.dtype)
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """The output, where that is scaled."""
         return 0 if self.scales_input else self.out_features
 

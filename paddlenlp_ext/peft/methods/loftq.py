@@ -22,7 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.methods._lora_init import OffsetLoRALinear
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
     SVDS,
     LoRABeforeQuantizing,
@@ -83,7 +83,7 @@ class LoftQConfig(LoRABeforeQuantizing):
             a, b = principal_factors(error, rank, scaling, name, exact=self.svd == "exact")
         return Start(a, b, taken_a, taken_b)
 
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
-        return OffsetLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        return LoRALinearWithInit(base, *self.rank_and_scaling(name), self.dropout, seed, name)

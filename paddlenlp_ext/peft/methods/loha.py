@@ -97,7 +97,7 @@ class LoHaLinear(LinearAdapter):
         inner_rank, size = self.hada_w1_a.shape[1] ** 2, self.in_features * self.out_features
         return inner_rank * (self.in_features + self.out_features) < size
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """The inner features, where there are any."""
         return self.hada_w1_a.shape[1] ** 2 if self._is_narrow() else 0
 

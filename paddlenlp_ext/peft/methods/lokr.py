@@ -144,7 +144,7 @@ class LoKrLinear(LinearAdapter):
             inner = _along_middle(_along_last(inner, w2), w1)
         return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """What each matrix reads, but for the layer's input itself."""
         w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
         (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])

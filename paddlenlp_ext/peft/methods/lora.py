@@ -187,7 +187,7 @@ class LoRALinear(LinearAdapter):
         """The base as a part of one step with the update; None where it is a step of its own."""
         return None if self.dropout and self.training else self.base.frozen()
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """x A^T."""
         return self.lora_A.weight.shape[0]
 

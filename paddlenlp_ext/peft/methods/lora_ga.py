@@ -28,7 +28,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import OffsetLoRAConfig, OffsetLoRALinear
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, OffsetLoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.option_checks import require_positive, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -49,7 +49,7 @@ class LoRAGAModel(PeftModel):
         """
         if self.peft_config.path:
             return  # the adapter that is gone on with has its start
-        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here}
+        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_materialized}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
         for _ in range(self.peft_config.ga_batches):
@@ -113,8 +113,8 @@ class GradientSum:
         self.total.add_(paddle.matmul(gradient_TO, x_TI, transpose_x=True).cpu())
 
 
-class LoRAGALinear(OffsetLoRALinear):
-    """A linear with a low-rank update that starts from a gradient; arguments as `OffsetLoRALinear`'s.
+class LoRAGALinear(LoRALinearWithInit):
+    """A linear with a low-rank update that starts from a gradient; arguments as `LoRALinearWithInit`'s.
 
     Attributes:
         gradient: while gradients are collected, where to.

@@ -159,7 +159,7 @@ class MoRALinear(LinearAdapter):
         results[-1] = results[-1][..., : self.out_features - (num_results - 1) * self.size]
         return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """The input in groups, where these are turned."""
         return self.in_features if self.rotated else 0
 

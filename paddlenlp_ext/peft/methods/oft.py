@@ -175,7 +175,7 @@ class OFTLinear(LinearAdapter):
         self.register_buffer("positions", paddle.to_tensor((positions + positions.T).flatten()), persistable=False)
         self.register_buffer("signs", paddle.to_tensor((signs - signs.T).astype(np.float32)), persistable=False)
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """The input in the order of the blocks."""
         return self.in_features
 

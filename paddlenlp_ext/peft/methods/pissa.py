@@ -28,7 +28,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layers import has_values
-from paddlenlp_ext.peft.methods._lora_init import OffsetLoRALinear
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
     SVDS,
     LoRABeforeQuantizing,
@@ -79,12 +79,12 @@ class PiSSAConfig(LoRABeforeQuantizing):
         a, b = principal_factors(weight, *self.rank_and_scaling(name), name, exact)
         return Start(a, b, a, b)
 
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> OffsetLoRALinear:
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
         again = self.start == "computed again"
-        layer = OffsetLoRALinear(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
         if self.start != "stored" and has_values(base):
             layer.start_at(*principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact"))
         return layer

@@ -121,7 +121,7 @@ class PrefixAttention(AdapterLayer):
         super().become_part(style, parts)
         for encoder in self.encoder:
             for parameter in encoder.parameters():
-                parameter.is_partial = True  # every rank uses it for its own heads
+                parameter.needs_tp_reduce = True  # every rank uses it for its own heads
 
     def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
         """Of all heads, those of this rank."""
@@ -174,7 +174,7 @@ class PrefixModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
-            own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_here]
+            own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_materialized]
             cache.begin_with({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)

@@ -87,7 +87,7 @@ class PromptModel(PeftModel):
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
         return decoder.run_layers(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
 
-    def stream_shape(self, batch: int, length: int) -> list[int]:
+    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """All rows in one, behind the vectors."""
         return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
 
@@ -205,7 +205,7 @@ class PromptEmbedding(AdapterLayer):
     def vectors(self) -> paddle.Tensor:
         """[P, D]; zeros on the later stages of a pipeline, where nobody reads them."""
         prompt_PD = self.prompt_embeddings
-        return prompt_PD if self.is_here else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
+        return prompt_PD if self.is_materialized else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
     def start_from(self, token_ids: np.ndarray) -> None:
         """Let each vector be the embedding of a token."""

@@ -37,7 +37,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import OffsetLoRAConfig, OffsetLoRALinear, set_own_part
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, OffsetLoRAConfig, set_own_part
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -66,7 +66,9 @@ class QERAModel(PeftModel):
         """
         if self.peft_config.path:
             return  # the adapter that is gone on with has its repairs
-        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_here and layer.loses}
+        layers = {
+            name: layer for name, layer in adapter_layers(self.base_model) if layer.is_materialized and layer.loses
+        }
         source = _original_weights(self.config.name_or_path) if layers else None
         self._see_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
         lost = left = 0.0
@@ -193,7 +195,7 @@ class Sight:
         layer.inputs = self._last[1]
 
 
-class QERALinear(OffsetLoRALinear):
+class QERALinear(LoRALinearWithInit):
     """A linear with a low-rank update beside a frozen one that repairs its base; arguments as `LoRALinear`'s.
 
     Attributes:

@@ -56,7 +56,7 @@ class SoRAModel(PeftModel):
         if self.peft_config.penalty == 0:
             return None
         layers = self.layers().values()
-        gates = [layer.gate for layer in layers if layer.is_here]
+        gates = [layer.gate for layer in layers if layer.is_materialized]
         if not gates:
             return None
         return paddle.concat(gates).abs().sum() * (self.peft_config.penalty / sum(layer.rank for layer in layers))
@@ -66,7 +66,7 @@ class SoRAModel(PeftModel):
         """The proximal step of the gates."""
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
         for layer in self.layers().values():
-            if layer.is_here:
+            if layer.is_materialized:
                 layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -212,7 +212,7 @@ class SoRALinear(LinearAdapter):
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """x A^T, before it is weighed and after."""
         return 2 * self.rank
 

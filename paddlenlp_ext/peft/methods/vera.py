@@ -228,7 +228,7 @@ class VeRALinear(LinearAdapter):
         b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
 
-    def kept_numbers(self) -> float:
+    def saved_activation_size(self) -> float:
         """x A^T, before it is weighed and after."""
         return 2 * self.projections.a.shape[0]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.sharding_spec import whole_shape
+from paddlenlp_ext.sharding_spec import full_shape
 from paddlenlp_ext.trainer.callbacks.base import Callback
 from paddlenlp_ext.trainer.checkpoint import write_json
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
@@ -56,9 +56,9 @@ def train_results(state: TrainerState, model: Any) -> dict[str, float]:
         "train_steps_per_second": state.step / seconds,
         "train_samples_per_second": state.num_rows / seconds,
         "train_tokens_per_second": state.num_tokens / seconds,
-        "train_learned_tokens_per_second": state.num_learned / seconds,
+        "train_learned_tokens_per_second": state.num_target_tokens / seconds,
         "num_tokens": state.num_tokens,
-        "num_learned_tokens": state.num_learned,
+        "num_learned_tokens": state.num_target_tokens,
         "trainable_parameters": num_trainable(model),
         "peak_memory_bytes": peak_memory_bytes(),
     }
@@ -66,7 +66,7 @@ def train_results(state: TrainerState, model: Any) -> dict[str, float]:
 
 def num_trainable(model: Any) -> int:
     """How many numbers of the whole model train, whatever part of it this process has."""
-    return sum(math.prod(whole_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
+    return sum(math.prod(full_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
 
 
 def peak_memory_bytes() -> int:

@@ -100,7 +100,7 @@ class ProgressBar(Callback):
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
-        new = (report.num_tokens / report.seconds, report.num_learned / report.seconds)
+        new = (report.num_tokens / report.seconds, report.num_target_tokens / report.seconds)
         keep = _SMOOTHING if any(self._rates) else 0.0
         self._rates = tuple(keep * old + (1 - keep) * now for old, now in zip(self._rates, new, strict=True))
         numbers = (

@@ -99,9 +99,9 @@ def _is_apart(linear: nn.Layer) -> bool:
 def _own(adapter: AdapterLayer, ops: Ops) -> float:
     """Bytes a token that an adapter keeps itself."""
     if not isinstance(adapter, LinearAdapter):
-        return ops.attention * adapter.kept_numbers()
+        return ops.attention * adapter.saved_activation_size()
     dropped = _DROPPED * adapter.in_features if adapter.dropout else 0.0
-    return (ops.attention if _is_apart(adapter) else ops.product) * (adapter.kept_numbers() + dropped)
+    return (ops.attention if _is_apart(adapter) else ops.product) * (adapter.saved_activation_size() + dropped)
 
 
 _PROCESS_BYTES = 400e6
