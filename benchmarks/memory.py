@@ -2,7 +2,8 @@
 
     python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
 
-The prediction is the dry run's (trainer/memory/estimate.py), the measurement that of a process of its own (train_step.py), which
+The prediction is the dry run's (trainer/memory/estimate.py), the measurement that of a process of its own
+(train_step.py), which
 takes 20 to 40 seconds. The file of measurements is added to after each one, and what stands in it is not measured
 again: remove it after a change to what runs. OUT.md gets the page, with what is measured so far: predicted and measured
 peak, and the prediction by part.
@@ -79,8 +80,8 @@ The prediction by part, GB:
   ([cpu.md](cpu.md)) everything lies there.
 
 A method whose adapter is not one step with its linear, as DoRA and PiSSA, keeps more of each token than LoRA
-(`paddlenlp_ext/trainer/memory/estimate.py`). On GPUs the prediction is on paper: it has not been held against a run, and what the
-allocator keeps free is left out.
+(`paddlenlp_ext/trainer/memory/estimate.py`). On GPUs the prediction is on paper: it has not been held against a run,
+and what the allocator keeps free is left out.
 
 {where}
 """

@@ -219,7 +219,9 @@ class CausalLM(nn.Layer):
         return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
-        """Ask every layer for one implementation of attention (ops/attention/__init__.py); None: the best that can run."""
+        """Ask every layer for one implementation of attention (ops/attention/__init__.py); None: the best
+        that can run.
+        """
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 
@@ -253,8 +255,8 @@ class CausalLM(nn.Layer):
     ) -> None:
         """Write config.json, generation_config.json and safetensors as transformers lays them out.
 
-        A tied head is left out, as there. Quantized weights stay so; quantization/storage.py has their layout. `tensors` stand
-        for `tensors_to_save` where these are parts.
+        A tied head is left out, as there. Quantized weights stay so; quantization/storage.py has their layout.
+        `tensors` stand for `tensors_to_save` where these are parts.
         """
         dtype = self.dtype_name
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)

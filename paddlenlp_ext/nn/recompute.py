@@ -1,7 +1,7 @@
 """What a training pass keeps for its way back, and what it computes again there.
 
-The layers name their places (`recompute_region("flash_attn", function, tensors)`) and know nothing else; a plan says what is
-done at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
+The layers name their places (`recompute_region("flash_attn", function, tensors)`) and know nothing else; a plan says
+what is done at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
 
     full        a layer's input is kept, the layer is run again
     full_attn   the same for its attention, with the projections

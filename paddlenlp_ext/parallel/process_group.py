@@ -1,4 +1,6 @@
-"""Sums over the processes that have micro-batches of their own: `trainer/process_group.py`'s protocol for several processes."""
+"""Sums over the processes that have micro-batches of their own: `trainer/process_group.py`'s protocol for
+several processes.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +116,8 @@ class DistributedProcesses:
         return nullcontext() if self.sharding is None else self.sharding.gathered_parameters()
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Gradients of whole parameters of which each tensor rank has seen a part (`needs_tp_reduce`), summed over these;
-        and of those that several stages hold, over their stages.
+        """Gradients of whole parameters of which each tensor rank has seen a part (`needs_tp_reduce`), summed over
+        these; and of those that several stages hold, over their stages.
         """
         partial = [parameter for parameter in parameters if getattr(parameter, "needs_tp_reduce", False)]
         if self.mesh.tensor.size > 1 and partial:

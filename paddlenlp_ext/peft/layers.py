@@ -66,7 +66,8 @@ class AdapterLayer(nn.Layer):
     def saved_activation_size(self) -> float:
         """How many numbers of each token the adapter's gradient needs, beside the layer's input and what dropout keeps.
 
-        The memory estimate counts them (trainer/memory/estimate.py). None, where few positions or parameters alone are changed.
+        The memory estimate counts them (trainer/memory/estimate.py). None, where few positions or parameters alone
+        are changed.
         """
         return 0
 

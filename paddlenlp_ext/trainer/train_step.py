@@ -34,7 +34,8 @@ from paddlenlp_ext.utils.random import seed_of
 def autocast(precision: Any) -> AbstractContextManager[Any]:
     """Context for a forward pass: under O1 matrix products are cast to bf16; with O2 the weights themselves are bf16.
 
-    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there (ops/cpu/bf16.py).
+    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there
+    (ops/cpu/bf16.py).
 
     Args:
         precision: `config.precision`.

@@ -28,7 +28,9 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, built where that has not happened yet; None where it cannot be had (`unavailable_reason` says why)."""
+    """The library, built where that has not happened yet; None where it cannot be had (`unavailable_reason`
+    says why).
+    """
     return _load()[0]
 
 

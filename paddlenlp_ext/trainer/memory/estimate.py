@@ -107,8 +107,8 @@ def _own(adapter: AdapterLayer, ops: Ops) -> float:
 _PROCESS_BYTES = 400e6
 """Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
 _LOSS_CHUNK = 256
-"""Learned positions whose logits stand at one time (ops/linear_cross_entropy/__init__.py). Native products in bfloat16 take half
-as many again, and need no second place for the rounded gradient: the same bytes."""
+"""Learned positions whose logits stand at one time (ops/linear_cross_entropy/__init__.py). Native products in
+bfloat16 take half as many again, and need no second place for the rounded gradient: the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
 """Bytes from which on a native op's result lies in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
