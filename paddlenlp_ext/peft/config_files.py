@@ -6,13 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.peft.config import PeftConfig
 
 CONFIG_FILE = "adapter_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
@@ -35,7 +32,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
 
 
-def read_config(file: Path) -> tuple[PeftConfig, dict[str, Any]]:
+def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
     """Return the config that a file of `find_config` describes, and the file's fields.
 
     Raises:
@@ -55,7 +52,7 @@ def read_config(file: Path) -> tuple[PeftConfig, dict[str, Any]]:
         return _reader(methods, fields).from_adapter_config(fields), fields
 
 
-def _reader(methods: list[type[PeftConfig]], fields: Mapping[str, Any]) -> type[PeftConfig]:
+def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
     """Of the methods that share a kind of file, the variant that claims this one, else the method they refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
