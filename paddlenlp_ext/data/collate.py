@@ -71,10 +71,23 @@ class PackedBatch:
 
         The slot that predicts the answer's first token is the prompt's last, as it is when the answer is generated.
         """
-        return tuple(
-            tuple(_prompt_length(labels) for labels in np.split(row, np.cumsum(lengths)[:-1]))
-            for row, lengths in zip(self.labels, self.document_lengths, strict=True)
-        )
+        return prompt_lengths_of(self.labels, self.document_lengths)
+
+
+def prompt_lengths_of(
+    labels: np.ndarray, document_lengths: Sequence[Sequence[int]] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Return for each document of each row how many positions hold its prompt, 0 where nothing is learned.
+
+    Args:
+        labels: [B, S], what each position predicts, `IGNORED_LABEL` where nothing is learned.
+        document_lengths: of each row; None: a row is one document.
+    """
+    document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
+    return tuple(
+        tuple(_prompt_length(part) for part in np.split(row, np.cumsum(lengths)[:-1]))
+        for row, lengths in zip(labels, document_lengths, strict=True)
+    )
 
 
 def _prompt_length(labels: np.ndarray) -> int:

@@ -19,6 +19,7 @@ from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_shard
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
+from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
@@ -167,19 +168,35 @@ class CausalLM(nn.Layer):
     def forward(
         self,
         input_ids: paddle.Tensor,
+        attention_mask: paddle.Tensor | None = None,
+        labels: paddle.Tensor | None = None,
         position_ids: paddle.Tensor | None = None,
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
-    ) -> paddle.Tensor:
-        """Return logits [B, S, V].
+    ) -> paddle.Tensor | CausalLMOutput:
+        """Return logits [B, S, V], or a `CausalLMOutput` with loss and logits where labels are given.
 
         Args:
             input_ids: [B, S].
+            attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
+            labels: [B, S], the ids to learn, -100 where there is nothing to learn; shifted here, not by the caller.
+                The loss is the mean over the target tokens.
             position_ids: [B, S]; None counts from 0 in each document, or goes on from the cache.
             document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
             cache: keys and values of the positions before these; it is brought up to date.
+
+        Raises:
+            ValueError: a mask with gaps, or a shape that does not fit.
         """
-        return self.logits(self.hidden_states(input_ids, position_ids, document_lengths, cache))
+        return causal_lm_forward(
+            self,
+            input_ids,
+            attention_mask,
+            labels,
+            document_lengths=document_lengths,
+            position_ids=position_ids,
+            cache=cache,
+        )
 
     def hidden_states(
         self,

@@ -86,6 +86,10 @@ class AdapterLayer(nn.Layer):
         """The adapter's own tensors by name; the base's, and those of adapters inside it, are left out."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
 
+    def own_parameters(self) -> list[paddle.Tensor]:
+        """The adapter's own parameters; those of the base are left out."""
+        return [parameter for name, parameter in self.named_parameters() if not name.startswith("base.")]
+
     def shared_state(self) -> dict[str, paddle.Tensor]:
         """Tensors that all layers of the adapter share, by name; no parameters of any layer, and stored once."""
         return {}

@@ -1,107 +1,90 @@
-"""Several named adapters over one base model, one of them on at a time; of any methods, nothing is copied to switch."""
+"""Several named adapters over one base model, one of them on; of any methods, nothing is copied to switch."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from paddle import nn
-
-from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
-from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.utils.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.peft.peft_model import PeftModel
+
+
+@dataclass(frozen=True)
+class _Resting:
+    """An adapter that is off: class and state of its `PeftModel`, and its layers by name."""
+
+    model_class: type[PeftModel]
+    state: dict[str, Any]
+    layers: dict[str, AdapterLayer]
 
 
 class MultiAdapterModel:
-    """Keeps adapters by name. All share the base's weights; switching puts other layers around them.
+    """Adapters of one `PeftModel` by name; each has a state and a class of its own, which the model takes over.
 
-        adapters = AdapterSet(model)
-        adapters.load("poems", "folder-a")
-        adapters.load("code", "folder-b")
-        adapters.set_adapter("poems").generate(...)
-        with adapters.disabled(): ...
-
-    Args:
-        model: the base, without an adapter.
+    Attributes:
+        active: name of the adapter that is on.
     """
 
-    def __init__(self, model: nn.Layer) -> None:
-        self.base_model = model
-        self.active: str | None = None
-        """The adapter that is on; None: the base alone."""
-        self._adapters: dict[str, tuple[PeftModel, dict[str, AdapterLayer]]] = {}
-
-    @property
-    def model(self) -> Any:
-        """The model as it stands: the active adapter's `PeftModel`, or the base."""
-        return self.base_model if self.active is None else self._adapters[self.active][0]
+    def __init__(self, active: str) -> None:
+        self.active = active
+        self._resting: dict[str, _Resting] = {}
 
     def names(self) -> list[str]:
-        """All adapters, in the order in which they came."""
-        return list(self._adapters)
+        """All adapters, the active one first."""
+        return [self.active, *self._resting]
 
-    def load(self, name: str, folder: str | os.PathLike[str]) -> PeftModel:
-        """Read an adapter and switch to it, in evaluation mode.
+    def add(self, model: PeftModel, name: str, make: Callable[[], PeftModel]) -> None:
+        """Keep another adapter of the model's base; the active one stays on.
 
-        Raises:
-            ValueError: the name is taken, or as `PeftModel.from_pretrained`; what was on stays on then.
-        """
-        return self._enter(name, lambda: PeftModel.from_pretrained(self.base_model, folder))
-
-    def add(self, name: str, config: PeftConfig, seed: int = 42) -> PeftModel:
-        """Make a new adapter, to be trained, and switch to it.
+        Args:
+            model: the model of the active adapter.
+            name: of the new adapter.
+            make: puts the new adapter on the bare base and returns its model.
 
         Raises:
-            ValueError: the name is taken, or as `get_peft_model`; what was on stays on then.
+            ValueError: the name is taken, or as `make`; nothing has changed then.
         """
-        return self._enter(name, lambda: get_peft_model(self.base_model, config, seed))
+        if name in self.names():
+            raise ValueError(f"adapter {name!r} exists; delete it or choose another name")
+        layers = detach_adapters(model.base_model)
+        try:
+            other = make()
+            other.adapters = self
+            self._resting[name] = _Resting(type(other), other.__dict__, detach_adapters(model.base_model))
+        finally:
+            attach_adapters(model.base_model, layers)
 
-    def set_adapter(self, name: str | None) -> Any:
-        """Switch to an adapter, None: to the base alone. Returns the model as it stands then.
+    def switch(self, model: PeftModel, name: str) -> None:
+        """Let the model be that of another adapter.
 
         Raises:
             ValueError: there is no such adapter.
         """
-        if name is not None and name not in self._adapters:
-            known = ", ".join(self._adapters) or "none"
-            raise ValueError(f"no adapter {name!r}{did_you_mean(name, self._adapters)} Known: {known}.")
-        detach_adapters(self.base_model)
+        self._require(name)
+        if name == self.active:
+            return
+        self._resting[self.active] = _Resting(type(model), model.__dict__, detach_adapters(model.base_model))
+        other = self._resting.pop(name)
+        attach_adapters(model.base_model, other.layers)
+        object.__setattr__(model, "__class__", other.model_class)
+        object.__setattr__(model, "__dict__", other.state)
         self.active = name
-        if name is not None:
-            attach_adapters(self.base_model, self._adapters[name][1])
-        return self.model
-
-    @contextmanager
-    def disabled(self) -> Iterator[Any]:
-        """Within the block the model is its base, which is given; afterwards it is what it was."""
-        active = self.active
-        try:
-            yield self.set_adapter(None)
-        finally:
-            self.set_adapter(active)
 
     def delete(self, name: str) -> None:
-        """Forget an adapter; if it was on, the base alone is on then.
+        """Forget an adapter that is off.
 
         Raises:
-            ValueError: there is no such adapter.
+            ValueError: there is no such adapter, or it is on.
         """
-        self.set_adapter(None if self.active == name else self.active)
-        if self._adapters.pop(name, None) is None:
-            raise ValueError(f"no adapter {name!r}{did_you_mean(name, self._adapters)}")
+        self._require(name)
+        if name == self.active:
+            raise ValueError(f"adapter {name!r} is on; set another one before deleting it")
+        del self._resting[name]
 
-    def _enter(self, name: str, make: Any) -> PeftModel:
-        if name in self._adapters:
-            raise ValueError(f"there is an adapter {name!r} already: delete it, or choose another name.")
-        active = self.active
-        self.set_adapter(None)
-        try:
-            adapted = make()
-            self._adapters[name] = (adapted, detach_adapters(self.base_model))
-        except BaseException:
-            self.set_adapter(active)
-            raise
-        return self.set_adapter(name)
+    def _require(self, name: str) -> None:
+        if name not in self.names():
+            raise ValueError(f"no adapter {name!r}{did_you_mean(name, self.names())} Known: {', '.join(self.names())}")

@@ -14,12 +14,16 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.data.collate import prompt_lengths_of
 from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
 from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers
 from paddlenlp_ext.peft.merge.in_memory import fold_in_place
+from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.quantization.hf_config import options_to_dict
@@ -31,18 +35,22 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 
-def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftModel:
+def get_peft_model(
+    model: nn.Layer, peft_config: PeftConfig, seed: int = 42, *, adapter_name: str = "default"
+) -> PeftModel:
     """Add an adapter to a model, in place. Only the adapter trains from then on.
 
     Args:
         model: a decoder from `AutoModelForCausalLM`.
-        config: a method's config, such as `LoRAConfig`. With `path`, the adapter there is the start, and the fields
-            that shape it are the folder's; each one that differs from `config` is logged.
+        peft_config: a method's config, such as `LoRAConfig`. With `path`, the adapter there is the start, and the
+            fields that shape it are the folder's; each one that differs from `peft_config` is logged.
         seed: fixes the adapter's random values, together with each parameter's name.
+        adapter_name: what `set_adapter` calls it, where more adapters are added.
 
     Raises:
         ValueError: as `inject` and `PeftModel.load_weights`; the model is as it was then.
     """
+    config = peft_config
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
         require_same_method(str(stored.folder), stored.config, config)
@@ -54,6 +62,7 @@ def get_peft_model(model: nn.Layer, config: PeftConfig, seed: int = 42) -> PeftM
     with undone_on_failure(model):
         inject(model, config, seed)
         peft_model = (config.model_class or PeftModel)(model, config)
+        peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
             _warn_of_another_base(stored, peft_model.quantization)
@@ -98,6 +107,7 @@ class PeftModel(nn.Layer):
         self.base_model = model
         self.peft_config = peft_config
         self.adapter_enabled = True
+        self.adapters = MultiAdapterModel("default")
         self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
         """What each stage of a pipeline knows by name, to what all know; one process knows all."""
 
@@ -112,9 +122,19 @@ class PeftModel(nn.Layer):
         """How the base's layers are quantized, None where they are not."""
         return getattr(self.base_model, "quantization", None)
 
-    def forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Logits [B, S, V]; arguments as the model's."""
-        return self.logits(self.hidden_states(*args, **kwargs))
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        attention_mask: paddle.Tensor | None = None,
+        labels: paddle.Tensor | None = None,
+        **inputs: Any,
+    ) -> paddle.Tensor | CausalLMOutput:
+        """Return logits [B, S, V], or a `CausalLMOutput` where labels are given; arguments as the model's.
+
+        The loss is the model's alone: what a method adds to it is `auxiliary_loss`.
+        """
+        prompts = prompt_lengths_of if self.peft_config.reads_prompts else None
+        return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Last hidden states [B, S, D]; arguments as the model's."""
@@ -195,20 +215,35 @@ class PeftModel(nn.Layer):
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Take back what `training_state` gave, after the adapter's own tensors were loaded."""
 
-    def trainable_report(self) -> str:
-        """How much trains, in one line."""
+    def mark_only_adapter_as_trainable(self) -> None:
+        """Freeze the base; `get_peft_model` has done so already."""
+        own = {id(parameter) for _, layer in adapter_layers(self) for parameter in layer.own_parameters()}
+        for parameter in self.base_model.parameters():
+            if id(parameter) not in own:
+                parameter.stop_gradient = True
+
+    mark_only_lora_as_trainable = mark_only_adapter_as_trainable  # PaddleNLP's names
+    mark_only_prefix_as_trainable = mark_only_adapter_as_trainable
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """Return how many parameters train and how many there are; a quantized weight counts its elements."""
         trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
         packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(self).values())
-        total = sum(p.size for p in self.parameters()) + packed
+        return trainable, sum(p.size for p in self.parameters()) + packed
+
+    def print_trainable_parameters(self) -> None:
+        """Print how much trains, and in which layers."""
+        trainable, total = self.get_nb_trainable_parameters()
         leaves: dict[str, int] = {}
         for name, _ in adapter_layers(self):
             leaf = next(part for part in reversed(name.split(".")) if not part.isdigit())
             leaves[leaf] = leaves.get(leaf, 0) + 1
         where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
-        return f"trainable parameters: {trainable:,} of {total:,} ({100 * trainable / total:.3f} %) in {where}"
+        share = 100 * trainable / total
+        print(f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}")
 
     @contextmanager
-    def adapter_disabled(self) -> Iterator[None]:
+    def disable_adapter(self) -> Iterator[None]:
         """Within the block the model is its base."""
         layers = [layer for _, layer in adapter_layers(self)]
         was_enabled, were_enabled = self.adapter_enabled, [layer.enabled for layer in layers]
@@ -222,6 +257,89 @@ class PeftModel(nn.Layer):
         self.adapter_enabled = adapter
         for layer, enabled in zip(layers, each, strict=True):
             layer.enabled = enabled
+
+    # -- several adapters ---------------------------------------------------------------------------------------------
+    @property
+    def active_adapter(self) -> str:
+        """Name of the adapter that is on."""
+        return self.adapters.active
+
+    def add_adapter(self, adapter_name: str, peft_config: PeftConfig, seed: int = 42) -> None:
+        """Add a new adapter, of any method; the active one stays on. Arguments as `get_peft_model`'s.
+
+        Raises:
+            ValueError: the name is taken, or as `get_peft_model`; nothing has changed then.
+        """
+        self.adapters.add(self, adapter_name, lambda: get_peft_model(self.base_model, peft_config, seed))
+
+    def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str, is_trainable: bool = True) -> None:
+        """Add a stored adapter; the active one stays on. Arguments as `from_pretrained`'s.
+
+        Raises:
+            ValueError: the name is taken, or as `from_pretrained`; nothing has changed then.
+        """
+        self.adapters.add(
+            self,
+            adapter_name,
+            lambda: PeftModel.from_pretrained(self.base_model, folder, is_trainable=is_trainable),
+        )
+
+    def set_adapter(self, adapter_name: str) -> None:
+        """Switch to another adapter, in the mode (training or evaluation) that the model is in. Nothing is copied.
+
+        Raises:
+            ValueError: there is no such adapter.
+        """
+        training = self.training
+        self.adapters.switch(self, adapter_name)
+        self.train() if training else self.eval()
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Forget an adapter that is not active.
+
+        Raises:
+            ValueError: there is no such adapter, or it is active.
+        """
+        self.adapters.delete(adapter_name)
+
+    def add_weighted_adapter(
+        self,
+        adapters: Sequence[str],
+        weights: Sequence[float],
+        adapter_name: str,
+        combination_type: str = "cat",
+    ) -> None:
+        """Add the weighted combination of some adapters as a plain LoRA; the active adapter stays on.
+
+        Args:
+            adapters: names of low-rank adapters.
+            weights: one each.
+            adapter_name: of the combination.
+            combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
+                "linear" for the weighted sum of the factors, of LoRAs of one rank.
+
+        Raises:
+            ValueError: no such adapter or combination, or one whose update is not low-rank.
+        """
+        parts, active = [], self.active_adapter
+        try:
+            for name in adapters:
+                self.set_adapter(name)
+                parts.append(factors_of(self))
+        finally:
+            self.set_adapter(active)
+        factors = combined_factors(parts, weights, combination_type)
+        self.adapters.add(self, adapter_name, lambda: PeftModel.from_factors(self.base_model, factors))
+
+    @classmethod
+    def from_factors(cls, model: nn.Layer, factors: Mapping[str, Factors]) -> PeftModel:
+        """Add a plain LoRA of scale 1 with these factors. The result is in evaluation mode, and can be trained."""
+        config = lora_config_for(factors)
+        inject(model, config)
+        adapted = PeftModel(model, config)
+        adapted.load_tensors({name: tensor.numpy() for name, tensor in lora_tensors(factors).items()}, "combined")
+        adapted.eval()
+        return adapted
 
     # -- files --------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
@@ -277,12 +395,20 @@ class PeftModel(nn.Layer):
         write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
 
     @classmethod
-    def from_pretrained(cls, model: nn.Layer, folder: str | os.PathLike[str]) -> PeftModel:
+    def from_pretrained(
+        cls,
+        model: nn.Layer,
+        folder: str | os.PathLike[str],
+        adapter_name: str = "default",
+        is_trainable: bool = True,
+    ) -> PeftModel:
         """Add the adapter of a folder to its base model. The result is in evaluation mode.
 
         Args:
             model: the base.
             folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
+            adapter_name: what `set_adapter` calls it, where more adapters are added.
+            is_trainable: False freezes the adapter too.
 
         Raises:
             ValueError: no such adapter, one that asks for what is not available here, or one of another model; the
@@ -291,6 +417,10 @@ class PeftModel(nn.Layer):
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored)
         _warn_of_another_base(stored, adapted.quantization)
+        adapted.adapters = MultiAdapterModel(adapter_name)
+        if not is_trainable:
+            for parameter in adapted.parameters():
+                parameter.stop_gradient = True
         return adapted
 
     @classmethod

@@ -72,8 +72,8 @@ def test_positions_restart_in_each_document_unless_given():
     model, ids = make_model(), random_ids(1, 9)
     positions = paddle.to_tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     expected = model(ids, document_lengths=[[4, 5]]).numpy()
-    np.testing.assert_array_equal(model(ids, positions, [[4, 5]]).numpy(), expected)
-    assert np.abs(model(ids, positions * 2, [[4, 5]]).numpy() - expected).max() > 1e-3
+    np.testing.assert_array_equal(model(ids, position_ids=positions, document_lengths=[[4, 5]]).numpy(), expected)
+    assert np.abs(model(ids, position_ids=positions * 2, document_lengths=[[4, 5]]).numpy() - expected).max() > 1e-3
 
 
 def test_documents_must_fill_the_rows():

@@ -16,7 +16,8 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.combine import load_combined, save_as_lora
+from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, choose
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel

@@ -107,7 +107,7 @@ def test_merged_equals_unmerged(switch: str, family: str, tmp_path: Path):
 def test_switched_off_it_is_the_base(switch: str, family: str):
     model = moved(switch, family)
     on = logits_of(model)
-    with model.adapter_disabled():
+    with model.disable_adapter():
         assert np.array_equal(logits_of(model), logits_of(tiny_model(family)))
     assert np.array_equal(logits_of(model), on)
 

@@ -235,8 +235,8 @@ def test_a_second_adapter_that_is_refused_leaves_the_first(tmp_path: Path):
 def test_switching_off_within_switching_off_stays_off():
     model = trained_adapter_in_memory()
     base, on = logits_of(tiny_model()), logits_of(model)
-    with model.adapter_disabled():
-        with model.adapter_disabled():
+    with model.disable_adapter():
+        with model.disable_adapter():
             pass
         assert np.array_equal(logits_of(model), base)
     assert np.array_equal(logits_of(model), on)

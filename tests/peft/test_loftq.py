@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

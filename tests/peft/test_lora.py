@@ -149,12 +149,13 @@ def test_cut_in_two_the_parts_make_the_whole(style: str):
     np.testing.assert_allclose(joined, whole(paddle.to_tensor(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_the_trainable_report_counts():
+def test_print_trainable_parameters_counts_parameters_and_layers(capsys: pytest.CaptureFixture[str]):
     model = get_peft_model(tiny_model(), LoRAConfig(rank=2, target_modules=["q_proj", "down_proj"]))
     count = 2 * (2 * (36 + 36) + 2 * (36 + 44))
     total = sum(parameter.size for parameter in tiny_model().parameters()) + count
-    report = model.trainable_report()
-    assert f"{count:,} of {total:,}" in report
+    model.print_trainable_parameters()
+    report = capsys.readouterr().out
+    assert f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}" in report
     assert "q_proj x2, down_proj x2" in report
 
 

@@ -12,7 +12,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig

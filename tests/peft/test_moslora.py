@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
-from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig

@@ -112,5 +112,5 @@ def test_merged_equals_unmerged(method: str, algo: str):
 def test_switched_off_it_is_the_base(method: str, algo: str):
     model = moved(method, algo)
     base = logits_of(quantized(algo, config_of(method)))
-    with model.adapter_disabled():
+    with model.disable_adapter():
         assert np.array_equal(logits_of(model), base)

@@ -13,8 +13,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
-from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, tiny_model, train
 
@@ -47,13 +46,15 @@ def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:
 
 def test_adapters_switch_over_one_quantized_base(folder: Path):
     wanted = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
-    adapters = MultiAdapterModel(quantized(folder))
-    for name in CONFIGS:
-        adapters.load(name, folder / name)
+    first, *others = CONFIGS
+    model = PeftModel.from_pretrained(quantized(folder), folder / first, first)
+    for name in others:
+        model.load_adapter(folder / name, name)
     for name in reversed(CONFIGS):
-        assert np.array_equal(logits_of(adapters.set_adapter(name)), wanted[name])
-    with adapters.disabled() as base:
-        assert np.array_equal(logits_of(base), logits_of(quantized(folder)))
+        model.set_adapter(name)
+        assert np.array_equal(logits_of(model), wanted[name])
+    with model.disable_adapter():
+        assert np.array_equal(logits_of(model), logits_of(quantized(folder)))
 
 
 def test_a_sum_of_adapters_is_merged_into_what_they_were_trained_against(folder: Path, tmp_path: Path):

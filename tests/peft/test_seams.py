@@ -93,7 +93,7 @@ def test_a_method_that_wraps_no_linear_trains_saves_loads_and_switches_off(regis
     train(model, steps=2)
     changed = logits_of(model)
     assert np.abs(changed - base).max() > 1e-3
-    with model.adapter_disabled():
+    with model.disable_adapter():
         np.testing.assert_allclose(logits_of(model), base, atol=1e-6)
     model.save_pretrained(tmp_path)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), changed)

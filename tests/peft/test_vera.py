@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
-from paddlenlp_ext.peft.combine import save_as_lora
+from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig

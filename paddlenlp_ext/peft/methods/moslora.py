@@ -4,7 +4,7 @@ y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
 A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
 LoRA adds up r products of a row of A and a column of B; the mixer M weighs all r * r of them. As B M is one matrix, a
-trained adapter is a plain LoRA again where that is wanted: `mixer_to_lora`, or `combine.save_as_lora`.
+trained adapter is a plain LoRA again where that is wanted: `mixer_to_lora`, or `factors.save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -21,8 +21,8 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.combine import Factors, save_as_lora
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.factors import Factors, save_as_lora
 from paddlenlp_ext.peft.layers import Factor, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -41,7 +41,7 @@ class MoSLoRAModel(PeftModel):
         whole, factors = self.whole_state(tensors), {}
         for name, layer in adapter_layers(self.base_model):
             a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
-            factors[name] = _folded(a, mixer, b, layer.scaling)
+            factors[name] = Factors(*_folded(a, mixer, b, layer.scaling))
         save_as_lora(self, folder, factors)
 
 
@@ -89,7 +89,7 @@ class MoSLoRALinear(LoRALinear):
         """B M: the mixer joins the smaller matrix, not each token."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
-    def low_rank_factors(self) -> Factors:
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B M."""
         return _folded(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
@@ -98,7 +98,9 @@ class MoSLoRALinear(LoRALinear):
         return {**super().placements(style), "lora_AB.weight": None}
 
 
-def _folded(a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float) -> Factors:
+def _folded(
+    a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """A [r, in] and s B M [out, r], float32."""
     a, mixer, b = (tensor.astype("float32") for tensor in (a, mixer, b))
     return a, paddle.matmul(b * scaling, mixer)

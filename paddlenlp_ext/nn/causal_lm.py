@@ -1,0 +1,182 @@
+"""Forward pass of a causal language model as users of transformers call it: attention mask in, loss out.
+
+    input_ids         . .  a b c d  . .        padding on the left and on the right
+    attention_mask    0 0  1 1 1 1  0 0
+    document_lengths  [2,  4,       2]         padding is a document of its own: no real token sees it
+    labels            - -  - b c d  - -        -: -100
+    targets           - -  b c d -  - -        one position to the left; a document's first token is nobody's target
+
+Shapes: B batch, S sequence, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+
+DocumentLengths = Sequence[Sequence[int]]
+PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
+
+
+class CausalLM(Protocol):
+    """Parts of a language model that its forward pass is made of."""
+
+    vocabulary: Any
+
+    def hidden_states(self, input_ids: paddle.Tensor, **inputs: Any) -> paddle.Tensor:
+        """Return what the head reads, [B, S, D]."""
+        ...
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Return [..., V] for hidden states [..., D]."""
+        ...
+
+    def head_weight(self) -> paddle.Tensor:
+        """Return the head's weight [V, D]."""
+        ...
+
+
+class CausalLMOutput:
+    """Loss and logits of a forward pass with labels.
+
+    It reads as an output of transformers (`output.loss`, `output.logits`), as PaddleNLP's pair
+    (`loss, logits = output`, `output[0]`), and as the loss itself (`output.backward()`, `float(output)`).
+
+    Attributes:
+        loss: mean cross entropy of the target tokens, an fp32 scalar.
+        logits: [B, S, V], computed when they are first asked for: the loss does without them.
+    """
+
+    def __init__(self, loss: paddle.Tensor, make_logits: Callable[[], paddle.Tensor]) -> None:
+        self.loss = loss
+        self._make_logits = make_logits
+
+    @functools.cached_property
+    def logits(self) -> paddle.Tensor:
+        return self._make_logits()
+
+    def __iter__(self) -> Iterator[paddle.Tensor]:
+        yield self.loss
+        yield self.logits
+
+    def __getitem__(self, key: int | str) -> paddle.Tensor:
+        if key in ("loss", 0):
+            return self.loss
+        if key in ("logits", 1):
+            return self.logits
+        raise (KeyError if isinstance(key, str) else IndexError)(key)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __float__(self) -> float:
+        return float(self.loss)
+
+    def __mul__(self, factor: Any) -> paddle.Tensor:
+        return self.loss * factor
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> paddle.Tensor:
+        return self.loss / divisor
+
+    def __add__(self, other: Any) -> paddle.Tensor:
+        return self.loss + other
+
+    __radd__ = __add__
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the loss, such as `backward` or `item`."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.loss, name)
+
+
+def causal_lm_forward(
+    model: CausalLM,
+    input_ids: paddle.Tensor,
+    attention_mask: paddle.Tensor | None,
+    labels: paddle.Tensor | None,
+    document_lengths: DocumentLengths | None = None,
+    prompt_lengths_of: PromptLengths | None = None,
+    **inputs: Any,
+) -> paddle.Tensor | CausalLMOutput:
+    """Return logits [B, S, V], or a `CausalLMOutput` where labels are given.
+
+    Args:
+        model: where the parts are.
+        input_ids: [B, S].
+        attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
+        labels: [B, S], -100 where no token is learned; `labels[:, i]` is the label of `input_ids[:, i]`.
+        document_lengths: lengths of the documents in each row, in place of a mask.
+        prompt_lengths_of: makes the argument `prompt_lengths` of `hidden_states` out of targets [B, S] and document
+            lengths, for a model that reads it.
+        inputs: further arguments of `hidden_states`.
+
+    Raises:
+        ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not fit.
+    """
+    if attention_mask is not None:
+        if document_lengths is not None or inputs.get("cache") is not None:
+            raise ValueError("attention_mask: document_lengths and a cache say where rows begin; give one of the three")
+        document_lengths = _documents_of(attention_mask, input_ids.shape)
+    if document_lengths is not None:
+        inputs["document_lengths"] = document_lengths
+    targets_BS = None if labels is None else _targets(labels, input_ids.shape, document_lengths)
+    if prompt_lengths_of is not None and targets_BS is not None and "prompt_lengths" not in inputs:
+        inputs["prompt_lengths"] = prompt_lengths_of(targets_BS.numpy(), document_lengths)
+    hidden_BSD = model.hidden_states(input_ids, **inputs)
+    if targets_BS is None:
+        return model.logits(hidden_BSD)
+    targets_T = targets_BS.reshape([-1])
+    cross_entropy = linear_cross_entropy if model.vocabulary is None else model.vocabulary.cross_entropy
+    loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
+    loss = loss_sum / (targets_T != IGNORED).sum().astype(loss_sum.dtype)
+    return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
+
+
+def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[list[int]] | None:
+    """Return the document lengths of padded rows; None where nothing is padded.
+
+    Raises:
+        ValueError: the shape is another, or a row has padding between tokens.
+    """
+    if list(attention_mask.shape) != list(shape):
+        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}; it needs that of input_ids, {shape}")
+    mask_BS = attention_mask.astype("bool").numpy()
+    if mask_BS.all():
+        return None
+    rows = []
+    for number, mask_S in enumerate(mask_BS):
+        length, tokens = len(mask_S), int(mask_S.sum())
+        left = int(mask_S.argmax()) if tokens else length
+        if not mask_S[left : left + tokens].all():
+            raise ValueError(
+                f"attention_mask: row {number} has padding between tokens; pad on the left or on the right"
+            )
+        rows.append([part for part in (left, tokens, length - left - tokens) if part])
+    return rows
+
+
+def _targets(labels: paddle.Tensor, shape: Sequence[int], document_lengths: DocumentLengths | None) -> paddle.Tensor:
+    """Return what each position is to predict, int64 [B, S].
+
+    Raises:
+        ValueError: the shape is another.
+    """
+    if list(labels.shape) != list(shape):
+        raise ValueError(f"labels have shape {list(labels.shape)}; they need that of input_ids, {shape}")
+    end_B1 = paddle.full([shape[0], 1], IGNORED, dtype="int64")
+    targets_BS = paddle.concat([labels.astype("int64")[:, 1:], end_B1], axis=1)
+    if document_lengths is None:
+        return targets_BS
+    ends_BS = np.zeros(list(shape), bool)
+    for row, documents in enumerate(document_lengths):
+        ends_BS[row, np.cumsum(documents) - 1] = True
+    return paddle.where(paddle.to_tensor(ends_BS), paddle.full_like(targets_BS, IGNORED), targets_BS)

@@ -1,0 +1,152 @@
+"""Low-rank updates as pairs of factors: read off an adapter, combined, and written as a plain LoRA.
+
+    sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...]
+
+A weighted sum of low-rank updates is a low-rank update, exactly, with the ranks added up: Hugging Face PEFT's
+`combination_type="cat"`. Its "linear" adds the factors up instead, which keeps the rank and is another function:
+
+    (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i)
+
+Shapes: k rank of a layer, in/out its features.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import paddle
+
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.peft.peft_model import PeftModel
+
+COMBINATIONS = ("cat", "linear")
+
+
+class Factors(NamedTuple):
+    """Update B A of one layer, float32: A [k, in] and B [out, k], which holds the scale s already."""
+
+    a: paddle.Tensor
+    b: paddle.Tensor
+    scaling: float | None = None
+    """s of a plain LoRA, None for any other method."""
+
+
+@paddle.no_grad()
+def factors_of(model: PeftModel) -> dict[str, Factors]:
+    """Return the factors of each layer, by its name.
+
+    Raises:
+        ValueError: the update of a layer is not low-rank, the adapter is more than layers, or its base was quantized
+            for it.
+    """
+    factors = {}
+    for name, layer in adapter_layers(model.base_model):
+        if getattr(layer, "base_lacks_start", False):
+            raise ValueError(
+                f"{name} was quantized without a part that this adapter holds (PiSSA, LoftQ): apart from that base its "
+                "factors mean something else. Load the adapter over the original model, or merge it."
+            )
+        pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
+        if pair is not None:
+            factors[name] = Factors(*pair, layer.scaling if type(model.peft_config) is LoRAConfig else None)
+    shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
+    state = model.adapter_state().keys() - shared
+    left = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
+    if left or not factors:
+        config = model.peft_config
+        raise ValueError(
+            f"an adapter of type {config.peft_type} ({type(config).__name__}) is no low-rank change of weights: it "
+            "can't be combined. Merge it into the base instead."
+        )
+    return factors
+
+
+def combined_factors(
+    parts: Sequence[Mapping[str, Factors]], weights: Sequence[float], combination: str = "cat"
+) -> dict[str, Factors]:
+    """Return the factors of a weighted combination, layer by layer.
+
+    Args:
+        parts: `factors_of` each adapter.
+        weights: one each; with "cat" a negative weight takes an adapter away.
+        combination: "cat" or "linear".
+
+    Raises:
+        ValueError: nothing to combine, no such combination, or one that these adapters do not allow.
+    """
+    if not parts or len(parts) != len(weights):
+        raise ValueError(
+            f"adapters, weights: {len(parts)} adapters and {len(weights)} weights; give one each, at least one"
+        )
+    if combination not in COMBINATIONS:
+        raise ValueError(f"combination_type={combination!r} is not available; use one of {', '.join(COMBINATIONS)}")
+    pairs: dict[str, list[tuple[Factors, float]]] = {}
+    for part, weight in zip(parts, weights, strict=True):
+        for name, factors in part.items():
+            pairs.setdefault(name, []).append((factors, weight))
+    combine = _concatenated if combination == "cat" else _summed
+    return {name: combine(name, layer) for name, layer in pairs.items()}
+
+
+def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
+    """Return the config of a LoRA with these factors and scale alpha / r = 1 in each layer."""
+    ranks = {name: pair.a.shape[0] for name, pair in factors.items()}
+    rank = max(ranks.values())
+    others = {name: other for name, other in ranks.items() if other != rank}
+    return LoRAConfig(
+        rank=rank,
+        alpha=rank,
+        target_modules=tuple(factors),
+        rank_pattern=others,
+        alpha_pattern={name: float(other) for name, other in others.items()},
+    )
+
+
+def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
+    """Return the factors by the names that a LoRA's tensors have in files."""
+    tensors = {}
+    for name, pair in factors.items():
+        tensors |= {f"{name}.lora_A.weight": pair.a.contiguous(), f"{name}.lora_B.weight": pair.b.contiguous()}
+    return tensors
+
+
+def save_as_lora(
+    model: PeftModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
+) -> None:
+    """Write a model's adapter as a plain LoRA over its base, for readers that know nothing else.
+
+    The rank is what the method's update needs: 2r for one that starts at r triplets of the weight. `factors` stand for
+    `factors_of(model)` where the model's layers hold parts.
+
+    Raises:
+        ValueError: the update is not low-rank.
+    """
+    factors = factors_of(model) if factors is None else factors
+    config = lora_config_for(factors)
+    model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), lora_tensors(factors))
+
+
+def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
+    a = paddle.concat([factors.a for factors, _ in layer])
+    return Factors(a, paddle.concat([factors.b * weight for factors, weight in layer], axis=1))
+
+
+def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
+    """Return the factors that PEFT's "linear" gives: an adapter's scale s and weight w enter both as sqrt(w s).
+
+    Raises:
+        ValueError: the ranks differ, a weight is negative, or an adapter is not a plain LoRA.
+    """
+    if len({factors.a.shape[0] for factors, _ in layer}) != 1:
+        raise ValueError(f"{name}: the adapters differ in rank; combination_type='cat' takes any ranks")
+    if any(weight < 0 for _, weight in layer):
+        raise ValueError("weights: one is negative; combination_type='cat' takes negative weights")
+    if any(factors.scaling is None for factors, _ in layer):
+        raise ValueError(f"{name}: an adapter there is not a plain LoRA; combination_type='cat' takes any low-rank one")
+    a = sum(factors.a * (weight * factors.scaling) ** 0.5 for factors, weight in layer)
+    return Factors(a, sum(factors.b * (weight / factors.scaling) ** 0.5 for factors, weight in layer))

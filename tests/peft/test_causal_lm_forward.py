@@ -1,0 +1,147 @@
+"""`model(input_ids, attention_mask, labels)` of plain and adapted models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from tests.common.adapters import tiny_model, train
+
+ROWS = [[5, 3, 8, 1, 9, 4, 7], [2, 6, 6], [11, 12, 13, 14, 15]]
+CONFIGS = {
+    "plain": None,
+    "lora": LoRAConfig(rank=2),
+    "prefix": PrefixTuningConfig(num_tokens=3),
+    "prompt": PromptTuningConfig(num_tokens=3),
+    "reft": ReFTConfig(position="f1+l1"),
+}
+
+
+def model_with(kind: str) -> Any:
+    model = tiny_model()
+    if CONFIGS[kind] is not None:
+        model = get_peft_model(model, CONFIGS[kind])
+        train(model, steps=2)
+        model.eval()
+    return model
+
+
+def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows filled up to 9 positions, and their mask."""
+    ids, mask = np.full((len(ROWS), 9), 60), np.zeros((len(ROWS), 9), np.int64)
+    for number, row in enumerate(ROWS):
+        start = {"left": 9 - len(row), "right": 0, "both": 1}[side]
+        ids[number, start : start + len(row)] = row
+        mask[number, start : start + len(row)] = 1
+    return ids, mask
+
+
+def mean_cross_entropy(logits_SV: np.ndarray, labels_S: np.ndarray) -> tuple[float, int]:
+    """Sum over the shifted labels that are not -100, and their number."""
+    logits, targets = logits_SV[:-1].astype(np.float64), labels_S[1:]
+    log_sums = np.log(np.exp(logits).sum(axis=-1))
+    losses = [log_sums[i] - logits[i, target] for i, target in enumerate(targets) if target != -100]
+    return float(np.sum(losses)), len(losses)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+@pytest.mark.parametrize("kind", CONFIGS)
+@paddle.no_grad()
+def test_attention_mask_padded_rows_have_the_logits_of_the_rows_alone(kind: str, side: str):
+    model = model_with(kind)
+    ids, mask = padded(side)
+    logits = model(paddle.to_tensor(ids), paddle.to_tensor(mask)).numpy()
+    for number, row in enumerate(ROWS):
+        alone = model(paddle.to_tensor([row])).numpy()[0]
+        np.testing.assert_allclose(logits[number][mask[number] == 1], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
+@paddle.no_grad()
+def test_attention_mask_of_ones_changes_nothing(dtype: str):
+    model, ids = tiny_model(), paddle.to_tensor([ROWS[0]])
+    assert np.array_equal(model(ids, paddle.ones([1, 7], dtype)).numpy(), model(ids).numpy())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["plain", "lora", "prompt"])
+def test_labels_give_the_mean_loss_of_the_shifted_target_tokens(kind: str, side: str):
+    model = model_with(kind)
+    ids, mask = padded(side)
+    labels = np.where(mask == 1, ids, -100)
+    labels[0, np.flatnonzero(mask[0])[:3]] = -100  # a prompt
+    output = model(paddle.to_tensor(ids), attention_mask=paddle.to_tensor(mask), labels=paddle.to_tensor(labels))
+    sums = []
+    for number, row in enumerate(ROWS):
+        alone = model(paddle.to_tensor([row])).numpy()[0]
+        sums.append(mean_cross_entropy(alone, labels[number][mask[number] == 1]))
+    wanted = sum(loss for loss, _ in sums) / sum(count for _, count in sums)
+    assert float(output.loss) == pytest.approx(wanted, abs=1e-5)
+    assert output.loss.shape == [] and output.logits.shape == [3, 9, 61]
+
+
+def test_labels_do_not_cross_documents():
+    model = tiny_model()
+    ids = paddle.to_tensor([ROWS[0] + ROWS[2]])
+    together = model(ids, labels=ids, document_lengths=[[7, 5]])
+    sums = []
+    for row in (ROWS[0], ROWS[2]):
+        sums.append(mean_cross_entropy(model(paddle.to_tensor([row])).numpy()[0], np.array(row)))
+    assert float(together) == pytest.approx(sum(loss for loss, _ in sums) / sum(count for _, count in sums), abs=1e-5)
+
+
+def test_output_reads_as_transformers_as_paddlenlp_and_as_the_loss():
+    model, ids = model_with("lora"), paddle.to_tensor([ROWS[0]])
+    output = model(ids, labels=ids)
+    loss, logits = output
+    assert loss is output.loss is output[0] is output["loss"]
+    assert logits is output.logits is output[1] is output["logits"]
+    assert np.array_equal(logits.numpy(), model(ids).numpy())
+    assert float(output) == output.item() == float(loss)
+    assert float(output / 2) == float(2 * output) / 4 == float(output * 0.5)
+    assert float(sum([output, output])) == float(loss + loss)
+    output.backward()
+    gradients = [p.grad is not None for name, p in model.named_parameters() if "lora_" in name]
+    assert gradients and all(gradients)
+    with pytest.raises(AttributeError):
+        output.hidden_states_of_nothing  # noqa: B018
+    with pytest.raises(IndexError):
+        output[2]
+
+
+def test_reft_reads_prompts_off_the_labels():
+    """The answer's own positions stay as they are: a prompt of three tokens, of which the first and last change."""
+    model, ids = model_with("reft"), paddle.to_tensor([ROWS[0]])
+    labels = paddle.to_tensor([[-100, -100, -100, *ROWS[0][3:]]])
+    by_labels = model(ids, labels=labels)
+    np.testing.assert_array_equal(by_labels.logits.numpy(), model(ids, prompt_lengths=[[3]]).numpy())
+    assert not np.array_equal(by_labels.logits.numpy(), model(ids).numpy())
+
+
+def test_forward_refuses_what_does_not_fit():
+    model, ids = tiny_model(), paddle.to_tensor([ROWS[0]])
+    with pytest.raises(ValueError, match="row 0 has padding between tokens"):
+        model(ids, paddle.to_tensor([[1, 1, 0, 1, 1, 1, 1]]))
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        model(ids, paddle.ones([1, 1, 7, 7]))
+    with pytest.raises(ValueError, match="labels have shape"):
+        model(ids, labels=ids[:, 1:])
+    for other in ({"document_lengths": [[7]]}, {"cache": KVCache([0])}):
+        with pytest.raises(ValueError, match="give one of the three"):
+            model(ids, paddle.ones([1, 7]), **other)
+
+
+@paddle.no_grad()
+def test_row_of_padding_alone_stays_finite():
+    model = tiny_model()
+    mask = paddle.to_tensor([[1, 1, 1], [0, 0, 0]])
+    assert np.isfinite(model(paddle.to_tensor([[1, 2, 3], [0, 0, 0]]), mask).numpy()).all()
