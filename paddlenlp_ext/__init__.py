@@ -1,15 +1,15 @@
 """Fine-tuning for PaddlePaddle.
 
-The house has floors; imports go down only, and rooms on one floor do not import each other
-(`tests/test_floors.py` holds the code to it):
+Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
-    F6  train                                     the trainer and the order in which a run is assembled
-    F5  parallel                                  how a model is cut over devices
-    F4  models, peft                              decoders and their families; adapters
-    F3  quant                                     weights in few bits: made, read, written, computed with
-    F2  nn, data, checkpoint, generate            layers; rows to batches; files; sampling
-    F1  ops, config, plan                         kernels; JSON to a tree of dataclasses; words for cutting
-    F0  runtime, utils                            threads and logs, before Paddle is loaded
+    L7  cli                                        command-line programs behind the scripts in llm/
+    L6  trainer                                    the training loop, and the order in which a run is assembled
+    L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
+    L4  models, peft                               decoders and their families; adapter methods
+    L3  quantization                               weights in 4 and 8 bits: quantize, store, compute
+    L2  nn, data, checkpoint, generation           layers; rows to batches; files; sampling
+    L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; words of sharding plans
+    L0  _runtime, utils                            threads and logging, before Paddle is loaded
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paddlenlp_ext import _runtime
 
 __version__ = "0.1.0"
 
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("_runtime", "utils", "runtime"),
-    ("ops", "config", "sharding_spec", "plan"),
-    ("nn", "data", "checkpoint", "generation", "generate"),
-    ("quantization", "quant"),
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("_runtime", "utils"),
+    ("ops", "config", "sharding_spec"),
+    ("nn", "data", "checkpoint", "generation"),
+    ("quantization",),
     ("models", "peft"),
     ("parallel",),
-    ("trainer", "train"),
+    ("trainer",),
     ("cli",),
 )
 

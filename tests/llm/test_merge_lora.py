@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge.files import files
+from paddlenlp_ext.peft.merge import files
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights

@@ -1,6 +1,6 @@
 """The 8-bit step: the native one stores the codes that the one in plain Paddle stores, over several steps.
 
-The formula itself, and the steps of bitsandbytes, are in tests/train/test_small_state_optimizers.py.
+The formula itself, and the steps of bitsandbytes, are in tests/trainer/test_small_state_optimizers.py.
 """
 
 from __future__ import annotations

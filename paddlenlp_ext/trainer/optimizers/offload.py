@@ -1,6 +1,7 @@
 """Optimizer state in the host's memory: it is on the GPU only while a step is made, when no activation is.
 
-Not run on the machine it was written on, which has no GPU: tests/train/test_offload.py holds when what is moved where.
+Not run on the machine it was written on, which has no GPU: tests/trainer/test_offload.py holds when what is moved
+where.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the golden numbers of tests/generate from transformers (PyTorch): logits filters and greedy continuations.
+"""Write the golden numbers of tests/generation from transformers (PyTorch): logits filters and greedy continuations.
 
 Run where PyTorch and transformers are installed: `python -m tests.golden.generators.make_generate_golden`.
 """

@@ -1,4 +1,4 @@
-"""Imports go down only: the floors written in paddlenlp_ext/__init__.py hold, function-level imports included."""
+"""Imports go down only: the layers written in paddlenlp_ext/__init__.py hold, function-level imports included."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import paddlenlp_ext
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent
-FLOOR_OF = {room: floor for floor, rooms in enumerate(paddlenlp_ext.FLOORS) for room in rooms}
+LAYER_OF = {package: floor for floor, packages in enumerate(paddlenlp_ext.LAYERS) for package in packages}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-WITHOUT_PADDLE = ("_runtime", "runtime", "utils", "config", "plan")
+WITHOUT_PADDLE = ("_runtime", "utils", "config", "sharding_spec")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -33,21 +33,21 @@ def imported_modules(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def test_every_room_has_a_floor():
-    rooms = {room_of(path) for path in MODULES}
-    assert rooms <= set(FLOOR_OF), f"rooms without a floor: {rooms - set(FLOOR_OF)}"
+def test_layers_every_package_has_one():
+    packages = {package_of(path) for path in MODULES}
+    assert packages <= set(LAYER_OF), f"packages without a layer: {packages - set(LAYER_OF)}"
     assert len(MODULES) > 10
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path):
-    room = room_of(path)
+def test_layers_imports_go_down(path: Path):
+    package = package_of(path)
     for line, module in imported_modules(path):
         where = f"{path.relative_to(PACKAGE)}:{line} imports {module}"
-        if room in WITHOUT_PADDLE and path.name not in ("runtime.py", "_runtime.py"):
-            assert module.split(".")[0] != "paddle", f"{where}: this room does not know Paddle"
+        if package in WITHOUT_PADDLE and path.name != "_runtime.py":
+            assert module.split(".")[0] != "paddle", f"{where}: this package must not import Paddle"
         if not module.startswith("paddlenlp_ext."):
             continue
         other = module.split(".")[1]
-        assert other in FLOOR_OF, f"{where}: not a room"
-        assert other == room or FLOOR_OF[other] < FLOOR_OF[room], f"{where}: that is not below {room}"
+        assert other in LAYER_OF, f"{where}: not a package of LAYERS"
+        assert other == package or LAYER_OF[other] < LAYER_OF[package], f"{where}: that is not below {package}"

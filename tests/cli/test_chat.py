@@ -6,7 +6,7 @@ import io
 
 from paddlenlp_ext.cli.chat import TextStream, chat
 from paddlenlp_ext.generation.generate import generate
-from tests.generate.tiny_models import tiny_model
+from tests.generation.tiny_models import tiny_model
 
 
 def decode(tokens: list[int]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.cli import predict
 from paddlenlp_ext.cli.predict import PredictionRow, predict_file
 from paddlenlp_ext.generation.generate import generate
-from tests.generate.tiny_models import random_prompts, tiny_model
+from tests.generation.tiny_models import random_prompts, tiny_model
 
 PROMPTS = random_prompts((5, 20, 1, 9, 3, 14, 2))
 ROWS = [PredictionRow(prompt, f"frage ß {number}", "") for number, prompt in enumerate(PROMPTS)]
