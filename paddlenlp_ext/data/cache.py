@@ -122,29 +122,45 @@ def file_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-ROOM = Path(__file__).parent
+TOKENIZATION_VERSION = 1
+"""Version of the tokens that rows become. Raise it with every change that gives other tokens for the same rows.
+
+`tests/data/test_tokenization_version.py` compares a digest of such tokens with the one recorded for this version.
+"""
+_V1_FILE = Path(__file__).parent / "tokenization_v1.json"
+"""The `package` version and `code` hashes that stand for version 1 in a key.
+
+Keys once held a hash of each source file of this package. Version 1 keeps the last such list, so that caches written
+with it are found.
+"""
 
 
-def cache_key(
-    *, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any], room: Path = ROOM
-) -> str:
-    """Hash of names and contents of the files, tokenizer, template, options, and the code that puts them together.
+def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any]) -> str:
+    """Return the hash of everything that decides the tokens of a split.
 
     Args:
-        files: what the rows are read from, in order.
-        tokenizer: its `tokenizer_fingerprint`.
-        template_text: the chat template's `identity`.
-        options: whatever of the configuration changes which tokens come out.
-        room: folder whose Python files are the code.
+        files: files that the rows are read from, in order; their names and contents count.
+        tokenizer: the `tokenizer_fingerprint`.
+        template_text: `identity` of the chat template.
+        options: configuration values that change which tokens come out.
     """
     parts = {
         "files": [(str(path), _hash(path.read_bytes())) for path in files],
         "tokenizer": tokenizer,
         "template": template_text,
         "options": dict(options),
-        **code_facts(room),
+        **tokenization_facts(),
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())
+
+
+def tokenization_facts() -> dict[str, Any]:
+    """Return the part of a key that identifies the tokenizing code: its version and those of its libraries."""
+    libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
+    if TOKENIZATION_VERSION > 1:
+        return {"code": TOKENIZATION_VERSION, "versions": libraries}
+    first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
+    return {"code": first["code"], "versions": [first["package"], *libraries]}
 
 
 def code_facts(*rooms: Path) -> dict[str, Any]:

@@ -145,11 +145,16 @@ class DataAccount:
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
-        return asdict(self)
+        """Return plain values for a JSON file; its keys are those of the first token caches."""
+        return {_JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataAccount:
-        """The inverse of `to_json`."""
-        rows = tuple(InvalidRow(**{**row, "place": Location(**row["place"])}) for row in values["examples"])
-        return cls(**{**values, "examples": rows})
+        """Return the account that `to_json` gave `values` for."""
+        by_name = {name: values[_JSON_KEYS.get(name, name)] for name in cls.__dataclass_fields__}
+        rows = tuple(InvalidRow(**{**row, "place": Location(**row["place"])}) for row in by_name["examples"])
+        return cls(**{**by_name, "examples": rows})
+
+
+_JSON_KEYS = {"num_target_tokens": "num_learned"}
+"""Attributes of `DataAccount` with another name in JSON."""

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-import paddlenlp_ext
 from paddlenlp_ext.data import cache
 from paddlenlp_ext.data import dataset as dataset_module
 from paddlenlp_ext.data.cache import TokenStore, load_or_build
 from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.types import DataAccount
+from paddlenlp_ext.data.types import DataAccount, InvalidRow, Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
+from tests.golden.generators.make_token_cache_golden import data_config, make_words_tokenizer
+
+GOLDEN_DATA = Path(__file__).parent.parent / "golden/data"
 
 ROWS = [{"src": "2 + 2?", "tgt": "vier"}, {"src": "Und?", "tgt": "Antwort"}]
 
@@ -56,6 +58,10 @@ def with_token_added():
     tokenizer = make_tokenizer(bos="<s>")
     tokenizer.add_tokens(["vier"])
     return tokenizer
+
+
+def must_not_run(*_):
+    raise AssertionError("tokenized again")
 
 
 def template_file(tmp_path, text):
@@ -117,17 +123,60 @@ def test_a_template_that_writes_the_day_has_a_key_a_day(key_of, tmp_path, monkey
     assert (keys[0] == keys[1]) is (variable == "date_string"), "Llama 3's variable is fixed"
 
 
-def test_code_changes_the_key(tmp_path, monkeypatch):
-    room = tmp_path / "room"
-    shutil.copytree(cache.ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
-    parts = {"files": [], "tokenizer": "words", "template_text": "none", "options": {}}
-    before = cache.cache_key(**parts, room=room)
-    assert before == cache.cache_key(**parts), "the same code elsewhere is the same code"
-    with open(room / "truncate.py", "a") as file:
-        file.write("# changed\n")
-    assert cache.cache_key(**parts, room=room) != before
-    monkeypatch.setattr(paddlenlp_ext, "__version__", "99")
-    assert cache.cache_key(**parts) != before
+def test_cache_key_with_another_tokenization_or_library_version_changes(key_of, monkeypatch):
+    before = key_of()
+    real = cache.version
+    for library in ("tokenizers", "transformers", "jinja2"):
+        monkeypatch.setattr(cache, "version", lambda name, new=library: "99" if name == new else real(name))
+        assert key_of() != before
+    monkeypatch.setattr(cache, "version", real)
+    assert key_of() == before
+    monkeypatch.setattr(cache, "TOKENIZATION_VERSION", cache.TOKENIZATION_VERSION + 1)
+    assert key_of() != before
+
+
+def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeypatch):
+    folder = tmp_path / "golden"
+    shutil.copytree(GOLDEN_DATA / "token_cache", folder)
+    monkeypatch.chdir(folder)
+    versions = json.loads((folder / "versions.json").read_text())
+    monkeypatch.setattr(cache, "version", versions.__getitem__)
+    monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
+    dataset = load_dataset(data_config(), "train", make_words_tokenizer())
+    account = DataAccount(
+        num_read=4,
+        num_kept=2,
+        num_truncated=1,
+        dropped={"missing key": 1},
+        num_tokens=22,
+        num_target_tokens=10,
+        num_tokens_cut=2,
+        examples=(
+            InvalidRow(Location("rows/train.json", 4), "missing key", "the row has the keys 'src' but no 'tgt'"),
+        ),
+    )
+    assert dataset.account == account
+    assert [row.tokens.tolist() for row in dataset] == [
+        [3, 5, 8, 7, 4, 2],
+        [6, 8, 3, 2, 4, 8, 5, 5, 2],
+        [7, 7, 7, 7, 7, 4, 2],
+    ]
+    assert [row.learned.astype(int).tolist() for row in dataset] == [
+        [0, 0, 0, 1, 1, 1],
+        [0, 0, 1, 1, 0, 0, 1, 1, 1],
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert [dataset.source(index) for index in range(3)] == [("rows/train.json", line) for line in (1, 2, 3)]
+    assert [prompt[1:] for prompt in dataset.prompts()] == [
+        ("plum blue", "red apple ="),
+        ("apple apple", "blue ="),
+        ("blue", "plum plum plum plum plum plum ="),
+    ]
+    written = {path.name for path in (folder / "cache").glob("*/*")}
+    assert written == {
+        "account.json",
+        *(f"{name}.npy" for name in ("tokens", "learned", "offsets", "places", "answers")),
+    }
 
 
 UNRELATED = {
@@ -161,9 +210,6 @@ def test_other_files_in_the_folder_leave_the_key(key_of, tmp_path):
 def test_second_load_reads_nothing_anew(options, tokenizer, tmp_path, monkeypatch):
     folder = write(tmp_path / "set")
     first = load_dataset(options(folder), "train", tokenizer)
-
-    def must_not_run(*_):
-        raise AssertionError("tokenized again")
 
     monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
     second = load_dataset(options(folder), "train", tokenizer)

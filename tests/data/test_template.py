@@ -9,7 +9,14 @@ import pytest
 
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
-from tests.data.tiny_tokenizers import CHATML, MISTRAL, TEMPLATES, make_marking_tokenizer, make_tokenizer
+from tests.data.tiny_tokenizers import (
+    CHATML,
+    MISTRAL,
+    PADDLENLP_CHATML,
+    TEMPLATES,
+    make_marking_tokenizer,
+    make_tokenizer,
+)
 
 ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))
 # The answers occur in their questions, in each other, and hold what looks like markers.
@@ -206,16 +213,9 @@ def test_tokenizers_own_template(tmp_path):
     assert load_template("none", tokenizer).text == "none"
 
 
-PIECES = {
-    "system": "<|im_start|>system\n{{ system | default('You are helpful.') }}<|im_end|>\n",
-    "conversation": ["<|im_start|>user\n{{user}}<|im_end|>\n<|im_start|>assistant\n", "{{bot}}<|im_end|>\n"],
-    "query": "<|im_start|>user\n{{query}}<|im_end|>\n<|im_start|>assistant\n",
-}
-
-
 @pytest.mark.parametrize("conversation", [ONE_TURN, HARD_TURNS, Conversation("You", HARD_TURNS.turns)])
 def test_paddlenlp_pieces_equal_the_jinja_template(conversation, tokenizer, tmp_path):
-    pieces = load_template(write_template(tmp_path, json.dumps(PIECES), "chat_template.json"), tokenizer)
+    pieces = load_template(write_template(tmp_path, json.dumps(PADDLENLP_CHATML), "chat_template.json"), tokenizer)
     jinja = load_template(write_template(tmp_path, CHATML), tokenizer)
     assert pieces.encode(conversation) == jinja.encode(conversation)
     assert pieces.stop_token_ids == jinja.stop_token_ids
@@ -226,7 +226,7 @@ def test_paddlenlp_pieces_equal_the_jinja_template(conversation, tokenizer, tmp_
 
 
 def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, tmp_path):
-    fixed = json.dumps(PIECES | {"system": "You are helpful."})
+    fixed = json.dumps(PADDLENLP_CHATML | {"system": "You are helpful."})
     template = load_template(write_template(tmp_path, fixed, "chat_template.json"), tokenizer)
     template.encode(ONE_TURN)
     with pytest.raises(InvalidRowError, match="would be lost"):

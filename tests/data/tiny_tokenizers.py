@@ -53,6 +53,11 @@ TEMPLATES = {
     "thinking": (THINKING, "<|im_end|>"),
     "marked": (MARKED, "<|im_end|>"),
 }
+PADDLENLP_CHATML = {
+    "system": "<|im_start|>system\n{{ system | default('You are helpful.') }}<|im_end|>\n",
+    "conversation": ["<|im_start|>user\n{{user}}<|im_end|>\n<|im_start|>assistant\n", "{{bot}}<|im_end|>\n"],
+    "query": "<|im_start|>user\n{{query}}<|im_end|>\n<|im_start|>assistant\n",
+}
 
 
 def make_tokenizer(bos: str | None = None, eos: str | None = "</s>", adds_bos: bool = False):
