@@ -16,6 +16,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
@@ -92,7 +93,8 @@ def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], l
     config = _config(shape, folder, {**keys, "max_length": length})
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2, save_pretrained=lambda folder: None)
     rows = _Rows(64, length, shape["vocab_size"])
-    data = RunData(tokenizer, SimpleNamespace(stop_token_ids=()), rows, None)
+    source = ModelSource.from_config(config.model)
+    data = RunData(source, tokenizer, SimpleNamespace(stop_token_ids=()), rows, None)
     paddle.zeros([1])
     before = _status("VmRSS")
     trainer = build_trainer(config, data)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.data.sampler import build_data_order
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.utils.process import run_command
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             line = [{"tokens": r.tokens.tolist(), "learned": r.learned.astype(int).tolist()} for r in documents]
             out.write(json.dumps(line) + "\n")
     if args.adapter:
-        build_model(config).save_pretrained(args.adapter)
+        build_model(ModelSource.from_config(config.model), config).model.save_pretrained(args.adapter)
 
 
 if __name__ == "__main__":

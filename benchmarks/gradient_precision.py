@@ -24,6 +24,7 @@ from benchmarks.measure import report
 from benchmarks.ours import not_offered, run_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import PackedBatch, collate
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.trainer.forward_backward import loss_sum
 from paddlenlp_ext.trainer.train_step import autocast
@@ -34,7 +35,7 @@ BF16 = ["--bf16", "true"]
 
 def started_model(config: RunConfig) -> Any:
     """The model of the run in training mode, every B drawn at random."""
-    model = build_model(config)
+    model = build_model(ModelSource.from_config(config.model), config).model
     model.train()
     rng = np.random.default_rng(0)
     for name, parameter in model.named_parameters():

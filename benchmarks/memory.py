@@ -21,7 +21,8 @@ from pathlib import Path
 
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, run_config
-from paddlenlp_ext.cli.dry_run import build_skeleton, estimate_run, packed_weights
+from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
 from paddlenlp_ext.utils.process import run_command
 
@@ -98,7 +99,7 @@ def measure(model: str, documents: int, length: int, keys: str) -> float:
 def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
     """What the dry run would name."""
     config = run_config(["--model_name_or_path", model, *keys.split()])
-    return estimate_run(config, build_skeleton(config), packed_weights(config), tokens, tokens)
+    return estimate_run(config, outline_model(ModelSource.from_config(config.model), config), tokens, tokens)
 
 
 def page(rows: Sequence[str], parts: Sequence[str]) -> str:

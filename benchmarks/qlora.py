@@ -26,6 +26,7 @@ from benchmarks.compare_losses import read_losses
 from benchmarks.measure import environment, random_documents
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.build import build_model
@@ -117,7 +118,11 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
 def stepper(model: str, documents: int, length: int, options: QuantizationConfig | None) -> Callable[[], object]:
     """A function that makes one training step of LoRA over that base."""
     config = run_config(lora_keys(model, options))
-    return training_step(build_model(config), config, packed_batch(random_documents(documents, length), 1.0))
+    return training_step(
+        build_model(ModelSource.from_config(config.model), config).model,
+        config,
+        packed_batch(random_documents(documents, length), 1.0),
+    )
 
 
 def lora_keys(model: str, options: QuantizationConfig | None) -> list[str]:

@@ -18,6 +18,7 @@ from benchmarks.arithmetic import linear_shapes, step_operations
 from benchmarks.matmul_rate import onednn_rates
 from benchmarks.measure import SMOLLM2_SHAPE, random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
     dtype = "bfloat16" if config.precision.bf16 else "float32"
     before = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
-    step = training_step(build_model(config), config, batch)
+    step = training_step(build_model(ModelSource.from_config(config.model), config).model, config, batch)
     figures = time_steps(step, args.steps, tokens)
     kernels = profile_step(step)
     after = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))

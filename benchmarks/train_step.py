@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure import random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
 
     batch = packed_batch(random_documents(args.documents, args.length), args.learned)
     config = run_config(keys)
-    step = training_step(build_model(config), config, batch)
+    step = training_step(build_model(ModelSource.from_config(config.model), config).model, config, batch)
     figures = time_steps(step, args.steps, args.documents * args.length)
     report("train_step", {**vars(args), "keys": keys, **figures}, "paddlepaddle")
 

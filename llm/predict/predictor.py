@@ -132,9 +132,8 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     """
     import paddle
 
-    from paddlenlp_ext.checkpoint.hub import resolve_model
-    from paddlenlp_ext.checkpoint.model_config import read_model_config
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
+    from paddlenlp_ext.models.model_source import ModelSource
     from paddlenlp_ext.peft.merge.files import choose_device
     from paddlenlp_ext.peft.peft_model import PeftModel
     from paddlenlp_ext.peft.save_and_load import read_adapter
@@ -142,16 +141,16 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
 
     choose_device(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
-    config = read_model_config(resolve_model(base))
-    check_context(arguments, config)
+    source = ModelSource.resolve(base)
+    check_context(arguments, source.config)
     options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     stored = None if adapter is None else read_adapter(adapter)
     if stored is not None:
         options |= {
-            "quantization_config": stored.base_quantization(config),
+            "quantization_config": stored.base_quantization(source.config),
             "before_quantizing": stored.before_quantizing,
         }
-    model = AutoModelForCausalLM.from_pretrained(base, **options)
+    model = AutoModelForCausalLM.from_pretrained(source, **options)
     if model.quantization is not None:
         logger.info("%s", quantization_report(model))
     if stored is None:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import paddle
 from rich.console import Console
 from rich.table import Table
 
-from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, packing_kind
-from paddlenlp_ext.models.auto import stored_quantization
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize, packed_size
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
-from paddlenlp_ext.trainer.build import RunData, adapt_model, quant_options, weight_dtype
+from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.utils.distributed_env import world_size
@@ -32,76 +31,72 @@ from paddlenlp_ext.utils.distributed_env import world_size
 _GB = 1e9
 
 
-def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
-    """Print the plan: rows and tokens, packs and steps, what trains, memory part by part.
+@dataclass(frozen=True)
+class ModelOutline:
+    """A model with the shapes of its parameters and no values.
 
-    Steps are those of as many processes as the launcher started; memory is one process's that has the whole model.
+    Attributes:
+        model: the decoder with its adapter, not quantized.
+        num_base_parameters: parameters of the decoder alone.
+        packed: size of the weights that are quantized while loading, or stored so.
+    """
+
+    model: CausalLM | PeftModel
+    num_base_parameters: int
+    packed: PackedSize
+
+
+def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
+    """Print the plan of a run: rows, tokens, packs, steps, trained parameters, and memory part by part.
+
+    Steps are those of all processes that the launcher started; memory is that of one process with the full model.
 
     Args:
         config: the run's configuration.
-        data: what `load_data` gave for it.
-        console: where to; standard output if absent.
+        data: result of `load_data(config)`.
+        console: output; by default standard output.
 
     Raises:
-        ValueError: the adapter method's schedule does not fit into the run, or the model can't be cut as it asks.
+        ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be split as
+            the configuration requests.
     """
     console = console or Console()
     degrees = complete_degrees(config.parallel, world_size())
-    _check_layout(config, degrees)
-    model = build_skeleton(config)
-    replicas = degrees.data * degrees.sharding
-    order = None if data.train_rows is None else build_data_order(config, data.train_rows, replicas)
+    outline = outline_model(data.source, config, degrees)
+    order = None
+    if data.train_rows is not None:
+        order = build_data_order(config, data.train_rows, degrees.data * degrees.sharding)
+        training_hooks(outline.model).plan_steps(order.total_steps)
+    console.print(_plan_table(config, data, outline, order))
     if order is not None:
-        training_hooks(model).plan_steps(order.total_steps)
-    packed = packed_weights(config)
-    console.print(_plan_table(config, data, model, order, packed))
-    if order is not None:
-        console.print(_memory_table(config, data, model, order, packed))
+        console.print(_memory_table(config, data, outline, order))
 
 
-def _check_layout(config: RunConfig, degrees: Degrees) -> None:
-    """Refuse what the run would refuse of the model's shapes."""
-    with paddle.LazyGuard():
-        model = _base(config)
-    quantization = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
-    check_tensor_plan(model, degrees.tensor, quantization)
-    if degrees.pipeline > 1:
-        plan_stages(model.config, degrees.pipeline, config.parallel.virtual_pp_degree)
-
-
-def build_skeleton(config: RunConfig) -> Any:
-    """The model as it would train, with shapes and no values; a quantized one in plain numbers."""
-    with paddle.LazyGuard():
-        return adapt_model(_base(config), config)
-
-
-def packed_weights(config: RunConfig) -> PackedSize:
-    """What of the model would be quantized, or is stored so.
+def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | None = None) -> ModelOutline:
+    """Build the model of a run from its shapes and check that it can be split as `degrees` says.
 
     Raises:
-        ValueError: a pattern of weight_quantize_algo that fits no layer.
+        ValueError: a split that the model's shapes do not allow, or a pattern of weight_quantize_algo that matches no
+            layer.
     """
-    options = quant_options(config.model) or stored_quantization(config.model.model_name_or_path)
-    if options is None:
-        return NOTHING_PACKED
+    degrees = degrees or Degrees()
+    base = build_skeleton(source)
+    check_tensor_plan(base, degrees.tensor, source.quantization)
+    if degrees.pipeline > 1:
+        plan_stages(base.config, degrees.pipeline, config.parallel.virtual_pp_degree)
+    num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
+    packed = NOTHING_PACKED if source.quantization is None else packed_size(base, source.quantization)
     with paddle.LazyGuard():
-        return packed_size(_base(config), options)
+        return ModelOutline(adapt_model(base, config), num_base_parameters, packed)
 
 
-def _base(config: RunConfig) -> CausalLM:
-    name = config.model.model_name_or_path
-    return CausalLM(DecoderConfig.from_dict(read_model_config(resolve_model(name)), name_or_path=name))
-
-
-def _plan_table(config: RunConfig, data: RunData, model: Any, order: DataOrder | None, packed: PackedSize) -> Table:
-    table = _two_columns("What would run")
-    parameters = [(math.prod(p.shape), p.stop_gradient) for p in model.parameters()]
+def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder | None) -> Table:
+    table, packed = _two_columns("What would run"), outline.packed
+    parameters = [(math.prod(p.shape), p.stop_gradient) for p in outline.model.parameters()]
     trained = sum(size for size, is_frozen in parameters if not is_frozen)
     total = sum(size for size, _ in parameters)
-    with paddle.LazyGuard():
-        base = sum(math.prod(p.shape) for p in _base(config).parameters())
     share = f"{trained / total:.3%}" + (" of model and adapter" if config.peft_switch else "")
-    table.add_row("model", f"{config.model.model_name_or_path} ({base:,} parameters)")
+    table.add_row("model", f"{config.model.model_name_or_path} ({outline.num_base_parameters:,} parameters)")
     table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({share})")
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
@@ -128,13 +123,13 @@ def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
     return f"{packs:,}, {num_slots_filled / (packs * config.data.max_length):.2%} of their slots filled"
 
 
-def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder, packed: PackedSize) -> Table:
+def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder) -> Table:
     rows = data.train_rows
     assert rows is not None
     micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
     largest = max(micro_batches, key=lambda packs: _slots(config, rows, packs))
     learned = sum(int(rows[index].learned.sum()) for pack in largest for index in pack)
-    estimate = estimate_run(config, model, packed, _slots(config, rows, largest), learned)
+    estimate = estimate_run(config, outline, _slots(config, rows, largest), learned)
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
@@ -142,18 +137,17 @@ def _memory_table(config: RunConfig, data: RunData, model: Any, order: DataOrder
     return table
 
 
-def estimate_run(config: RunConfig, model: Any, packed: PackedSize, slots: int, learned: int) -> MemoryEstimate:
+def estimate_run(config: RunConfig, outline: ModelOutline, slots: int, learned: int) -> MemoryEstimate:
     """The memory of a run's step.
 
     Args:
         config: the run's configuration.
-        model: as `build_skeleton` gives it.
-        packed: as `packed_weights` gives it.
+        outline: the model's shapes.
         slots: positions of the largest micro-batch, padding included.
         learned: how many tokens of it are learned.
     """
     return estimate_memory(
-        model,
+        outline.model,
         micro_batch_tokens=slots,
         learned_tokens=learned,
         recompute=RecomputePlan.from_config(config.train),
@@ -161,7 +155,7 @@ def estimate_run(config: RunConfig, model: Any, packed: PackedSize, slots: int, 
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
         optim=config.optim.optim,
-        packed=packed,
+        packed=outline.packed,
     )
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import paddle
 
-from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
-from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
-from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.quantization.model import load_quantized
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing
@@ -30,47 +29,32 @@ class AutoModelForCausalLM:
     @classmethod
     def from_pretrained(
         cls,
-        name_or_path: str | os.PathLike[str],
+        name_or_path: str | os.PathLike[str] | ModelSource,
         dtype: str = "float32",
         use_flash_attention: bool = True,
         quantization_config: QuantizationConfig | None = None,
         before_quantizing: BeforeQuantizing | None = None,
     ) -> CausalLM:
-        """Load a model, in evaluation mode. One that was saved quantized comes so.
+        """Load a model in evaluation mode. A model that was saved quantized is loaded quantized.
 
         Args:
-            name_or_path: a Hugging Face folder, a .gguf file, a built-in name, or a hub id where there is a network.
+            name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id where there is a network, or
+                a `ModelSource` that was resolved before.
             dtype: format of the parameters: float32, bfloat16 or float16.
-            use_flash_attention: False keeps to attention in plain Paddle where a flash kernel could run, on a GPU.
-            quantization_config: how linear layers are stored in few bits as they are read; embeddings, norms and head
-                are not.
-            before_quantizing: an adapter config's, where the adapter changes what is quantized (PiSSA, LoftQ).
+            use_flash_attention: False selects attention in plain Paddle where a flash kernel could run, on a GPU.
+            quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
+                lm_head stay in `dtype`.
+            before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
 
         Raises:
-            ValueError: no such model, one that the decoder cannot be built from, tensors that are not its own, or
-                `quantization_config` of a model that is quantized already.
+            ValueError: no such model, an unsupported architecture, tensors of another model, or `quantization_config`
+                for a model that is stored quantized.
         """
-        model = cls.without_values(name_or_path, dtype, use_flash_attention)
-        read_values(model, name_or_path, quantization_config, before_quantizing)
-        return model
-
-    @classmethod
-    def without_values(
-        cls, name_or_path: str | os.PathLike[str], dtype: str = "float32", use_flash_attention: bool = True
-    ) -> CausalLM:
-        """As `from_pretrained`, but parameters have shapes alone: `read_values` reads what is still there of them.
-
-        Raises:
-            ValueError: no such model, or one that the decoder cannot be built from.
-        """
-        path = resolve_model(name_or_path)
-        config = DecoderConfig.from_dict(read_model_config(path), name_or_path=os.fspath(name_or_path))
-        with _parameters_in(dtype), paddle.LazyGuard():
-            model = CausalLM(config)
-        model.generation_config = read_generation_config(path)
-        if not use_flash_attention:
-            decline_flash_attention(model)
-        model.eval()
+        source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
+        if quantization_config is not None:
+            source = replace(source, requested_quantization=quantization_config)
+        model = build_skeleton(source, dtype, use_flash_attention)
+        load_values(model, source, before_quantizing)
         return model
 
     @classmethod
@@ -91,35 +75,36 @@ class AutoModelForCausalLM:
         return model
 
 
-def read_values(
-    model: CausalLM,
-    name_or_path: str | os.PathLike[str],
-    quantization_config: QuantizationConfig | None = None,
-    before_quantizing: BeforeQuantizing | None = None,
-) -> None:
-    """Fill a model of that name which was built without values; arguments as `from_pretrained`'s.
-
-    Of a pipeline's model, the layers of this stage are read and no others.
+def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attention: bool = True) -> CausalLM:
+    """Build the decoder of a source with the shapes of its parameters and no values; `load_values` reads those.
 
     Raises:
-        ValueError: the stored tensors are not the model's, or `quantization_config` of one that is quantized already.
+        ValueError: an unsupported architecture.
     """
-    path = resolve_model(name_or_path)
-    saved = stored_quantization(path)
-    if quantization_config is None and saved is None:
-        load_weights(model, open_weights(path))
+    config = DecoderConfig.from_dict(source.config, name_or_path=source.name)
+    with _parameters_in(dtype), paddle.LazyGuard():
+        model = CausalLM(config)
+    model.generation_config = read_generation_config(source.path)
+    if not use_flash_attention:
+        decline_flash_attention(model)
+    model.eval()
+    return model
+
+
+def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQuantizing | None = None) -> None:
+    """Read the values of a skeleton's parameters and quantize them as the source requests.
+
+    In a pipeline, only the layers of this stage are read.
+
+    Raises:
+        ValueError: the stored tensors are another model's, or quantization is requested for weights that are stored
+            quantized.
+    """
+    if source.quantization is None:
+        load_weights(model, source.open_weights())
         return
-    load_quantized(model, open_weights(path), quantization_config, before_quantizing)
-    model.quantization = quantization_config or saved
-
-
-def stored_quantization(name_or_path: str | os.PathLike[str]) -> QuantizationConfig | None:
-    """How a model's weights were quantized before they were saved; None for one in plain numbers.
-
-    Raises:
-        ValueError: no such model, or one quantized by a method that is not read here.
-    """
-    return from_quantization_config(read_model_config(resolve_model(name_or_path)).get("quantization_config"))
+    load_quantized(model, source.open_weights(), source.requested_quantization, before_quantizing)
+    model.quantization = source.quantization
 
 
 def decline_flash_attention(model: CausalLM) -> None:

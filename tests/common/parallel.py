@@ -16,6 +16,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.init_weights import random_matrix
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
 from paddlenlp_ext.trainer.optimizer import updated_parameters
@@ -99,7 +100,8 @@ def run_case(case: Case, folder: Path) -> None:
     config = make_config(folder / case.name, **keys)
     if case.switch is not None:
         config = dataclasses.replace(config, peft=peft_methods()[case.switch](**case.peft), peft_switch=case.switch)
-    data = RunData(Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(26, seed=3), Rows(7, seed=4))
+    source = ModelSource.from_config(config.model)
+    data = RunData(source, Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(26, seed=3), Rows(7, seed=4))
     trainer = build_trainer(config, data)
     held = watch_gradients(trainer)
     trainer.train()

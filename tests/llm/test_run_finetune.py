@@ -109,26 +109,6 @@ def test_help_lists_every_key_with_its_default():
         assert words in result.stdout
 
 
-def test_a_run_over_tokenized_rows_trains_and_saves_without_transformers(config_file, run_folders):
-    """Importing it and loading a tokenizer takes as long as all else before the first step together."""
-    arguments = [config_file, "--do_eval", "false", "--disable_tqdm", "true", "--overwrite_output_dir", "true"]
-    first = launch(*arguments)
-    assert first.returncode == 0, first.stderr
-    saved = {path.name: path.read_bytes() for path in (run_folders / "out").glob("tokenizer*")}
-    code = (
-        "import runpy, sys\n"
-        "for name in ('transformers', 'tokenizers', 'jinja2', 'gguf'):\n"
-        "    sys.modules[name] = None  # importing it is an error\n"
-        "del sys.argv[0]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    command = [sys.executable, "-c", code, str(SCRIPT), *map(str, arguments)]
-    second = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert second.returncode == 0, second.stderr
-    assert json.loads((run_folders / "out" / "train_results.json").read_text())
-    assert saved and saved == {path.name: path.read_bytes() for path in (run_folders / "out").glob("tokenizer*")}
-
-
 def test_nothing_heavy_is_imported_to_build_a_run():
     heavy = ["transformers", "tokenizers", "jinja2", "gguf", "matplotlib", "scipy", "pandas", "visualdl", "triton"]
     code = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.parallel_degrees import complete_degrees
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer import callbacks
@@ -36,9 +37,11 @@ def mesh_of(parallel) -> Mesh:
 
 def outcome_of(words: list[str]) -> dict[str, Any]:
     """Start, train and save one run."""
-    data = RunData(Tokenizer(), SimpleNamespace(stop_token_ids=()), Rows(12, seed=3), Rows(5, seed=4))
+    rows = (Rows(12, seed=3), Rows(5, seed=4))
     try:
-        trainer = build_trainer(load_run_config(words, peft_methods()), data)
+        config = load_run_config(words, peft_methods())
+        source = ModelSource.from_config(config.model)
+        trainer = build_trainer(config, RunData(source, Tokenizer(), SimpleNamespace(stop_token_ids=()), *rows))
     except ValueError as error:
         return {"refused": str(error)}
     trainer.train()

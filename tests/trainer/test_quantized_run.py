@@ -12,8 +12,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
-from paddlenlp_ext.cli.dry_run import packed_weights
+from paddlenlp_ext.cli.dry_run import outline_model
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
@@ -83,18 +84,21 @@ def test_a_base_that_is_stored_quantized_needs_an_adapter(run_folders):
     )
     model.save_pretrained(stored)
     config = config_for(run_folders, model_name_or_path=str(stored), weight_quantize_algo=None)
-    assert len(quantized_linears(build_model(config))) == 14
+    source = ModelSource.from_config(config.model)
+    assert len(quantized_linears(build_model(source, config).model)) == 14
     with pytest.raises(ValueError, match=r"stored quantized.*choose an adapter"):
-        build_model(dataclasses.replace(config, peft=None, peft_switch=None))
+        build_model(source, dataclasses.replace(config, peft=None, peft_switch=None))
 
 
 def test_the_dry_run_knows_what_will_be_packed(run_folders):
     config = config_for(run_folders)
-    packed = packed_weights(config)
-    layers = quantized_linears(build_model(config)).values()
+    source = ModelSource.from_config(config.model)
+    packed = outline_model(source, config).packed
+    layers = quantized_linears(build_model(source, config).model).values()
     assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
     assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
-    assert packed_weights(config_for(run_folders, weight_quantize_algo=None)).num_weights == 0
+    plain = config_for(run_folders, weight_quantize_algo=None)
+    assert outline_model(ModelSource.from_config(plain.model), plain).packed.num_weights == 0
 
 
 def test_the_best_adapter_comes_back_and_another_format_is_not_resumed(run_folders):
@@ -114,12 +118,14 @@ def test_the_best_adapter_comes_back_and_another_format_is_not_resumed(run_folde
 
 def test_it_says_what_is_quantized(run_folders, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
-    build_model(config_for(run_folders))
+    config = config_for(run_folders)
+    build_model(ModelSource.from_config(config.model), config)
     assert re.search(
         r"quantized: 14 layers, [\d,]+ weights in 0\.\d MB \(\d\.\d\d bits each\): nf4, blocks of 64", caplog.text
     )
 
 
 def test_random_weights_are_quantized_too(run_folders):
-    model = build_model(config_for(run_folders, continue_training=False))
+    config = config_for(run_folders, continue_training=False)
+    model = build_model(ModelSource.from_config(config.model), config).model
     assert len(quantized_linears(model)) == 14

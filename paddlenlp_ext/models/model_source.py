@@ -1,0 +1,107 @@
+"""Location of a model: resolved once per run and handed to whatever reads a part of it.
+
+name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
+|  resolve (unpacks or downloads at most once)
+v
+path ---> config, stored quantization, weights
+tokenizer_path ---> tokenizer
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.checkpoint.hub import resolve_model
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.quantization.options import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's files and the quantization to load them with; files are read on first use.
+
+    Attributes:
+        name: the model as the user named it; messages and saved adapters repeat it.
+        path: Hugging Face folder or .gguf file.
+        tokenizer_path: folder or file to load the tokenizer from.
+        requested_quantization: quantization to apply while loading; None loads the weights as stored.
+    """
+
+    name: str
+    path: Path
+    tokenizer_path: Path
+    requested_quantization: QuantizationConfig | None = None
+
+    @classmethod
+    def resolve(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        quantization: QuantizationConfig | None = None,
+    ) -> ModelSource:
+        """Find the files of a model.
+
+        Args:
+            name_or_path: anything `resolve_model` takes.
+            tokenizer: model to take the tokenizer from; None: the model itself.
+            quantization: how to quantize the linear layers while loading.
+
+        Raises:
+            ValueError: no such model; the message says what was looked for.
+        """
+        name, path = os.fspath(name_or_path), resolve_model(name_or_path)
+        is_its_own = tokenizer is None or os.fspath(tokenizer) == name
+        return cls(name, path, path if is_its_own else resolve_model(tokenizer), quantization)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> ModelSource:
+        """Find the files that `config.model` names.
+
+        Raises:
+            ValueError: as `resolve`, or a quantization option is out of range.
+        """
+        assert config.model_name_or_path is not None, "validation requires model_name_or_path"
+        quantization = None
+        if config.weight_quantize_algo is not None:
+            quantization = QuantizationConfig(
+                algo=config.weight_quantize_algo,
+                block_size=config.weight_blocksize,
+                double_quant=config.weight_double_quant,
+                double_quant_block_size=config.weight_double_quant_block_size,
+            )
+        return cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Contents of the model's config.json, or their equivalent in a GGUF file."""
+        return read_model_config(self.path)
+
+    @cached_property
+    def stored_quantization(self) -> QuantizationConfig | None:
+        """Quantization of the stored weights; None for weights in a floating-point format.
+
+        Raises:
+            ValueError: the weights were quantized by an unsupported method.
+        """
+        return from_quantization_config(self.config.get("quantization_config"))
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """Quantization of the loaded model: the requested one, else the stored one."""
+        return self.requested_quantization or self.stored_quantization
+
+    def open_weights(self) -> WeightSource:
+        """Open the stored tensors.
+
+        Raises:
+            ValueError: no readable weights at `path`.
+        """
+        return open_weights(self.path)
