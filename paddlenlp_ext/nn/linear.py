@@ -38,11 +38,11 @@ class Linear(nn.Layer):
         """Map [..., in_features] to [..., out_features], in the format that the product gives (half under autocast)."""
         return linear(x, self.weight, self.bias)
 
-    def product(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same without the bias."""
         return linear(x, self.weight)
 
-    def frozen(self) -> FrozenLinear | None:
+    def as_frozen_linear(self) -> FrozenLinear | None:
         """What an adapter makes one step with; None where weight or bias trains."""
         stands = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if stands else None

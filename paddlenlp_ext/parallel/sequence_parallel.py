@@ -77,7 +77,7 @@ def divide_sequence(model: nn.Layer, sequence: SequenceShards) -> None:
     for layer in decoder.layers:
         seen += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
-        if not isinstance(adapter, LinearAdapter) and not adapter.by_heads:  # beside or behind a half of a layer
+        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # beside or behind a half of a layer
             seen += [parameter for name, parameter in adapter.named_parameters() if not name.startswith("base.")]
     for parameter in seen:
         parameter.needs_tp_reduce = True  # a rank sees some positions only: the gradients have to be summed

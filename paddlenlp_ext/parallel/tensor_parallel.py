@@ -149,7 +149,7 @@ def styles_by_name(model: nn.Layer, plan: TensorPlan) -> dict[str, Style]:
     return styles
 
 
-class Parts:
+class ShardGroup:
     """What a cut adapter may ask of the ranks that hold its other parts.
 
     Args:
@@ -159,11 +159,11 @@ class Parts:
     def __init__(self, axis: ProcessAxis) -> None:
         self.index, self.size, self._group = axis.index, axis.size, axis.group
 
-    def sum(self, x: paddle.Tensor) -> paddle.Tensor:
+    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
         """The sum of all ranks' `x`; gradients pass."""
         return summed(x, self._group)
 
-    def join(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
+    def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
         """The whole of equal parts, without gradients."""
         return gathered(part, axis, [part.shape[axis]] * self.size, self._group)
 
@@ -242,18 +242,18 @@ def _cut_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxis)
 
 def _cut_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, sees_parts: bool) -> None:
     """Cut an adapter's own tensors; what stays whole has only a part of its gradient where the adapter `sees_parts`."""
-    for name, cut_axis in adapter.placements(style).items():
+    for name, cut_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
         if cut_axis is not None:
             cut_parameter(owner, leaf, cut_axis, axis)
         elif sees_parts and leaf in owner._parameters:
             owner._parameters[leaf].needs_tp_reduce = True
-    adapter.become_part(style, Parts(axis))
+    adapter.set_tensor_parallel_shard(style, ShardGroup(axis))
 
 
 def _sees_parts(adapter: AdapterLayer) -> bool:
     """Whether an adapter around more than a linear works on this rank's heads, and not on whole hidden states."""
-    return adapter.by_heads
+    return adapter.shards_heads
 
 
 def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:

@@ -18,17 +18,17 @@ from paddlenlp_ext.nn.module_utils import new_parameter, replace_layer
 from paddlenlp_ext.sharding_spec import Style
 
 
-class Parts(Protocol):
+class ShardGroup(Protocol):
     """The ranks that hold the other parts of an adapter, where tensor parallelism cuts it."""
 
     index: int
     size: int
 
-    def sum(self, x: paddle.Tensor) -> paddle.Tensor:
+    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
         """The sum of all ranks' `x`; gradients pass."""
         ...
 
-    def join(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
+    def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
         """The whole of equal parts along `axis`, without gradients."""
         ...
 
@@ -36,16 +36,16 @@ class Parts(Protocol):
 class AdapterLayer(nn.Layer):
     """Wraps any layer as `base`. Everything beside `base` is the adapter: it trains and is saved.
 
-    A subclass writes `adapted`, which may call `base` with whatever it likes. While `enabled` is off the layer is its
-    base.
+    A subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False the
+    layer behaves as its base.
 
     Attributes:
-        by_heads: whether its own parameters work on the heads of one rank, where tensor parallelism cuts the base.
+        shards_heads: whether its own parameters work on the heads of one rank, where tensor parallelism cuts the base.
         is_here: whether this process has its values; not so of the layers of a pipeline's other stages.
-        style, parts: how the base is cut and who has the other parts; None while it is whole.
+        style, shard_group: how the base is sharded, and the ranks that hold the other shards; None while unsharded.
     """
 
-    by_heads: ClassVar[bool] = False
+    shards_heads: ClassVar[bool] = False
 
     def __init__(self, base: nn.Layer) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class AdapterLayer(nn.Layer):
         self.enabled = True
         self.is_materialized = True
         self.style: Style | None = None
-        self.parts: Parts | None = None
+        self.shard_group: ShardGroup | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the base gives, changed by the adapter where it is on."""
-        return self.adapted(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
+        return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
-    def adapted(self, *args: Any, **kwargs: Any) -> Any:
+    def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The adapter's forward, same signature as the base's."""
         raise NotImplementedError
 
@@ -71,16 +71,16 @@ class AdapterLayer(nn.Layer):
         """
         return 0
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
 
         Around more than a linear, whose inputs and outputs are whole, nothing is cut unless a method says so.
         """
         return dict.fromkeys(self.own_state())
 
-    def become_part(self, style: Style, parts: Parts) -> None:
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
         """Called once base and own parameters are cut: what is left here is one of several parts."""
-        self.style, self.parts = style, parts
+        self.style, self.shard_group = style, group
 
     def own_state(self) -> dict[str, paddle.Tensor]:
         """The adapter's own tensors by name; the base's, and those of adapters inside it, are left out."""
@@ -98,9 +98,9 @@ class AdapterLayer(nn.Layer):
 class LinearAdapter(AdapterLayer):
     """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`.
 
-    The base may be plain or quantized. What is asked of it: `in_features`, `out_features`, `bias`, `compute_dtype`,
-    `weight_value()`, which gives W in float32 [out, in] and may make it anew at each call, a forward, `product`,
-    the forward without the bias, and `frozen()`, its parts for a larger step (ops/frozen_linear.py) or None.
+    The base may be plain or quantized. It must provide `in_features`, `out_features`, `bias`, `compute_dtype`,
+    `weight_value()` (W in float32 [out, in], possibly dequantized at each call), `forward`, `forward_without_bias` and
+    `as_frozen_linear()` (its operands for a fused op, ops/frozen_linear.py, or None).
     """
 
     dropout: float = 0.0
@@ -156,13 +156,13 @@ class LinearAdapter(AdapterLayer):
 
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """What was summed over this rank's inputs, summed over all; gradients pass."""
-        return self.parts.sum(x) if self.parts is not None and self.style == "rowwise" else x
+        return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same for outputs."""
-        return self.parts.sum(x) if self.parts is not None and self.style == "colwise" else x
+        return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "colwise" else x
 
-    def dropped(self, x: paddle.Tensor) -> paddle.Tensor:
+    def apply_dropout(self, x: paddle.Tensor) -> paddle.Tensor:
         """The adapter's input [..., in] after its dropout.
 
         Where inputs are cut, every rank draws for all of them and takes its own: the same features drop as on one
@@ -170,13 +170,13 @@ class LinearAdapter(AdapterLayer):
         """
         if not self.dropout or not self.training:
             return x
-        if self.parts is None or self.style != "rowwise":
+        if self.shard_group is None or self.style != "rowwise":
             return F.dropout(x, self.dropout)
         width = x.shape[-1]
-        kept = F.dropout(paddle.ones([*x.shape[:-1], width * self.parts.size], x.dtype), self.dropout)
-        return x * kept[..., self.parts.index * width : (self.parts.index + 1) * width]
+        kept = F.dropout(paddle.ones([*x.shape[:-1], width * self.shard_group.size], x.dtype), self.dropout)
+        return x * kept[..., self.shard_group.index * width : (self.shard_group.index + 1) * width]
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
 
         One reduction serves base and adapter together, so that a whole parameter beside a cut one sees only this

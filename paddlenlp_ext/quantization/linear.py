@@ -78,13 +78,13 @@ class QuantizedLinear(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return self.frozen()(x)
+        return self.as_frozen_linear()(x)
 
-    def product(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
         """The same without the bias."""
         return quantized_linear(x, self.stored)
 
-    def frozen(self) -> FrozenLinear:
+    def as_frozen_linear(self) -> FrozenLinear:
         """What an adapter makes one step with."""
         return FrozenQuantized(self.stored, self.bias)
 

@@ -129,10 +129,10 @@ def test_lora_plus_scales_the_learning_rate_of_b_alone():
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 def test_cut_in_two_the_parts_make_the_whole(style: str):
-    """What `placements` says: rank parts of base and adapter give the whole output, joined or summed."""
+    """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
     whole = random_layer()
     whole.base.bias.set_value(paddle.zeros([5]))
-    axes = whole.placements(style)
+    axes = whole.sharding_axes(style)
     base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
     x = np.random.default_rng(0).standard_normal((4, 7)).astype(np.float32)
 

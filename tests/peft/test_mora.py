@@ -152,6 +152,6 @@ def test_wrong_values_are_refused():
     with pytest.raises(ValueError, match="lora_rank=0 is out of range"):
         MoRAConfig(rank=0)
     layer, _ = layer_of(8, 8, 1, "rotated")
-    assert layer.placements("replicated") == {"lora_A.weight": None}
+    assert layer.sharding_axes("replicated") == {"lora_A.weight": None}
     with pytest.raises(ValueError, match="tensor_parallel_degree 1"):
-        layer.placements("colwise")
+        layer.sharding_axes("colwise")

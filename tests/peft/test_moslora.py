@@ -85,8 +85,8 @@ def test_lora_plus_and_placements():
     assert config.learning_rate_scale("x.lora_B.weight") == 16
     assert config.learning_rate_scale("x.lora_AB.weight") == 1
     layer = next(layer for _, layer in adapter_layers(get_peft_model(tiny_model(), config).base_model))
-    assert layer.placements("colwise") == {"lora_A.weight": None, "lora_AB.weight": None, "lora_B.weight": 0}
-    assert layer.placements("rowwise") == {"lora_A.weight": 1, "lora_AB.weight": None, "lora_B.weight": None}
+    assert layer.sharding_axes("colwise") == {"lora_A.weight": None, "lora_AB.weight": None, "lora_B.weight": 0}
+    assert layer.sharding_axes("rowwise") == {"lora_A.weight": 1, "lora_AB.weight": None, "lora_B.weight": None}
 
 
 def test_paddlenlps_folder_is_read(tmp_path: Path):

@@ -60,28 +60,28 @@ class ToyRows(LinearAdapter):
         self.gain = gain
         self.rows = self.new_parameter(np.zeros((base.out_features, 1), np.float32))
 
-    def adapted(self, x):
+    def adapter_forward(self, x):
         return self.base(x) + paddle.matmul(x.sum(axis=-1, keepdim=True), self.rows, transpose_y=True) * self.gain
 
     def delta_weight(self):
         return self.rows.astype("float32").expand([-1, self.in_features]) * self.gain
 
-    def placements(self, style):
+    def sharding_axes(self, style):
         return {"rows": 0 if style == "colwise" else None}
 '''
 
 LAUNCHER = """
 import runpy, sys
-import paddlenlp_ext.peft
-paddlenlp_ext.peft.__path__.append(sys.argv[1])
+import paddlenlp_ext.peft.methods
+paddlenlp_ext.peft.methods.__path__.append(sys.argv[1])
 script, sys.argv = sys.argv[2], sys.argv[2:]
 runpy.run_path(script, run_name="__main__")
 """
 
 LOADER = """
 import sys
-import paddlenlp_ext.peft
-paddlenlp_ext.peft.__path__.append(sys.argv[1])
+import paddlenlp_ext.peft.methods
+paddlenlp_ext.peft.methods.__path__.append(sys.argv[1])
 import numpy as np
 import paddle
 from paddlenlp_ext import AutoModelForCausalLM, PeftModel

@@ -27,7 +27,7 @@ class ShiftLayer(AdapterLayer):
         super().__init__(base)
         self.shift = self.create_parameter([size], default_initializer=nn.initializer.Constant())
 
-    def adapted(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+    def adapter_forward(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         return self.base(*args, **kwargs) + self.shift
 
 

@@ -128,8 +128,8 @@ def test_parts_of_ranks_join_to_the_whole():
     layer = dict(adapter_layers(model.base_model))["model.layers.0.mlp.up_proj"]
     layer.vera_lambda_b.set_value(paddle.linspace(-1, 1, layer.out_features))
     whole = layer.delta_weight().numpy()
-    assert layer.placements("colwise") == {"vera_lambda_d": None, "vera_lambda_b": 0}
-    assert layer.placements("rowwise") == {"vera_lambda_d": None, "vera_lambda_b": None}
+    assert layer.sharding_axes("colwise") == {"vera_lambda_d": None, "vera_lambda_b": 0}
+    assert layer.sharding_axes("rowwise") == {"vera_lambda_d": None, "vera_lambda_b": None}
     half = layer.out_features // 2
     b, layer.first_output = layer.vera_lambda_b.numpy(), half
     layer.base.out_features = half

@@ -61,9 +61,9 @@ def test_the_formula_of_merging_is_the_forward(method: str):
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 @pytest.mark.parametrize("method", METHODS)
 def test_cut_in_two_the_parts_make_the_whole(method: str, style: str):
-    """What `placements` says: rank parts of base and adapter give the whole output, joined or summed."""
+    """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
     whole = random_layer(METHODS[method])
-    axes = whole.placements(style)
+    axes = whole.sharding_axes(style)
     assert axes.keys() == whole.own_state().keys()
     base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
     x = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)

@@ -85,13 +85,13 @@ class LoRALinearWithInit(LoRALinear):
         set_own_part(self.lora_A_start, a if taken_a is None else taken_a)
         set_own_part(self.lora_B_start, b if taken_b is None else taken_b)
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
         if self.base_lacks_start:
-            return self.base(x) + self.update(x)
+            return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
-        return self.base(x) + (self.update(x) - start)
+        return self.base(x) + (self.lora_update(x) - start)
 
     def in_one_step(self) -> bool:
         return False
@@ -108,9 +108,9 @@ class LoRALinearWithInit(LoRALinear):
         b_start = self.lora_B_start.astype("float32") * -self.scaling
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """The start is cut as what starts from it."""
-        cuts = super().placements(style)
+        cuts = super().sharding_axes(style)
         return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}
 
 

@@ -293,11 +293,11 @@ class AdaLoRALinear(LinearAdapter):
         )
         self.lora_B = self.new_parameter(b)
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
         if self.rank == 0:
             return self.base(x)
-        inner = self.dropped(x)
+        inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A, transpose_y=True)
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
@@ -312,7 +312,7 @@ class AdaLoRALinear(LinearAdapter):
             return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: P along the outputs, Q along the inputs; Λ is whole."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A": a_axis, "lora_E": None, "lora_B": b_axis}

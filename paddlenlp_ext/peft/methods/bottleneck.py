@@ -109,7 +109,7 @@ class BottleneckAdapter(AdapterLayer):
         self.adapter_down = _Dense(down, dtype)
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)
 
-    def adapted(self, x: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """[B, S, D] to [B, S, D]; further arguments are the base's."""
         h = self.base(x, *args, **kwargs)
         inner = x if self.is_parallel else h
@@ -122,7 +122,7 @@ class BottleneckAdapter(AdapterLayer):
         down = self.adapter_down.weight.shape
         return sum(down) + min(down)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """All whole: it reads and writes whole hidden states."""
         return dict.fromkeys(self.own_state())
 

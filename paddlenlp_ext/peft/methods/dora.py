@@ -64,13 +64,13 @@ class DoRALinear(LoRALinear):
         self.register_buffer("base_squares", squares_O, persistable=False)
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
         result = self.base(x)
         stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
         if self.dropout and self.training:
-            x = self.dropped(x)
-            unbiased = self.base.product(x)
+            x = self.apply_dropout(x)
+            unbiased = self.base.forward_without_bias(x)
         else:
             bias = getattr(self.base, "bias", None)
             unbiased = result if bias is None else result - bias
@@ -91,7 +91,7 @@ class DoRALinear(LoRALinear):
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = self.reduce_over_inputs(self.base.product(self.lora_A.weight).astype("float32").T)
+            along = self.reduce_over_inputs(self.base.forward_without_bias(self.lora_A.weight).astype("float32").T)
             own = paddle.matmul(b, self.reduce_over_inputs(paddle.matmul(a, a, transpose_y=True)))
         return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
@@ -107,10 +107,10 @@ class DoRALinear(LoRALinear):
         """None: stretching the rows of W is no low-rank change."""
         return None
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """m and |w_i|^2 are cut with the outputs."""
         axis = 0 if style == "colwise" else None
-        return {**super().placements(style), "lora_magnitude_vector": axis, "base_squares": axis}
+        return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squares": axis}
 
 
 @paddle.no_grad()

@@ -115,7 +115,7 @@ class IA3Linear(LinearAdapter):
         shape = (1, base.in_features) if scales_input else (base.out_features, 1)
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], in the format that the base gives: under autocast that may not be the scales'."""
         scales = self.ia3_l.flatten()
         if self.scales_input:
@@ -138,7 +138,7 @@ class IA3Linear(LinearAdapter):
             return None
         return bias.astype("float32") * (self.ia3_l.astype("float32").flatten() - 1)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut with the features that are scaled."""
         cuts: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
         assert style in cuts, f"a linear is not cut {style}"

@@ -83,7 +83,7 @@ class LoHaLinear(LinearAdapter):
         self.hada_w2_a = start("hada_w2_a", left)
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by the cheaper of two ways to the same numbers."""
         if not self._is_narrow():
             delta = self._elementwise(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
@@ -112,7 +112,7 @@ class LoHaLinear(LinearAdapter):
         inner, outer = _products(*self._in_float32())
         return inner * self.scaling, outer
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: A1 and A2 along the outputs, B1 and B2 along the inputs."""
         in_axis, out_axis = factor_axes(style)
         return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}

@@ -134,7 +134,7 @@ class LoKrLinear(LinearAdapter):
         else:
             start("lokr_w2", (b, d))
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
         w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
@@ -158,7 +158,7 @@ class LoKrLinear(LinearAdapter):
         w1, w2 = (self._product(name) for name in ("lokr_w1", "lokr_w2"))
         return paddle.kron(w1, w2) * self.scaling
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut, along W1, whose rows (columns) are the slow index of outputs (inputs)."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
         cut = {

@@ -173,31 +173,31 @@ class LoRALinear(LinearAdapter):
         self.lora_A = Factor(a, self.dtype)
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
         base = self._base_in_step()
         if base is None:
-            return self.base(x) + self.update(x)
-        return lora_linear(x, base, self.lora_A.weight, self.outer(), self.scaling)
+            return self.base(x) + self.lora_update(x)
+        return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
 
     def in_one_step(self) -> bool:
         return self._base_in_step() is not None
 
     def _base_in_step(self) -> FrozenLinear | None:
         """The base as a part of one step with the update; None where it is a step of its own."""
-        return None if self.dropout and self.training else self.base.frozen()
+        return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def saved_activation_size(self) -> float:
         """x A^T."""
         return self.lora_A.weight.shape[0]
 
-    def update(self, x: paddle.Tensor) -> paddle.Tensor:
+    def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
-        inner = self.dropped(x)
+        inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
-        return paddle.matmul(inner, self.outer(), transpose_y=True)
+        return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
 
-    def outer(self) -> paddle.Tensor:
+    def lora_b_weight(self) -> paddle.Tensor:
         """B."""
         return self.lora_B.weight
 
@@ -205,7 +205,7 @@ class LoRALinear(LinearAdapter):
         """A and s B."""
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: B along the outputs, A along the inputs."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}

@@ -127,18 +127,18 @@ class LoRAGALinear(LoRALinearWithInit):
         """r."""
         return self.lora_A.weight.shape[0]
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
-        y = super().adapted(x)
+        y = super().adapter_forward(x)
         if self.gradient is not None and not y.stop_gradient:
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
 
     def whole_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
         """The gradient [out, in] of the whole weight, of which this layer may have a part."""
-        if self.parts is None:
+        if self.shard_group is None:
             return part
-        return self.parts.join(part, 0 if self.style == "colwise" else 1)
+        return self.shard_group.all_gather(part, 0 if self.style == "colwise" else 1)
 
 
 def _collect(into: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> None:

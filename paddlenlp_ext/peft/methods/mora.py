@@ -145,9 +145,9 @@ class MoRALinear(LinearAdapter):
             self.register_buffer("cos", paddle.to_tensor(cos), persistable=False)
             self.register_buffer("sin", paddle.to_tensor(sin), persistable=False)
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The matrices are turned and folded, not the features: they are far smaller."""
-        inner = self.dropped(x)
+        inner = self.apply_dropout(x)
         num_results = -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(self.num_groups, num_results))
@@ -196,7 +196,7 @@ class MoRALinear(LinearAdapter):
             rows = [paddle.concat(self._matrices(n), axis=-1)] * m
         return fold_columns(paddle.concat(rows)[: self.out_features], self.in_features)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """A is whole.
 
         Raises:

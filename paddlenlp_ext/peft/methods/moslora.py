@@ -85,7 +85,7 @@ class MoSLoRALinear(LoRALinear):
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
 
-    def outer(self) -> paddle.Tensor:
+    def lora_b_weight(self) -> paddle.Tensor:
         """B M: the mixer joins the smaller matrix, not each token."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
@@ -93,9 +93,9 @@ class MoSLoRALinear(LoRALinear):
         """A and s B M."""
         return _folded(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """As LoRA's; the mixer is whole."""
-        return {**super().placements(style), "lora_AB.weight": None}
+        return {**super().sharding_axes(style), "lora_AB.weight": None}
 
 
 def _folded(

@@ -26,7 +26,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, Parts, adapter_layers
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers
 from paddlenlp_ext.peft.option_checks import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -179,7 +179,7 @@ class OFTLinear(LinearAdapter):
         """The input in the order of the blocks."""
         return self.in_features
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; the rotation costs b multiplications a feature."""
         return self.base(turn(x, self.rotation().astype(x.dtype)))
 
@@ -199,21 +199,21 @@ class OFTLinear(LinearAdapter):
         weight = self.base.weight_value()
         return turn(weight, self.rotation().transpose([0, 2, 1])) - weight
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Blocks are cut with the inputs; where blocks share, nothing is."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
 
-    def become_part(self, style: Style, parts: Parts) -> None:
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
         """Turn the inputs that are left here.
 
         Raises:
             ValueError: the cut goes through a block.
         """
-        super().become_part(style, parts)
+        super().set_tensor_parallel_shard(style, group)
         if self.in_features % self.block_size:
             raise ValueError(
-                f"tensor_parallel_degree {parts.size} leaves a process {self.in_features} inputs of a layer, which "
+                f"tensor_parallel_degree {group.size} leaves a process {self.in_features} inputs of a layer, which "
                 f"OFT's blocks of {self.block_size} do not divide: set oft_block_size to a divisor of "
                 f"{self.in_features}, or tensor_parallel_degree 1"
             )

@@ -36,7 +36,14 @@ from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import AdapterLayer, Parts, adapter_layers, generator_for, has_values, kaiming_uniform
+from paddlenlp_ext.peft.layers import (
+    AdapterLayer,
+    ShardGroup,
+    adapter_layers,
+    generator_for,
+    has_values,
+    kaiming_uniform,
+)
 from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
 from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -76,7 +83,7 @@ class PrefixAttention(AdapterLayer):
         seed, name: fix the start.
     """
 
-    by_heads: ClassVar[bool] = True
+    shards_heads: ClassVar[bool] = True
 
     def __init__(
         self, base: nn.Layer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
@@ -107,27 +114,27 @@ class PrefixAttention(AdapterLayer):
             prefix_P2KH = prefix_P2KH * self._own_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
         return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
 
-    def adapted(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+    def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """[B, S, D] to the same. A cache holds the prefix already."""
         if inputs.cache is None:
             inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
         return self.base(x_BSD, inputs)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut by heads where keys and values are; what a projection makes is cut afterwards."""
         return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
 
-    def become_part(self, style: Style, parts: Parts) -> None:
-        super().become_part(style, parts)
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        super().set_tensor_parallel_shard(style, group)
         for encoder in self.encoder:
             for parameter in encoder.parameters():
                 parameter.needs_tp_reduce = True  # every rank uses it for its own heads
 
     def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
         """Of all heads, those of this rank."""
-        if self.parts is None:
+        if self.shard_group is None:
             return prefix_P2KH
-        return prefix_P2KH.split(self.parts.size, axis=2)[self.parts.index]
+        return prefix_P2KH.split(self.shard_group.size, axis=2)[self.shard_group.index]
 
 
 class PrefixModel(PeftModel):

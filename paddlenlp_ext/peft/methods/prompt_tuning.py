@@ -211,11 +211,11 @@ class PromptEmbedding(AdapterLayer):
         """Let each vector be the embedding of a token."""
         self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
 
-    def adapted(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         """[...] to [..., D]."""
         return self.base(input_ids)
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Whole: hidden states are."""
         return dict.fromkeys(self.own_state())
 

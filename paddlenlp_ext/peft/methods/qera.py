@@ -216,13 +216,13 @@ class QERALinear(LoRALinearWithInit):
         """r."""
         return self.lora_A.weight.shape[0]
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; both updates in one product of rank 2r where there is no dropout between them."""
         if self.sight is not None:
             self.sight.see(self, x)
         base = self._base_in_step()
         if base is None:
-            return super().adapted(x)
+            return super().adapter_forward(x)
         a = paddle.concat([self.lora_A.weight, self.lora_A_start])
         b = paddle.concat([self.lora_B.weight, -self.lora_B_start], axis=1)
         return lora_linear(x, base, a, b, self.scaling)
@@ -237,7 +237,7 @@ class QERALinear(LoRALinearWithInit):
 
     def whole_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
         """All inputs, of which this layer may read a part."""
-        return x_TI if self.parts is None or self.style != "rowwise" else self.parts.join(x_TI, 1)
+        return x_TI if self.shard_group is None or self.style != "rowwise" else self.shard_group.all_gather(x_TI, 1)
 
     def lost_weight(self, source: WeightSource, name: str) -> paddle.Tensor:
         """What quantizing took from the whole weight, float32 [out, in].
@@ -246,8 +246,8 @@ class QERALinear(LoRALinearWithInit):
             ValueError: the weight in `source` is not the one that was quantized.
         """
         stored = self.base.weight_value()
-        if self.parts is not None:
-            stored = self.parts.join(stored, 0 if self.style == "colwise" else 1)
+        if self.shard_group is not None:
+            stored = self.shard_group.all_gather(stored, 0 if self.style == "colwise" else 1)
         weight = paddle.to_tensor(source.read(f"{name}.weight", "float32"), place=stored.place)
         error = weight - stored
         if not float(error.norm()) <= _FOREIGN * float(weight.norm()):

@@ -279,7 +279,7 @@ class ReftLayer(AdapterLayer):
         self.intervention = intervention
         self.dropout = dropout
 
-    def adapted(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+    def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
         """[B, S, D] to [B, S, D]. The chosen positions come with the pass, so that a recomputed layer has its own."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs

@@ -205,9 +205,9 @@ class SoRALinear(LinearAdapter):
         # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
         self.gate = new_parameter(self, gate, "float32")
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
-        inner = self.dropped(x)
+        inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True)
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
@@ -221,7 +221,7 @@ class SoRALinear(LinearAdapter):
         gate = (self.gate * self.scaling).unsqueeze(1)
         return self.lora_A.weight.astype("float32") * gate, self.lora_B.weight.astype("float32")
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Cut where the base is cut: B along the outputs, A along the inputs; the gate is whole."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}

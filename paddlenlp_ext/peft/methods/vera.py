@@ -30,7 +30,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, Parts, adapter_layers
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers
 from paddlenlp_ext.peft.linalg import factor_axes
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -221,9 +221,9 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_d = self.new_parameter(np.full(projections.a.shape[0], d_initial, np.float32))
         self.vera_lambda_b = self.new_parameter(np.zeros(base.out_features, np.float32))
 
-    def adapted(self, x: paddle.Tensor) -> paddle.Tensor:
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
-        inner = self.dropped(x)
+        inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._own_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
@@ -241,16 +241,16 @@ class VeRALinear(LinearAdapter):
     def shared_state(self) -> dict[str, paddle.Tensor]:
         return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
 
-    def placements(self, style: Style) -> dict[str, int | None]:
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """b is cut along the outputs. The pair is whole: `first_input`, `first_output` say where a rank's part is."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
 
-    def become_part(self, style: Style, parts: Parts) -> None:
-        super().become_part(style, parts)
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        super().set_tensor_parallel_shard(style, group)
         if style == "colwise":
-            self.first_output = parts.index * self.out_features
+            self.first_output = group.index * self.out_features
         elif style == "rowwise":
-            self.first_input = parts.index * self.in_features
+            self.first_input = group.index * self.in_features
 
     def _own_columns(self) -> paddle.Tensor:
         return self.projections.a[:, self.first_input : self.first_input + self.in_features]
