@@ -1,19 +1,23 @@
-"""The command line: JSON files and `--key value` settings."""
+"""Command lines of all programs: `--key value` settings, and JSON files where a program takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from paddlenlp_ext.config.errors import COMMAND_LINE_ORDER, Location, Problem
-from paddlenlp_ext.config.json_reader import Setting
-from paddlenlp_ext.config.keys import KnownKeys
-from paddlenlp_ext.config.options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD
+from paddlenlp_ext.config.docs import help_text
+from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
+from paddlenlp_ext.config.keys import OptionTable, program_options
+from paddlenlp_ext.config.options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
+from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.config.settings import ParseState, Setting
 
 
 @dataclass
 class CommandLine:
-    """A command line taken apart."""
+    """Arguments sorted into files and settings."""
 
     files: list[str] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -21,11 +25,61 @@ class CommandLine:
     wants_help: bool = False
 
 
-def read_command_line(argv: Sequence[str], known: KnownKeys) -> CommandLine:
+def parse_arguments(
+    argv: Sequence[str],
+    options: Iterable[Option],
+    usage: str,
+    *,
+    required: Sequence[str] = (),
+    compat: Iterable[CompatKey] = (),
+) -> tuple[dict[str, Any], list[str]]:
+    """Parse the command line of a program that takes no files.
+
+    Args:
+        argv: the arguments after the program's name.
+        options: what can be given.
+        usage: first lines of the help text.
+        required: keys that must be given.
+        compat: arguments of PaddleNLP's program that are accepted at their neutral value.
+
+    Returns:
+        The values by attribute, those that were not given left out; and notes for the user.
+
+    Raises:
+        ConfigError: all problems of the command line.
+        SystemExit: after `--help`.
+    """
+    table = program_options(options, compat)
+    line = read_command_line(argv, table)
+    if line.wants_help:
+        print_help(table, usage)
+    state = ParseState(table)
+    state.report.problems += line.problems
+    state.report.invalid_keys.update(problem.key for problem in line.problems)
+    for file in line.files:
+        state.report.error(f"{file!r} belongs to no argument; write --key value", "")
+    state.take(line.settings)
+    for key in required:
+        if key not in state.values and key not in state.report.invalid_keys:
+            state.report.error(f"--{key} is required", key)
+    state.check_compat()
+    if state.report.problems:
+        raise ConfigError(state.report.problems, subject="the arguments")
+    by_key = {key: value for key, value in state.values.items() if key not in table.compat}
+    return {table.options[key].attribute: value for key, value in by_key.items()}, state.report.notes
+
+
+def print_help(table: OptionTable, usage: str) -> None:
+    """Print the help text and leave the program."""
+    sys.stdout.write(help_text(table, usage))
+    raise SystemExit(0)
+
+
+def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Sort the arguments into files and settings.
 
-    `--key value` and `--key=value`; a key of true or false may stand alone (`--lora`) or be denied (`--no_lora`);
-    `-` and `_` are one in keys; of a repeated key the last wins; null unsets a key.
+    `--key value` or `--key=value`. A true-or-false key may stand alone (`--lora`) or be negated (`--no_lora`).
+    `-` and `_` are the same in keys. The last of several values for a key wins. `null` unsets a key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -34,49 +88,49 @@ def read_command_line(argv: Sequence[str], known: KnownKeys) -> CommandLine:
         if argument in ("-h", "--help"):
             line.wants_help = True
         elif argument.startswith("--"):
-            _read_setting(argument, arguments, known, line)
+            _read_setting(argument, arguments, table, line)
         elif argument.startswith("-"):
-            message = f"{argument!r} is not a file and not a --key; keys begin with two dashes"
-            line.problems.append(Problem("", message, _place(argument, len(line.settings))))
+            message = f"{argument!r} is neither a file nor a --key; keys begin with two dashes"
+            line.problems.append(Problem("", message, _location(argument, line)))
         else:
             line.files.append(argument)
     return line
 
 
-def _read_setting(argument: str, rest: list[str], known: KnownKeys, line: CommandLine) -> None:
+def _read_setting(argument: str, rest: list[str], table: OptionTable, line: CommandLine) -> None:
     name, equals, word = argument[2:].partition("=")
     key = name.replace("-", "_")
-    place = _place(f"--{name}", len(line.settings))
-    denied = key.removeprefix("no_")
-    if key not in known.keys and denied != key and _is_switch(denied, known):
+    location = _location(f"--{name}", line)
+    negated = key.removeprefix("no_")
+    if key not in table.keys and negated != key and _is_switch(negated, table):
         if equals:
-            line.problems.append(Problem(key, f"--{name} takes no value", place))
-        line.settings.append(Setting(denied, "false", place, place))
+            line.problems.append(Problem(key, f"--{name} takes no value", location))
+        line.settings.append(Setting(negated, "false", location, location))
         return
     if not equals:
-        can_stand_alone = _is_switch(key, known)
-        if rest and not rest[0].startswith("--") and _is_value(rest[0], key, known, can_stand_alone):
+        can_stand_alone = _is_switch(key, table)
+        if rest and not rest[0].startswith("--") and _is_value(rest[0], key, table, can_stand_alone):
             word = rest.pop(0)
         elif can_stand_alone:
             word = "true"
-        elif key in known.keys:
-            line.problems.append(Problem(key, f"a value is missing after --{name}", place))
+        elif key in table.keys:
+            line.problems.append(Problem(key, f"a value is missing after --{name}", location))
             return
-    line.settings.append(Setting(key, None if word == UNSET_WORD else word, place, place))
+    line.settings.append(Setting(key, None if word == UNSET_WORD else word, location, location))
 
 
-def _is_switch(key: str, known: KnownKeys) -> bool:
-    return key in known.keys and bool in known.options[known.keys[key]].kinds
+def _is_switch(key: str, table: OptionTable) -> bool:
+    return key in table.keys and bool in table.options[table.keys[key]].kinds
 
 
-def _is_value(word: str, key: str, known: KnownKeys, can_stand_alone: bool) -> bool:
-    """Whether the word after `--key` belongs to it: a true-or-false key leaves a file name alone."""
+def _is_value(word: str, key: str, table: OptionTable, can_stand_alone: bool) -> bool:
+    """Return whether the word after `--key` is its value; a true-or-false key leaves a file name alone."""
     if not can_stand_alone:
         # The value of an unknown key would otherwise be taken for a file and reported a second time.
-        return key in known.keys or not word.endswith(".json")
-    takes_text = str in known.options[known.keys[key]].kinds
+        return key in table.keys or not word.endswith(".json")
+    takes_text = str in table.options[table.keys[key]].kinds
     return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")
 
 
-def _place(argument: str, index: int) -> Location:
-    return Location(None, argument=argument, order=COMMAND_LINE_ORDER + index)
+def _location(argument: str, line: CommandLine) -> ArgumentLocation:
+    return ArgumentLocation(argument=argument, index=len(line.settings))

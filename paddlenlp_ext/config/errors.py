@@ -1,71 +1,112 @@
-"""What is wrong with a configuration, and where: collected first, raised together."""
+"""Problems of a configuration: collected with their locations while it is read, raised together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from paddlenlp_ext.utils.json_reader import Location
 
 
 @dataclass(frozen=True)
-class Location:
-    """Where something was written: a file with line and column (from 1), or the command line (`file` is None)."""
+class ArgumentLocation(Location):
+    """Location of an argument of the command line; `file` is None."""
 
-    file: str | None = None
-    line: int | None = None
-    column: int | None = None
-    argument: str | None = None
-    order: int = 0
-    """Position of the file among those given; the command line comes after all files."""
+    argument: str = ""
+    index: int = 0
 
     def __str__(self) -> str:
-        if self.file is None:
-            return f"command line: {self.argument}" if self.argument else "command line"
-        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-
-    @property
-    def short(self) -> str:
-        """The place without its column, for notes."""
-        return str(self) if self.line is None else f"{self.file}:{self.line}"
-
-    def sort_key(self) -> tuple[int, int, int]:
-        """Order of reading."""
-        return (self.order, self.line or 0, self.column or 0)
-
-
-COMMAND_LINE_ORDER = 1_000_000
+        return f"command line: {self.argument}" if self.argument else "command line"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to correct. `key` is as the user wrote it, "" where no single key is meant."""
+    """One thing to correct. `key` is as the user wrote it, "" where the problem is not about a single key."""
 
     key: str
     message: str
-    place: Location
+    location: Location
 
     @property
     def file(self) -> str | None:
-        return self.place.file
+        """Return the file as the user named it, None for the command line."""
+        return self.location.file
 
     @property
     def line(self) -> int | None:
-        return self.place.line
+        """Return the line, from 1."""
+        return self.location.line
 
     @property
     def column(self) -> int | None:
-        return self.place.column
+        """Return the column, from 1."""
+        return self.location.column
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
+        return f"{self.location}: {self.message}"
 
 
 class ConfigError(ValueError):
-    """Everything that is wrong with a run's configuration, in the order of reading."""
+    """All problems of a configuration, in the order of reading: files first, then the command line.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: problem.place.sort_key())
+    Args:
+        problems: at least one.
+        files: the files in the order in which they were read.
+        subject: what the problems are in, for the title.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem], files: Sequence[str] = (), subject: str = "the configuration"
+    ) -> None:
+        order = {file: index for index, file in reversed(list(enumerate(files)))}
+
+        def position(problem: Problem) -> tuple[int, int, int]:
+            location = problem.location
+            if isinstance(location, ArgumentLocation):
+                return (len(order), location.index, 0)
+            return (order.get(location.file or "", len(order)), location.line or 0, location.column or 0)
+
+        self.problems = sorted(problems, key=position)
         assert self.problems
         count = len(self.problems)
-        title = "1 problem in the configuration:" if count == 1 else f"{count} problems in the configuration:"
+        title = f"1 problem in {subject}:" if count == 1 else f"{count} problems in {subject}:"
         lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, start=1)]
         super().__init__("\n".join([title, *lines]))
+
+
+def _never_set(_key: str) -> Location | None:
+    return None
+
+
+@dataclass
+class Report:
+    """Collects the problems and notes about a configuration's keys.
+
+    Attributes:
+        location_of: key -> location of the value that was set for it, None where the default holds.
+        home: location of a problem about keys that were not set: the last file, or the command line.
+        problems: what must be corrected.
+        notes: what the user should know, such as a key without effect.
+        invalid_keys: keys that have a problem; no second problem is made of them.
+    """
+
+    location_of: Callable[[str], Location | None] = _never_set
+    home: Location = field(default_factory=ArgumentLocation)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    invalid_keys: set[str] = field(default_factory=set)
+
+    def error(self, message: str, *keys: str) -> None:
+        """Record a problem about `keys`, located at the first of them that was set."""
+        locations = [location for key in keys if (location := self.location_of(key)) is not None]
+        self.problems.append(Problem(keys[0], message, locations[0] if locations else self.home))
+        self.invalid_keys.update(keys)
+
+    def note(self, message: str, *keys: str) -> None:
+        """Record what the user should know about `keys`."""
+        locations = [location for key in keys if (location := self.location_of(key)) is not None]
+        self.notes.append(f"{message} ({replace(locations[0], column=None)})" if locations else message)
+
+    def is_set(self, key: str) -> bool:
+        """Return whether the user set a key."""
+        return self.location_of(key) is not None

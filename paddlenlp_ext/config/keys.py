@@ -1,33 +1,61 @@
-"""All keys that a run may use: those of the sections, of the given adapter methods, and the known but idle ones."""
+"""All accepted keys: of the sections, of the adapter methods, and PaddleNLP keys accepted for compatibility."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from paddlenlp_ext.config.options import Option
-from paddlenlp_ext.config.paddlenlp_compat import ROWS, Row
+from paddlenlp_ext.config.paddlenlp_compat import COMPAT_KEYS, CompatKey
 from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of, switches_of
 
 
 @dataclass(frozen=True)
-class KnownKeys:
-    """Look-up tables, made by `known_keys`."""
+class OptionTable:
+    """Options of a program by key and by spelling.
+
+    Attributes:
+        options: key -> its option, in the order of the help text.
+        keys: every spelling, aliases too -> its key.
+        compat: key -> its entry in the compatibility table.
+    """
 
     options: dict[str, Option]
-    """Key -> its option, in the order of the sections."""
-    keys: dict[str, str]
-    """Every spelling, aliases too -> its key."""
-    rows: dict[str, Row]
-    """Key -> its row of the availability table."""
-    methods: Mapping[str, type]
-    method_keys: dict[str, list[str]]
-    """Key of an adapter method -> the switches of the methods that have it."""
+    keys: dict[str, str] = field(init=False)
+    compat: dict[str, CompatKey] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keys: dict[str, str] = {}
+        for option in self.options.values():
+            for spelling in option.spellings:
+                assert spelling not in keys, f"two keys are spelled {spelling}"
+                keys[spelling] = option.key
+        object.__setattr__(self, "keys", keys)
+
+
+@dataclass(frozen=True)
+class KnownKeys(OptionTable):
+    """Options of a run.
+
+    Attributes:
+        methods: switch -> config class of every adapter method.
+        method_keys: key of an adapter method -> switches of the methods that have it.
+    """
+
+    methods: Mapping[str, type] = field(default_factory=dict)
+    method_keys: dict[str, list[str]] = field(default_factory=dict)
+
+
+def program_options(options: Iterable[Option], compat: Iterable[CompatKey] = ()) -> OptionTable:
+    """Return the table of a program with its own options and compatibility keys."""
+    compat = list(compat)
+    every = [*options, *(entry.option() for entry in compat)]
+    return OptionTable({option.key: option for option in every}, {entry.key: entry for entry in compat})
 
 
 def known_keys(methods: Mapping[str, type]) -> KnownKeys:
-    """The keys of the sections, of the methods (switch -> config class) and of the rows that no method claims."""
+    """Return the options of a run with the given adapter methods (switch -> config class)."""
     options: dict[str, Option] = {}
     for section, section_class in SECTIONS.items():
         for option in options_of(section_class, section):
@@ -41,21 +69,16 @@ def known_keys(methods: Mapping[str, type]) -> KnownKeys:
             assert earlier is None or earlier.kinds == option.kinds, f"two types for the key {option.key}"
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
-    rows = {}
+    compat = {}
     claimed = {spelling for option in options.values() if option.section in methods for spelling in option.spellings}
-    for row in ROWS:
-        if row.kind is None:
-            rows[row.key] = row
-        elif claimed.isdisjoint((row.key, *row.aliases)):
-            assert row.key not in options, f"{row.key} is a section's key: its row says no type"
-            rows[row.key] = row
-            options[row.key] = row.option()
-    keys: dict[str, str] = {}
-    for option in options.values():
-        for spelling in option.spellings:
-            assert spelling not in keys, f"two keys are spelled {spelling}"
-            keys[spelling] = option.key
-    return KnownKeys(options, keys, rows, methods, method_keys)
+    for entry in COMPAT_KEYS:
+        if entry.kind is None:
+            compat[entry.key] = entry
+        elif entry.key not in claimed:
+            assert entry.key not in options, f"{entry.key} is a section's key: its entry must not have a type"
+            compat[entry.key] = entry
+            options[entry.key] = entry.option()
+    return KnownKeys(options, compat, methods, method_keys)
 
 
 def _switch_option(switch: str, method: type) -> Option:

@@ -1,19 +1,27 @@
-"""How a section says what its keys are: `option(...)` in place of a dataclass field, read back as `Option`s.
+"""Declare configuration keys as dataclass fields (`option(...)`), and convert what a user wrote to their values.
 
-From what was written to a value of the option's type, or a sentence about why not.
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(OptionGroup):
+learning_rate: float = option(5e-5, minimum=0, help="peak learning rate")
+
+options_of(OptimConfig, "optim")   # [Option(key="learning_rate", kinds={float}, ...)], read by the parser and docs
+OptimConfig(learning_rate=-1.0)    # ValueError: the limits hold for objects made in Python too
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from paddlenlp_ext.utils.json_reader import MAX_DIGITS, JsonError, read_value
 
 _METADATA = "paddlenlp_ext.option"
 _SCALARS = (bool, int, float, str)
@@ -21,7 +29,7 @@ _SCALARS = (bool, int, float, str)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Which values of the right type are allowed; every bound is optional."""
+    """Allowed values among those of the right type; every bound is optional."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -31,7 +39,7 @@ class Limits:
     flags: tuple[str, ...] | None = None
 
     def describe(self) -> str:
-        """The limits in words, "" where there are none."""
+        """Return the limits in words, "" where there are none."""
         words = []
         for bound, word in ((self.minimum, "at least"), (self.above, "above"), (self.maximum, "at most")):
             if bound is not None:
@@ -45,6 +53,30 @@ class Limits:
             text = "words of " + ", ".join(self.flags)
         return text
 
+    def check(self, value: Any) -> None:
+        """Check a value of the right type.
+
+        Raises:
+            ValueError: the value, or an element of a list or object, is outside the limits.
+        """
+        if self.flags is not None:
+            for word in value.split():
+                if word not in self.flags:
+                    raise ValueError(f"{word!r} is not one of the allowed words: {', '.join(self.flags)}")
+        for element in _elements(value):
+            if self.choices is not None and isinstance(element, str) and element not in self.choices:
+                raise ValueError(f"{_show(element)} is not one of: {', '.join(self.choices)}")
+            if isinstance(element, int | float) and not self._within(element):
+                raise ValueError(f"{_show(element)} is out of range; allowed: {self.describe()}")
+
+    def _within(self, number: float) -> bool:
+        return not (
+            (self.minimum is not None and number < self.minimum)
+            or (self.maximum is not None and number > self.maximum)
+            or (self.above is not None and number <= self.above)
+            or (self.below is not None and number >= self.below)
+        )
+
 
 def option(
     default: Any,
@@ -57,10 +89,11 @@ def option(
     choices: Sequence[str] | None = None,
     flags: Sequence[str] | None = None,
     aliases: Sequence[str] = (),
+    synonyms: Mapping[str, str] | None = None,
     key: str | None = None,
     arguments: Sequence[str] = (),
 ) -> Any:
-    """A dataclass field that is also a configuration key.
+    """Return a dataclass field that is also a configuration key.
 
     Args:
         default: value when the key is absent or `null`.
@@ -70,8 +103,9 @@ def option(
         choices: allowed strings (for a list: allowed elements).
         flags: allowed words of a string that holds words separated by spaces.
         aliases: other spellings of the key.
+        synonyms: other spellings of the choices -> the choice.
         key: the whole key in the file, where it is not the field's name (in an adapter method: not `<switch>_<name>`).
-        arguments: further names of the field in an adapter config's constructor; no keys of the file.
+        arguments: further names of the field in an adapter config's constructor; they are not keys of the file.
     """
     limits = Limits(
         minimum=minimum,
@@ -81,7 +115,14 @@ def option(
         choices=None if choices is None else tuple(choices),
         flags=None if flags is None else tuple(flags),
     )
-    details = {"help": help, "limits": limits, "aliases": tuple(aliases), "key": key, "arguments": tuple(arguments)}
+    details = {
+        "help": help,
+        "limits": limits,
+        "key": key,
+        "synonyms": dict(synonyms or {}),
+        "aliases": tuple(aliases),
+        "arguments": tuple(arguments),
+    }
     metadata = {_METADATA: details}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -90,7 +131,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One key: its type, limits and help, and where its value goes (`section`, `attribute`)."""
+    """A configuration key: its type, limits and help, and the field its value goes to (`section`, `attribute`)."""
 
     key: str
     section: str
@@ -102,12 +143,31 @@ class Option:
     help: str
     limits: Limits = Limits()
     aliases: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The key and its aliases."""
+        """Return the key and its aliases."""
         return (self.key, *self.aliases)
+
+
+class OptionGroup:
+    """Base of the sections: the limits of every option hold for objects made in Python too."""
+
+    def __post_init__(self) -> None:
+        for option_ in _checked_options(type(self)):
+            value = getattr(self, option_.attribute)
+            if value is not None:
+                try:
+                    option_.limits.check(value)
+                except ValueError as error:
+                    raise ValueError(f"{option_.key}: {error}") from None
+
+
+@functools.cache
+def _checked_options(group: type) -> tuple[Option, ...]:
+    return tuple(option_ for option_ in options_of(group, "") if option_.limits != Limits())
 
 
 def _number(bound: float) -> str:
@@ -115,7 +175,7 @@ def _number(bound: float) -> str:
 
 
 def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
-    """The plain types in an annotation such as `list[str] | None`, and whether None is among them."""
+    """Return the plain types in an annotation such as `list[str] | None`, and whether None is among them."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = typing.get_args(annotation)
     else:
@@ -125,27 +185,28 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
     return frozenset(kinds), type(None) in members
 
 
-def options_of(section_class: type, section: str, prefix: str = "") -> list[Option]:
-    """The options of a dataclass in their order; fields made without `option(...)` are not keys."""
-    hints = typing.get_type_hints(section_class)
+def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
+    """Return the options of a dataclass in their order; fields made without `option(...)` are not keys."""
+    hints = typing.get_type_hints(group)
     options = []
-    for field in dataclasses.fields(section_class):
-        details = field.metadata.get(_METADATA)
+    for field_ in dataclasses.fields(group):
+        details = field_.metadata.get(_METADATA)
         if details is None:
             continue
-        kinds, optional = kinds_of(hints[field.name])
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        kinds, optional = kinds_of(hints[field_.name])
+        default = field_.default if field_.default is not dataclasses.MISSING else field_.default_factory()
         options.append(
             Option(
-                key=details["key"] or prefix + field.name,
+                key=details["key"] or prefix + field_.name,
                 section=section,
-                attribute=field.name,
+                attribute=field_.name,
                 kinds=kinds,
                 optional=optional,
                 default=default,
                 help=details["help"],
                 limits=details["limits"],
                 aliases=details["aliases"],
+                synonyms=details["synonyms"],
                 arguments=details["arguments"],
             )
         )
@@ -161,7 +222,7 @@ _NO_VALUE = object()
 
 
 def type_words(option: Option) -> str:
-    """The option's type as a user would say it."""
+    """Return the option's type in words."""
     if object in option.kinds:
         return "any value"
     words = [word for kind, word in _KIND_WORDS if kind in option.kinds]
@@ -173,17 +234,19 @@ def type_words(option: Option) -> str:
 
 
 def convert(option: Option, written: Any, from_command_line: bool) -> Any:
-    """The value of an option from a JSON value or from a word of the command line.
+    """Convert a JSON value, or a word of the command line, to a value of the option.
 
     Raises:
         ValueError: wrong type, out of range or not among the choices; the message names what is allowed.
     """
     if isinstance(written, str) and not from_command_line and _LONE_SURROGATE.search(written):
-        raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) is no character")
+        raise ValueError("invalid Unicode: unpaired surrogate (\\ud800 to \\udfff)")
     value = _from_word(option, written) if from_command_line else _from_json(option, written)
     if value is _NO_VALUE:
         raise ValueError(f"expected {type_words(option)}, got {_show(written)}{_hint(option, written)}")
-    _check_limits(option.limits, value)
+    if isinstance(value, str):
+        value = option.synonyms.get(value, value)
+    option.limits.check(value)
     if value == "" and option.optional:
         return None
     return tuple(value) if isinstance(value, list) and tuple in option.kinds else value
@@ -216,66 +279,36 @@ def _from_word(option: Option, word: str) -> Any:
     kinds = option.kinds
     if bool in kinds and word.lower() in TRUE_WORDS + FALSE_WORDS:
         return word.lower() in TRUE_WORDS
-    if int in kinds and re.fullmatch(r"[-+]?\d{1,100}", word):
+    if int in kinds and re.fullmatch(rf"[-+]?\d{{1,{MAX_DIGITS}}}", word):
         return int(word)
     if float in kinds and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", word) and math.isfinite(float(word)):
         return float(word)
     if not kinds.isdisjoint((list, tuple)):
-        return _list_from_word(word)
+        # `a,b`, or a JSON list, whose elements may hold commas
+        return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
     if Mapping in kinds and word.startswith("{"):
-        return _object_from_word(option, word)
+        return _json_word(option, word)
     return word if str in kinds or object in kinds else _NO_VALUE
 
 
-def _list_from_word(word: str) -> Any:
-    """`a,b` or a JSON list, which also takes elements that hold commas."""
-    if not word.startswith("["):
-        return [part for part in word.split(",") if part]
+def _json_word(option: Option, word: str) -> Any:
     try:
-        elements = json.loads(word)
-    except json.JSONDecodeError:
+        value, end = read_value(word)
+    except JsonError:
         return _NO_VALUE
-    return elements if all(isinstance(element, str) for element in elements) else _NO_VALUE
-
-
-def _object_from_word(option: Option, word: str) -> Any:
-    try:
-        return _from_json(option, json.loads(word))
-    except json.JSONDecodeError:
-        return _NO_VALUE
-
-
-def _check_limits(limits: Limits, value: Any) -> None:
-    if limits.flags is not None:
-        for word in value.split():
-            if word not in limits.flags:
-                raise ValueError(f"{word!r} is not one of the allowed words: {', '.join(limits.flags)}")
-    for element in _elements(value):
-        if limits.choices is not None and isinstance(element, str) and element not in limits.choices:
-            raise ValueError(f"{_show(element)} is not one of: {', '.join(limits.choices)}")
-        if isinstance(element, int | float) and not _within(limits, element):
-            raise ValueError(f"{_show(element)} is out of range; allowed: {limits.describe()}")
+    return _NO_VALUE if word[end:].strip() else _from_json(option, value)
 
 
 def _elements(value: Any) -> list[Any]:
-    """What the limits hold for: the elements of a list, the values of an object, or the value."""
-    if isinstance(value, dict):
+    """Return what limits apply to: the elements of a list or tuple, the values of an object, or the value."""
+    if isinstance(value, Mapping):
         return list(value.values())
-    return value if isinstance(value, list) else [value]
-
-
-def _within(limits: Limits, number: float) -> bool:
-    return not (
-        (limits.minimum is not None and number < limits.minimum)
-        or (limits.maximum is not None and number > limits.maximum)
-        or (limits.above is not None and number <= limits.above)
-        or (limits.below is not None and number >= limits.below)
-    )
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _hint(option: Option, written: Any) -> str:
     if isinstance(written, dict) and Mapping not in option.kinds:
-        return "; the file is flat, this value is no object"
+        return "; the file is flat, and this value cannot be an object"
     if isinstance(written, str) and not {bool, int, float}.isdisjoint(option.kinds):
         return "; write it without quotes" if _from_word(option, written) is not _NO_VALUE else ""
     if isinstance(written, float) and int in option.kinds and written.is_integer():

@@ -1,7 +1,8 @@
-"""Keys that are known but do not do their work (yet): what is refused, and what is taken with a note.
+"""PaddleNLP keys and flags that are accepted without being implemented, so that its files load unchanged.
 
-A row whose key an adapter method claims is skipped, so a method that lands needs no edit here. A row with `kind=None`
-is about a key of a section. When a part lands, delete its rows; a key that stands only here moves into its section.
+A key that an adapter method declares is skipped here, so a new method needs no edit of this table. A `CompatKey` with
+`kind=None` is about a key of a section. When a feature lands, delete its entries. The reasons for keys and flags
+without effect stand in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -9,31 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paddlenlp_ext.config.options import Limits, Option, kinds_of
+from paddlenlp_ext.config.options import Option, kinds_of
+
+Outcome = Literal["not yet", "not here", "no effect"]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A known key without its work.
+class CompatKey:
+    """A known key that is not implemented.
 
     Attributes:
-        neutral: the values that ask for nothing; the first is the default.
-        reason: a half sentence for the message.
-        kind: the key's type (object: any value), None where a section already has the key.
-        outcome: what a value that is not neutral meets: "not yet" and "not here" refuse it, "no effect" notes it.
-        of: the switch without which the key means nothing; such a row never refuses, its switch does.
+        neutral: values that ask for nothing; the first is the default.
+        reason: half a sentence for the message.
+        kind: the key's type (object: any value), None where a section declares the key.
+        outcome: result of any other value: "not yet" and "not here" are errors, "no effect" is a note.
+        needs: switch without which the key has no meaning; the switch has the error then, not this key.
     """
 
     key: str
     neutral: tuple[Any, ...]
     reason: str
     kind: Any = None
-    outcome: Literal["not yet", "not here", "no effect"] = "not yet"
-    of: str | None = None
-    aliases: tuple[str, ...] = ()
+    outcome: Outcome = "not yet"
+    needs: str | None = None
 
     def option(self) -> Option:
-        """The key's type, for a row that is not about a section's key."""
+        """Return the option of a key that no section declares."""
         kinds, _ = kinds_of(self.kind)
         return Option(
             key=self.key,
@@ -43,12 +45,10 @@ class Row:
             optional=None in self.neutral,
             default=self.neutral[0],
             help=self.reason,
-            limits=Limits(),
-            aliases=self.aliases,
         )
 
     def message(self, value: str) -> str:
-        """The sentence for a value that is not neutral."""
+        """Return the message for a value that is not neutral."""
         if self.outcome == "not yet":
             return f"{self.key}: {value} is not available yet ({self.reason})"
         if self.outcome == "not here":
@@ -56,150 +56,188 @@ class Row:
         return f"{self.key} has no effect: {self.reason}"
 
 
-OFF = (False,)
-DEGREES = (-1, 0, 1)
-PREFERENCE = "preference training (DPO, KTO, reward models) is not built"
-PRETRAINING = "pretraining from prepared files is not built"
-QUANTIZING = "quantizing a trained model is not built"
-SEQUENCES = "sequences are split between tensor-parallel processes alone: set sequence_parallel"
-STRETCHING = "long-sequence strategies are not built"
+def _keys(outcome: Outcome, kind: Any, neutral: Any, names: str, reason: str) -> tuple[CompatKey, ...]:
+    """Return an entry for each of the space-separated names."""
+    values = neutral if isinstance(neutral, tuple) else (neutral,)
+    return tuple(CompatKey(name, values, reason, kind, outcome) for name in names.split())
 
-ADAPTERS = (
-    Row("rslora_plus", OFF, "set rslora and lora_plus_scale one by one", bool, "not here"),
-    Row("use_quick_lora", OFF, "LoRA has one way to compute here", bool, "no effect"),
-)
+
+_DEGREES = (-1, 0, 1)
+_SAME = "the run is the same with and without it"
+_SEQUENCES = "sequences are split between tensor-parallel processes only: set sequence_parallel"
+_STRETCHING = "long-sequence strategies are not built"
+_PREFERENCE = "preference training (DPO, KTO, reward models) is not built"
+_QUANTIZING = "quantizing a trained model is not built"
 
 SECTION_KEYS = (
-    Row("flash_mask", OFF, "attention over packed rows never makes a dense mask", outcome="no effect"),
-    Row("task_name", (None,), "built-in datasets are not divided into tasks"),
-    Row("lazy", OFF, "rows are tokenized once and read from a memory-mapped file either way", outcome="no effect"),
-    Row("use_long_sequence_strategies", OFF, STRETCHING),
-    Row("strategy_type", (None,), STRETCHING, of="use_long_sequence_strategies"),
-    Row("strategy_name", (None,), STRETCHING, of="use_long_sequence_strategies"),
-    Row("rope_scaling_factor", (1.0,), STRETCHING, of="use_long_sequence_strategies"),
-    Row("optim", ("adamw", "adamw_mini", "adamw_8bit"), "it is not built"),
-    Row("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
-    Row("sep_parallel_degree", DEGREES, SEQUENCES),
-    Row("context_parallel_degree", DEGREES, SEQUENCES),
-    Row("expert_parallel_degree", DEGREES, "no model here has experts"),
-    Row("tensor_parallel_output", OFF, "the loss never makes whole logits", outcome="no effect"),
-    Row("fuse_sequence_parallel_allreduce", OFF, "gradients are summed in buckets anyway", outcome="no effect"),
-    Row("split_inputs_sequence_dim", (True,), "there is no sep or context parallelism", outcome="no effect"),
-    Row("pp_recompute_interval", (1,), "recompute: true takes every layer by itself", outcome="no effect"),
+    *_keys("no effect", None, False, "flash_mask", "attention over packed rows never builds a dense mask"),
+    *_keys("no effect", None, False, "lazy", "rows are tokenized once and read from a memory-mapped file"),
+    *_keys("no effect", None, False, "tensor_parallel_output fuse_sequence_parallel_allreduce", _SAME),
+    *_keys("no effect", None, True, "split_inputs_sequence_dim", _SAME),
+    *_keys("no effect", None, 1, "pp_recompute_interval", "recompute: true recomputes every layer"),
+    *_keys("not yet", None, None, "task_name", "built-in datasets have no tasks"),
+    *_keys("not yet", None, False, "use_long_sequence_strategies", _STRETCHING),
+    CompatKey("strategy_type", (None,), _STRETCHING, needs="use_long_sequence_strategies"),
+    CompatKey("strategy_name", (None,), _STRETCHING, needs="use_long_sequence_strategies"),
+    CompatKey("rope_scaling_factor", (1.0,), _STRETCHING, needs="use_long_sequence_strategies"),
+    *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit"), "optim", "it is not built"),
+    CompatKey("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
+    *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
+    *_keys("not yet", None, _DEGREES, "expert_parallel_degree", "no model here has experts"),
 )
 
-TRAINING = (
-    Row("use_pose_convert", OFF, "PoSE is not built", bool),
-    Row("use_ssa", OFF, "shifted sparse attention is not built", bool),
-    Row("ssa_group_size_ratio", (0.25,), "shifted sparse attention", float, of="use_ssa"),
-    Row("hidden_dropout_prob", (0.0, 0), "these decoders have no dropout", float, "not here"),
-    Row("attention_probs_dropout_prob", (0.0, 0), "these decoders have no dropout", float, "not here"),
-    Row("offload_recompute_inputs", OFF, "recompute keeps its inputs on the device", bool),
-    Row("recompute_use_reentrant", OFF, "recompute has one form here, which gives the same numbers", bool, "no effect"),
-    Row("amp_master_grad", OFF, "gradients have their parameters' type", bool),
-    Row("scale_loss", (32768.0, 32768), "loss scaling for fp16 is not built", float),
-    Row("release_grads", OFF, "gradients are freed after every step anyway", bool, "no effect"),
-    Row("flatten_param_grads", OFF, "gradients are kept one by one", bool),
-    Row("to_static", OFF, "training runs eagerly", bool),
-    Row("skip_data_intervals", (None,), "leaving out data by step is not built", object),
-    Row("ignore_load_lr_and_optim", OFF, "a resume takes the whole state", bool),
-    Row("ignore_save_lr_and_optim", OFF, "a checkpoint holds the whole state", bool),
-    Row("metrics_output_path", (None,), "metrics go to metrics.jsonl in output_dir", str, "not here"),
-    Row("minimum_eval_times", (None,), "set eval_steps", int, "not here"),
-    Row("autotuner_benchmark", OFF, "the autotuner is not built", bool),
-    Row("use_async_save", OFF, "checkpoints are written while training waits", bool),
-    Row("ckpt_quant_stage", ("O0",), "checkpoints are not compressed", str),
-    Row("force_reshard_pp", OFF, "a checkpoint of any layout resumes in any other", bool, "no effect"),
-    Row("save_sharded_model", OFF, "every layout writes the same whole files", bool, "not here"),
-    Row("load_sharded_model", OFF, "every layout reads whole files, each process its part", bool, "not here"),
-    Row("max_seq_length", (2048,), "set max_length", int, "not here"),
-    Row("from_aistudio", OFF, "AI Studio's hub is not built; give a folder", bool),
-    Row("save_to_aistudio", OFF, "AI Studio's hub is not built", bool),
-    Row("do_predict", OFF, "use llm/predict/predictor.py", bool, "not here"),
-    Row("do_export", OFF, "use llm/predict/export_model.py", bool, "not here"),
+ADAPTER_KEYS = (
+    *_keys("not here", bool, False, "rslora_plus", "set rslora and lora_plus_scale one by one"),
+    *_keys("no effect", bool, False, "use_quick_lora", _SAME),
 )
 
-_KERNELS = "the fastest kernel is chosen by itself"
-_LEFTOVER = "rows are {src, tgt} files, see dataset_name_or_path"
-NO_EFFECT = tuple(
-    Row(key, neutral, reason, kind, "no effect")
-    for key, neutral, reason, kind in (
-        ("unified_checkpoint", OFF, "checkpoints are always safetensors, whatever the devices", bool),
-        ("unified_checkpoint_config", ("",), "checkpoints have one form", str),
-        ("eval_accumulation_steps", (None,), "evaluation keeps sums, not logits", int),
-        ("use_fast_layer_norm", OFF, _KERNELS, bool),
-        ("use_fused_rms_norm", OFF, _KERNELS, bool),
-        ("use_fused_rope", OFF, _KERNELS, bool),
-        ("use_fused_linear", OFF, _KERNELS, bool),
-        ("use_fused_dropout_add", OFF, _KERNELS, bool),
-        ("use_fused_linear_cross_entropy", OFF, "the loss is always computed in chunks, without all logits", bool),
-        ("fuse_attention_qkv", (None, False), "weights keep their Hugging Face layout", bool),
-        ("fuse_attention_ffn", (None, False), "weights keep their Hugging Face layout", bool),
-        ("benchmark", OFF, "tokens per second are always logged", bool),
-        ("count_trained_tokens", OFF, "tokens are always counted", bool),
-        ("skip_memory_metrics", (True,), "memory is logged by itself", bool),
-        ("skip_profile_timer", (True,), "there is no timer to switch on", bool),
-        ("distributed_dataloader", OFF, "data is tokenized once and shared by all processes", bool),
-        ("ordered_save_group_size", (0,), "files are written one after the other", int),
-        ("save_on_each_node", OFF, "one process writes", bool),
-        ("dataloader_num_workers", (0,), "rows are ready before training begins", int),
-        ("dataloader_drop_last", OFF, "every row is learned in every epoch", bool),
-        ("logging_dir", (None,), "logs go to output_dir", str),
-        ("logging_strategy", ("steps",), "set logging_steps", str),
-        ("logging_first_step", OFF, "set logging_steps", bool),
-        ("run_name", (None,), "a run is named by its output_dir", str),
-        ("remove_unused_columns", (True,), "a batch holds only what the model reads", bool),
-        ("pad_token_id", (0,), "padding is never read", int),
-        ("aistudio_repo_id", (None,), "nothing is uploaded", str),
-        ("aistudio_repo_private", (True,), "nothing is uploaded", bool),
-        ("aistudio_repo_license", ("Apache License 2.0",), "nothing is uploaded", str),
-        ("aistudio_token", (None,), "nothing is uploaded", str),
-        ("dataset_text_field", ("text",), _LEFTOVER, str),
-        ("dataset_num_proc", (None,), "tokens are cached, see data_cache_dir", int),
-        ("dataset_batch_size", (1000,), _LEFTOVER, int),
-        ("eval_packing", (None,), "evaluation rows are never packed greedily", bool),
-        ("model_init_kwargs", (None,), _LEFTOVER, object),
-        ("dataset_kwargs", (None,), _LEFTOVER, object),
-        ("apply_hadamard", OFF, "there are no quantized matmuls", bool),
-        ("hadamard_block_size", (32,), "there are no quantized matmuls", int),
-        ("quant_input_grad", OFF, "there are no quantized matmuls", bool),
-        ("quant_weight_grad", OFF, "there are no quantized matmuls", bool),
-    )
+TRAINING_KEYS = (
+    *_keys("not yet", bool, False, "use_pose_convert", "PoSE is not built"),
+    *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not built"),
+    CompatKey("ssa_group_size_ratio", (0.25,), "shifted sparse attention", float, needs="use_ssa"),
+    *_keys("not yet", bool, False, "offload_recompute_inputs", "recompute keeps its inputs on the device"),
+    *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),
+    *_keys("not yet", float, 32768.0, "scale_loss", "loss scaling for fp16 is not built"),
+    *_keys("not yet", bool, False, "flatten_param_grads", "gradients are separate tensors"),
+    *_keys("not yet", bool, False, "to_static", "training runs eagerly"),
+    *_keys("not yet", object, None, "skip_data_intervals", "skipping data by step is not built"),
+    *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resume restores the whole state"),
+    *_keys("not yet", bool, False, "ignore_save_lr_and_optim", "a checkpoint holds the whole state"),
+    *_keys("not yet", bool, False, "autotuner_benchmark", "the autotuner is not built"),
+    *_keys("not yet", bool, False, "use_async_save", "training waits while a checkpoint is written"),
+    *_keys("not yet", str, "O0", "ckpt_quant_stage", "checkpoints are not compressed"),
+    *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not built; give a folder"),
+    *_keys("not yet", bool, False, "save_to_aistudio", "AI Studio's hub is not built"),
 )
 
-OTHER_TRAININGS = tuple(
-    Row(key, neutral, reason, kind)
-    for key, neutral, reason, kind in (
-        ("train_dataset_path", (None,), PREFERENCE, str),
-        ("dev_dataset_path", (None,), PREFERENCE, str),
-        ("train_datasets", (None,), PREFERENCE, str),
-        ("eval_datasets", (None,), PREFERENCE, str),
-        ("max_seq_len", (None,), PREFERENCE + "; for fine-tuning set max_length", int),
-        ("max_prompt_len", (None,), PREFERENCE + "; for fine-tuning set src_length", int),
-        ("beta", (0.1,), PREFERENCE, float),
-        ("simpo_gamma", (0.5,), PREFERENCE, float),
-        ("label_smoothing", (0.0, 0), PREFERENCE, float),
-        ("loss_type", (None,), PREFERENCE, str),
-        ("pref_loss_ratio", (1.0,), PREFERENCE, float),
-        ("sft_loss_ratio", (0.0,), PREFERENCE, float),
-        ("dpop_lambda", (50.0,), PREFERENCE, float),
-        ("ref_model_update_steps", (-1,), PREFERENCE, int),
-        ("reference_free", OFF, PREFERENCE, bool),
-        ("normalizer_type", (None,), PREFERENCE, str),
-        ("normalizer_momentum", (None,), PREFERENCE, float),
-        ("normalize_score_during_training", OFF, PREFERENCE, bool),
-        ("input_dir", (None,), PRETRAINING, str),
-        ("do_ptq", OFF, QUANTIZING, bool),
-        ("do_gptq", OFF, QUANTIZING, bool),
-        ("ptq_step", (None,), QUANTIZING, int),
-        ("gptq_step", (None,), QUANTIZING, int),
-        ("smooth", OFF, QUANTIZING, bool),
-        ("smooth_step", (None,), QUANTIZING, int),
-        ("smooth_all_linears", OFF, QUANTIZING, bool),
-        ("smooth_piecewise_search", OFF, QUANTIZING, bool),
-        ("smooth_k_piece", (None,), QUANTIZING, int),
-        ("smooth_search_piece", OFF, QUANTIZING, bool),
-    )
+NOT_HERE_KEYS = (
+    *_keys(
+        *("not here", float, 0.0, "hidden_dropout_prob attention_probs_dropout_prob"),
+        "these decoders have no dropout",
+    ),
+    *_keys("not here", str, None, "metrics_output_path", "metrics go to metrics.jsonl in output_dir"),
+    *_keys("not here", int, None, "minimum_eval_times", "set eval_steps"),
+    *_keys("not here", bool, False, "save_sharded_model", "every layout writes the same unsharded files"),
+    *_keys("not here", bool, False, "load_sharded_model", "every process reads its shard from unsharded files"),
+    *_keys("not here", int, 2048, "max_seq_length", "set max_length"),
+    *_keys("not here", bool, False, "do_predict", "use llm/predict/predictor.py"),
+    *_keys("not here", bool, False, "do_export", "use llm/predict/export_model.py"),
 )
 
-ROWS: tuple[Row, ...] = (*ADAPTERS, *SECTION_KEYS, *TRAINING, *NO_EFFECT, *OTHER_TRAININGS)
+NO_EFFECT_KEYS = (
+    *_keys(
+        *("no effect", bool, False),
+        "unified_checkpoint force_reshard_pp recompute_use_reentrant release_grads benchmark count_trained_tokens "
+        "use_fast_layer_norm use_fused_rms_norm use_fused_rope use_fused_linear use_fused_dropout_add "
+        "use_fused_linear_cross_entropy distributed_dataloader dataloader_drop_last save_on_each_node "
+        "logging_first_step apply_hadamard quant_input_grad quant_weight_grad",
+        _SAME,
+    ),
+    *_keys("no effect", bool, (None, False), "fuse_attention_qkv fuse_attention_ffn", _SAME),
+    *_keys("no effect", bool, None, "eval_packing", _SAME),
+    *_keys(
+        *("no effect", bool, True),
+        "skip_memory_metrics skip_profile_timer remove_unused_columns aistudio_repo_private",
+        _SAME,
+    ),
+    *_keys("no effect", int, None, "eval_accumulation_steps dataset_num_proc", _SAME),
+    *_keys("no effect", int, 0, "ordered_save_group_size dataloader_num_workers pad_token_id", _SAME),
+    *_keys("no effect", int, 1000, "dataset_batch_size", _SAME),
+    *_keys("no effect", int, 32, "hadamard_block_size", _SAME),
+    *_keys("no effect", str, None, "logging_dir run_name aistudio_repo_id aistudio_token", _SAME),
+    *_keys("no effect", str, "", "unified_checkpoint_config", _SAME),
+    *_keys("no effect", str, "steps", "logging_strategy", "set logging_steps"),
+    *_keys("no effect", str, "text", "dataset_text_field", _SAME),
+    *_keys("no effect", str, "Apache License 2.0", "aistudio_repo_license", _SAME),
+    *_keys("no effect", object, None, "model_init_kwargs dataset_kwargs", _SAME),
+)
+
+OTHER_TRAINING_KEYS = (
+    *_keys("not yet", str, None, "train_dataset_path dev_dataset_path train_datasets eval_datasets", _PREFERENCE),
+    *_keys("not yet", str, None, "loss_type normalizer_type", _PREFERENCE),
+    *_keys("not yet", int, None, "max_seq_len", f"{_PREFERENCE}; for fine-tuning set max_length"),
+    *_keys("not yet", int, None, "max_prompt_len", f"{_PREFERENCE}; for fine-tuning set src_length"),
+    *_keys("not yet", float, 0.1, "beta", _PREFERENCE),
+    *_keys("not yet", float, 0.5, "simpo_gamma", _PREFERENCE),
+    *_keys("not yet", float, 0.0, "label_smoothing sft_loss_ratio", _PREFERENCE),
+    *_keys("not yet", float, 1.0, "pref_loss_ratio", _PREFERENCE),
+    *_keys("not yet", float, 50.0, "dpop_lambda", _PREFERENCE),
+    *_keys("not yet", float, None, "normalizer_momentum", _PREFERENCE),
+    *_keys("not yet", int, -1, "ref_model_update_steps", _PREFERENCE),
+    *_keys("not yet", bool, False, "reference_free normalize_score_during_training", _PREFERENCE),
+    *_keys("not yet", str, None, "input_dir", "pretraining from prepared files is not built"),
+    *_keys(
+        *("not yet", bool, False),
+        "do_ptq do_gptq smooth smooth_all_linears smooth_piecewise_search smooth_search_piece",
+        _QUANTIZING,
+    ),
+    *_keys("not yet", int, None, "ptq_step gptq_step smooth_step smooth_k_piece", _QUANTIZING),
+)
+
+COMPAT_KEYS = (
+    *(*ADAPTER_KEYS, *SECTION_KEYS, *TRAINING_KEYS),
+    *(*NOT_HERE_KEYS, *NO_EFFECT_KEYS, *OTHER_TRAINING_KEYS),
+)
+
+
+@dataclass(frozen=True)
+class CompatFlags:
+    """Words of one of PaddleNLP's `*_parallel_config` keys.
+
+    Attributes:
+        owner: key that switches on the kind of parallelism; `what` is that kind in words.
+        always: words for what is done in any case.
+        no_effect: words for another way to compute the same numbers, which is not used.
+        unavailable: word -> reason of its refusal.
+    """
+
+    owner: str
+    what: str
+    always: frozenset[str]
+    no_effect: frozenset[str]
+    unavailable: dict[str, str]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return all known words, sorted."""
+        return tuple(sorted({*self.always, *self.no_effect, *self.unavailable}))
+
+    def message(self, key: str, word: str) -> str:
+        """Return the message about a word of `key`."""
+        if word in self.unavailable:
+            return f"{key}: {word} is not available: {self.unavailable[word]}; leave it out"
+        return f"{key}: {word} {'is always on' if word in self.always else 'has no effect: the numbers are the same'}"
+
+
+def _flags(
+    owner: str, what: str, always: str, no_effect: str, unavailable: dict[str, str] | None = None
+) -> CompatFlags:
+    return CompatFlags(owner, what, frozenset(always.split()), frozenset(no_effect.split()), unavailable or {})
+
+
+COMPAT_FLAGS = {
+    "tensor_parallel_config": _flags(
+        "tensor_parallel_degree",
+        "tensor parallelism",
+        "enable_mp_skip_c_identity enable_delay_scale_loss replace_with_c_embedding "
+        "replace_with_parallel_cross_entropy",
+        "enable_mp_async_allreduce enable_mp_fused_linear_param_grad_add enable_sp_async_reduce_scatter "
+        "sync_param sync_grad sync_moment",
+    ),
+    "pipeline_parallel_config": _flags(
+        "pipeline_parallel_degree",
+        "pipeline",
+        "disable_p2p_cache_shape disable_partial_send_recv enable_delay_scale_loss enable_release_grads "
+        "enable_clear_every_step_cache disable_batch_p2p_comm",
+        "enable_dp_comm_overlap enable_sharding_comm_overlap enable_timer enable_overlap_p2p_comm "
+        "best_unbalanced_scheduler",
+        {"use_dualpipev": "the pipeline schedule is interleaved, not V-shaped"},
+    ),
+    "sharding_parallel_config": _flags(
+        "sharding",
+        "sharding",
+        "enable_stage1_tensor_fusion disable_stage1_reduce_avg enable_tensor_fusion",
+        "enable_stage1_overlap enable_stage2_overlap enable_stage1_broadcast_overlap enable_stage1_allgather_overlap "
+        "split_param enable_overlap",
+    ),
+}

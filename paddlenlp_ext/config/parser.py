@@ -1,236 +1,162 @@
-"""From the command line to a checked `RunConfig`: read, merge, convert, build, check. All problems come at once.
+"""Parse JSON files and the command line into a checked `RunConfig`; all problems are raised together.
 
-The adapter method that the switches choose, built from its keys.
-
-Defaults that follow from other keys or from the machine.
+argv -> settings -> values -> sections and adapter config -> derived defaults -> rules between keys -> RunConfig
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os.path import expanduser
 from typing import Any
 
-from paddlenlp_ext.config.command_line import CommandLine, read_command_line
+from paddlenlp_ext.config.command_line import CommandLine, print_help, read_command_line
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.config.docs import help_text
-from paddlenlp_ext.config.errors import ConfigError, Location, Problem
-from paddlenlp_ext.config.json_reader import Setting, read_file
+from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem, Report
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
-from paddlenlp_ext.config.options import Option, convert
-from paddlenlp_ext.config.parse_state import ParseState
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
-from paddlenlp_ext.config.sections import METRIC_SPELLINGS, PrecisionConfig, TrainConfig
-from paddlenlp_ext.config.validation import run_checks
-from paddlenlp_ext.utils.registry import nearest
+from paddlenlp_ext.config.sections import PrecisionConfig, TrainConfig
+from paddlenlp_ext.config.settings import ParseState, read_file
+from paddlenlp_ext.config.validation import check_run
+from paddlenlp_ext.config.validation.rules import AdapterChoice
+from paddlenlp_ext.utils.json_reader import Location
+
+USAGE = "run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
 
 
-def build_method(given: ParseState) -> tuple[str | None, Any]:
-    """The chosen switch and its config, (None, None) where no method is on or its keys have problems."""
-    methods = given.known.methods
-    on = [switch for switch in methods if given.value(switch) is True]
+def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> RunConfig:
+    """Parse JSON files and `--key value` settings.
+
+    Args:
+        argv: the arguments after the script's name.
+        peft_methods: JSON switch -> config class of every adapter method.
+
+    Raises:
+        ConfigError: all problems, each with its location.
+        SystemExit: after `--help`.
+    """
+    known = known_keys(peft_methods)
+    line = read_command_line(argv, known)
+    if line.wants_help:
+        print_help(known, USAGE)
+    if not argv:
+        raise ConfigError([Problem("", f"no arguments; usage: {USAGE}", ArgumentLocation())])
+    state, is_complete = _read_settings(line, known)
+    report = state.report
+    sections = _build_sections(state)
+    switch, adapter = _build_adapter(state, known)
+    if is_complete:
+        _derive_defaults(sections, report)
+        state.check_compat()
+        check_run(sections, _adapter_choice(state, known, switch), report)
+    if report.problems:
+        raise ConfigError(report.problems, line.files)
+    return RunConfig(**sections, peft=adapter, peft_switch=switch, notes=report.notes)
+
+
+def _read_settings(line: CommandLine, known: KnownKeys) -> tuple[ParseState, bool]:
+    """Merge all settings, later ones over earlier ones; return False where a file was not read to its end."""
+    state = ParseState(known)
+    if line.files:
+        state.report.home = Location(line.files[-1])
+    state.report.problems += line.problems
+    state.report.invalid_keys.update(problem.key for problem in line.problems)
+    is_complete = True
+    for path in line.files:
+        settings, problems = read_file(path)
+        is_complete = is_complete and all(problem.key for problem in problems)
+        state.report.problems += problems
+        state.take(settings)
+    state.take(line.settings)
+    return state, is_complete
+
+
+def _build_sections(state: ParseState) -> dict[str, Any]:
+    """Return the sections by name; keys with problems have their defaults."""
+    sections = {}
+    for section, section_class in SECTIONS.items():
+        options = [option for option in state.table.options.values() if option.section == section]
+        values = {option.attribute: state.values[option.key] for option in options if option.key in state.values}
+        sections[section] = section_class(**values)
+    return sections
+
+
+def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
+    """Return the chosen switch and its config; (None, None) where no method is on or its keys have problems."""
+    report, methods = state.report, known.methods
+    on = [switch for switch in methods if state.value(switch) is True]
     refined = {name for switch in on for name in switches_of(switch, methods[switch]) if name != switch}
     chosen = [switch for switch in on if switch not in refined]
     for switch in chosen:
         for needed in switches_of(switch, methods[switch]):
-            if needed in given.broken:
+            if needed in report.invalid_keys:
                 return None, None
             if needed not in on:
-                given.refuse(f"{switch} needs {needed}: true as well", switch, needed)
+                report.error(f"{switch} needs {needed}: true as well", switch, needed)
                 return None, None
     if len(chosen) > 1:
-        given.refuse(f"{' and '.join(chosen)} are both on; an adapter has one method, keep one", *reversed(chosen))
+        report.error(f"{' and '.join(chosen)} are both on; an adapter has one method, keep one", *reversed(chosen))
         return None, None
-    _note_idle_keys(given, chosen)
+    _note_unused_method_keys(state, known, chosen)
     if not chosen:
         return None, None
-    return _build_method_config(given, chosen[0])
+    return _build_adapter_config(state, chosen[0], methods[chosen[0]])
 
 
-def _build_method_config(given: ParseState, switch: str) -> tuple[str | None, Any]:
-    method = given.known.methods[switch]
-    values = {}
-    for option in method_options(switch, method):
-        if option.key in given.broken:
-            return None, None
-        if option.key in given.values:
-            values[option.attribute] = given.values[option.key]
+def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple[str | None, Any]:
+    options = method_options(switch, method)
+    if not state.report.invalid_keys.isdisjoint(option.key for option in options):
+        return None, None
     try:
-        return switch, method(**values)
+        return switch, method(
+            **{option.attribute: state.values[option.key] for option in options if option.key in state.values}
+        )
     except ValueError as error:
-        given.refuse(f"{switch}: {error}", *_keys_set(given, switch), switch)
+        last_first = [key for key in reversed(state.settings) if key in {option.key for option in options}]
+        state.report.error(f"{switch}: {error}", *last_first, switch)
         return None, None
 
 
-def _keys_set(given: ParseState, switch: str) -> list[str]:
-    """The keys of a method that were set, the last written first."""
-    keys = [option.key for option in method_options(switch, given.known.methods[switch])]
-    return sorted(
-        (key for key in keys if key in given.settings),
-        key=lambda key: given.settings[key].place.sort_key(),
-        reverse=True,
-    )
+def _note_unused_method_keys(state: ParseState, known: KnownKeys, chosen: list[str]) -> None:
+    for key, switches in known.method_keys.items():
+        is_unused = state.report.invalid_keys.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
+        if key in state.settings and is_unused:
+            is_off = not any(state.value(switch) is True for switch in switches)
+            reason = f"{switches[0]} is false" if is_off else f"{chosen[0]} does not use it"
+            state.report.note(f"{key} has no effect: {reason}", key)
 
 
-def _note_idle_keys(given: ParseState, chosen: list[str]) -> None:
-    for key, switches in given.known.method_keys.items():
-        known_idle = given.broken.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
-        if key in given.settings and known_idle:
-            unread = next((switch for switch in switches if given.value(switch) is True), None)
-            reason = f"{switches[0]} is false" if unread is None else f"{chosen[0]} does not use it"
-            given.note(f"{key} has no effect: {reason}", key)
+def _adapter_choice(state: ParseState, known: KnownKeys, switch: str | None) -> AdapterChoice:
+    asked = any(state.value(name) or name in state.report.invalid_keys for name in known.methods)
+    return AdapterChoice(switch, known.methods[switch] if switch else None, asked)
 
 
-LOWER_IS_BETTER = ("loss", "perplexity")
-
-
-def resolve(config: RunConfig, given: ParseState) -> RunConfig:
-    """Fill in what was left open; what a user would not expect becomes a note."""
-    model = config.model
+def _derive_defaults(sections: dict[str, Any], report: Report) -> None:
+    """Fill in defaults that follow from other keys or from the machine; note what a user would not expect."""
+    model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
-        model = replace(model, tokenizer_name_or_path=model.model_name_or_path)
-    return replace(
-        config,
-        model=model,
-        train=_resolve_train(config.train, given),
-        precision=_resolve_device(config.precision),
-    )
+        sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)
+    sections["train"] = _derive_train_defaults(sections["train"], report)
+    sections["precision"] = _derive_device(precision)
 
 
-def _resolve_train(train: TrainConfig, given: ParseState) -> TrainConfig:
-    metric = train.metric_for_best_model
-    if metric is not None:
-        metric = metric.removeprefix("eval_")
-        metric = METRIC_SPELLINGS.get(metric, metric)
-    if metric is None or metric == "no":
-        metric = "loss"
-    greater = train.greater_is_better
-    if train.evaluation_strategy != "no" and not train.do_eval and "do_eval" not in given.settings:
-        given.note(f"do_eval is on, because evaluation_strategy is {train.evaluation_strategy}", "evaluation_strategy")
+def _derive_train_defaults(train: TrainConfig, report: Report) -> TrainConfig:
+    if train.evaluation_strategy != "no" and not train.do_eval and not report.is_set("do_eval"):
+        report.note(f"do_eval is on, because evaluation_strategy is {train.evaluation_strategy}", "evaluation_strategy")
         train = replace(train, do_eval=True)
     resume = train.resume_from_checkpoint or None
     return replace(
         train,
         output_dir=None if train.output_dir is None else expanduser(train.output_dir),
         eval_steps=train.eval_steps or train.logging_steps,
-        metric_for_best_model=metric,
-        greater_is_better=metric not in LOWER_IS_BETTER if greater is None else greater,
+        metric_for_best_model=train.best_metric,
+        greater_is_better=train.best_metric_is_greatest,
         resume_from_checkpoint=expanduser(resume) if isinstance(resume, str) else resume,
-        report_to=tuple(place for place in train.report_to if place != "none"),
+        report_to=tuple(name for name in train.report_to if name != "none"),
     )
 
 
-def _resolve_device(precision: PrecisionConfig) -> PrecisionConfig:
+def _derive_device(precision: PrecisionConfig) -> PrecisionConfig:
     if precision.device != "auto":
         return precision
     return replace(precision, device="gpu" if has_gpu() else "cpu")
-
-
-USAGE = "run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
-
-
-def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> RunConfig:
-    """Read JSON files and `--key value` settings into a tree.
-
-    Args:
-        argv: the arguments after the script's name.
-        peft_methods: JSON switch -> config class of every adapter method there is.
-
-    Raises:
-        ConfigError: everything that is wrong, each problem with its place.
-        SystemExit: after `--help`.
-    """
-    known = known_keys(peft_methods)
-    line = read_command_line(argv, known)
-    if line.wants_help:
-        sys.stdout.write(help_text(known, USAGE))
-        raise SystemExit(0)
-    if not argv:
-        raise ConfigError([Problem("", f"nothing was given; usage: {USAGE}", Location())])
-    given, unreadable = _read(line, known)
-    config = _build(given)
-    if not unreadable:
-        config = resolve(config, given)
-        run_checks(config, given)
-    if given.problems:
-        raise ConfigError(given.problems)
-    config.notes.extend(given.notes)
-    return config
-
-
-def _read(line: CommandLine, known: KnownKeys) -> tuple[ParseState, bool]:
-    """Merge all settings, later ones over earlier ones; the flag says that a file broke off."""
-    given = ParseState(known, problems=list(line.problems))
-    if line.files:
-        given.home = Location(line.files[-1], order=len(line.files) - 1)
-    given.broken.update(problem.key for problem in line.problems)
-    sources = []
-    unreadable = False
-    for order, path in enumerate(line.files):
-        settings, problems = read_file(path, order)
-        unreadable = unreadable or any(problem.key == "" for problem in problems)
-        given.problems += problems
-        sources.append(settings)
-    sources.append(line.settings)
-    for settings in sources:
-        _take_source(settings, given)
-    return given, unreadable
-
-
-def _take_source(settings: list[Setting], given: ParseState) -> None:
-    """Take the settings of one file, or of the command line, over what was given before."""
-    here: dict[str, Setting] = {}
-    for setting in settings:
-        key = given.known.keys.get(setting.key)
-        if key is None:
-            match = nearest(setting.key, given.known.keys)
-            given.problems.append(Problem(setting.key, _unknown_key(setting, match), setting.place))
-            if match is not None:
-                # What was meant is not called absent as well.
-                given.broken.add(given.known.keys[match])
-            continue
-        earlier = here.setdefault(key, setting)
-        if earlier.key != setting.key and earlier.value != setting.value:
-            message = f"{setting.key} and {earlier.key} are one key, here with two values; keep one of them"
-            given.problems.append(Problem(setting.key, message, setting.place))
-            given.broken.add(key)
-            continue
-        _take(given.known.options[key], setting, given)
-
-
-def _take(option: Option, setting: Setting, given: ParseState) -> None:
-    given.settings[option.key] = setting
-    given.values.pop(option.key, None)
-    if setting.value is None:
-        del given.settings[option.key]
-    elif option.section == "command" and not setting.from_command_line:
-        message = f"{setting.key} belongs on the command line: --{setting.key}"
-        given.problems.append(Problem(setting.key, message, setting.place))
-    else:
-        try:
-            given.values[option.key] = convert(option, setting.value, setting.from_command_line)
-        except ValueError as error:
-            given.problems.append(Problem(setting.key, f"{setting.key}: {error}", setting.value_place))
-            given.broken.add(option.key)
-
-
-def _unknown_key(setting: Setting, match: str | None) -> str:
-    message = f"unknown key {setting.key!r}"
-    if match is not None:
-        return f"{message}; did you mean {match!r}?"
-    if isinstance(setting.value, dict):
-        return f"{message}; the file is flat: write the keys of this object one level up"
-    return f"{message}; --help lists the keys"
-
-
-def _build(given: ParseState) -> RunConfig:
-    """The tree of what could be read; keys with problems have their defaults."""
-    sections = {}
-    for section, section_class in SECTIONS.items():
-        options = [option for option in given.known.options.values() if option.section == section]
-        values = {option.attribute: given.values[option.key] for option in options if option.key in given.values}
-        sections[section] = section_class(**values)
-    switch, method = build_method(given)
-    return RunConfig(**sections, peft=method, peft_switch=switch)

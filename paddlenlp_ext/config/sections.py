@@ -23,12 +23,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.config.options import option
-from paddlenlp_ext.config.parallel_flags import PIPELINE_FLAGS, SHARDING_FLAGS, TENSOR_FLAGS
+from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandConfig:
+class CommandConfig(OptionGroup):
     """`config.command`: not part of a run's file."""
 
     dry_run: bool = option(False, help="check everything, count data and steps, and stop before training")
@@ -36,7 +36,7 @@ class CommandConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(OptionGroup):
     """`config.data`."""
 
     dataset_name_or_path: str | None = option(
@@ -66,7 +66,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationConfig(OptionGroup):
     """`config.generation`."""
 
     eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
@@ -82,7 +82,7 @@ QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORI
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(OptionGroup):
     """`config.model`."""
 
     model_name_or_path: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
@@ -124,7 +124,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(OptionGroup):
     """`config.optim`."""
 
     learning_rate: float = option(5e-5, minimum=0, help="peak learning rate")
@@ -150,25 +150,32 @@ class OptimConfig:
     max_grad_norm: float = option(1.0, minimum=0, help="clip the norm of all gradients to this; 0: no clipping")
 
 
+_FLAGS = {key: flags.words for key, flags in COMPAT_FLAGS.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(OptionGroup):
     """`config.parallel`."""
 
     tensor_parallel_degree: int = option(-1, minimum=-1, help="devices that share each layer; -1: off")
-    tensor_parallel_config: str = option("", flags=tuple(TENSOR_FLAGS), help="details of tensor parallelism")
+    tensor_parallel_config: str = option(
+        "", flags=_FLAGS["tensor_parallel_config"], help="details of tensor parallelism"
+    )
     tensor_parallel_output: bool = option(False, help="keep the logits split")
     sequence_parallel: bool = option(False, help="split activations along the sequence between tensor-parallel parts")
     fuse_sequence_parallel_allreduce: bool = option(False, help="one gradient reduction for sequence parallelism")
     split_inputs_sequence_dim: bool = option(True, help="split the inputs along the sequence for sep and context")
     pipeline_parallel_degree: int = option(-1, minimum=-1, help="stages the layers are split into; -1: off")
-    pipeline_parallel_config: str = option("", flags=tuple(PIPELINE_FLAGS), help="details of pipeline parallelism")
+    pipeline_parallel_config: str = option(
+        "", flags=_FLAGS["pipeline_parallel_config"], help="details of pipeline parallelism"
+    )
     virtual_pp_degree: int = option(1, minimum=1, help="parts of a stage that take turns")
     pp_recompute_interval: int = option(1, minimum=0, help="layers between recomputed ones in a pipeline")
     sharding: str = option(
         "", flags=("stage1", "stage2", "stage3", "offload"), help="split optimizer state, gradients, weights"
     )
     sharding_parallel_degree: int = option(-1, minimum=-1, help="devices that share a sharded state; -1: all")
-    sharding_parallel_config: str = option("", flags=tuple(SHARDING_FLAGS), help="details of sharding")
+    sharding_parallel_config: str = option("", flags=_FLAGS["sharding_parallel_config"], help="details of sharding")
     sep_parallel_degree: int = option(-1, minimum=-1, help="devices that share each sequence (all-to-all); -1: off")
     context_parallel_degree: int = option(-1, minimum=-1, help="devices that share each sequence (ring); -1: off")
     expert_parallel_degree: int = option(-1, minimum=-1, help="devices that share the experts; -1: off")
@@ -181,7 +188,7 @@ DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionConfig:
+class PrecisionConfig(OptionGroup):
     """`config.precision`."""
 
     device: str = option("auto", choices=DEVICES, help="where to compute; auto: the GPU where there is one")
@@ -204,12 +211,13 @@ class PrecisionConfig:
 STRATEGIES = ("no", "steps", "epoch")
 GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS)
-METRIC_SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "no"}
+METRIC_SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
+_LOWER_IS_BETTER = ("loss", "perplexity")
 _METRIC_NAMES = (*METRICS, *METRIC_SPELLINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(OptionGroup):
     """`config.train`."""
 
     output_dir: str | None = option(None, help="folder of the run: results, checkpoints, final weights")
@@ -261,3 +269,16 @@ class TrainConfig:
     report_to: tuple[str, ...] = option(
         (), choices=("visualdl", "tensorboard", "wandb", "swanlab", "none"), help="other places for the logged numbers"
     )
+
+    @property
+    def best_metric(self) -> str:
+        """Return the metric of the best evaluation by its name in METRICS."""
+        name = (self.metric_for_best_model or "no").removeprefix("eval_")
+        return METRIC_SPELLINGS.get(name, name)
+
+    @property
+    def best_metric_is_greatest(self) -> bool:
+        """Return whether a greater value of the metric is better."""
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return self.best_metric not in _LOWER_IS_BETTER

@@ -20,6 +20,7 @@ import numpy as np
 import paddlenlp_ext
 from paddlenlp_ext.data.tokenize import TokenizedRow
 from paddlenlp_ext.data.types import DataAccount
+from paddlenlp_ext.utils import json_reader
 from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -165,8 +166,9 @@ def tokenization_facts() -> dict[str, Any]:
 
 def code_facts(*rooms: Path) -> dict[str, Any]:
     """What runs: the content of the folders' Python files, and the versions of the libraries under them."""
+    files = [Path(json_reader.__file__), *(path for room in rooms for path in sorted(room.rglob("*.py")))]
     return {
-        "code": [(path.name, _hash(path.read_bytes())) for room in rooms for path in sorted(room.rglob("*.py"))],
+        "code": [(path.name, _hash(path.read_bytes())) for path in files],
         "versions": [paddlenlp_ext.__version__, version("tokenizers"), version("transformers"), version("jinja2")],
     }
 

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.data.types import Location, SourceRow
+from paddlenlp_ext.data.types import SourceRow
+from paddlenlp_ext.utils.json_reader import Location
 
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40
@@ -102,7 +103,7 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
         items = [
             item
             for line, text in enumerate(lexicon, start=1)
-            for item in _items(Location(path.name, line), text.rstrip("\n"))
+            for item in _items(Location(path.name, line, 1), text.rstrip("\n"))
         ]
     items = sorted((item for item in items if _split_of(item.lemma) == split), key=lambda item: item.rank)
     changed = [item for item in items if item.is_changed]

@@ -7,22 +7,23 @@ instead.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, Location, SourceRow
-from paddlenlp_ext.utils.json_positions import locate
+from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.utils.json_reader import (
+    SYNTAX,
+    JsonError,
+    Location,
+    decode_utf8,
+    locate,
+    read_value,
+    skip_space,
+)
 from paddlenlp_ext.utils.registry import did_you_mean
 
 SPLITS = ("train", "dev")
 SUFFIXES = (".json", ".jsonl")
-BROKEN = "broken JSON"
-MAX_DIGITS = sys.int_info.str_digits_check_threshold
-"""Longer whole numbers are refused: Python may be set up to read none that are."""
 
 
 def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
@@ -62,118 +63,61 @@ def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
 
 
 def place_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
-    """The file position of a part of a row."""
+    """Return the location of the part of a row at `path`."""
     if not row.text:
         return row.place
-    return _advance(row.place, row.text[: locate(row.text, path)])
+    return row.place.after(row.text[: locate(row.text, path)])
 
 
 def _read_lines(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
     for line, raw in enumerate(content.split(b"\n"), start=1):
         if raw.strip():
-            yield _read_line(file, line, raw.rstrip(b"\r"))
+            yield _read_line(Location(file, line, 1), raw.rstrip(b"\r"))
 
 
-def _read_line(file: str, line: int, raw: bytes) -> SourceRow | InvalidRow:
+def _read_line(origin: Location, raw: bytes) -> SourceRow | InvalidRow:
     try:
-        text = raw.decode("utf-8")
-        value = _DECODER.decode(text)
-    except UnicodeDecodeError as error:
-        return _not_utf8(file, line, raw, error.start)
-    except json.JSONDecodeError as error:
-        return InvalidRow(Location(file, line, error.colno), BROKEN, f"{error.msg}; one JSON object a line is expected")
-    except InvalidRowError as error:
-        return InvalidRow(Location(file, line), error.reason, str(error))
-    except RecursionError:
-        return InvalidRow(Location(file, line), BROKEN, "nested too deeply")
-    indent = len(text) - len(text.lstrip())
-    return SourceRow(Location(file, line, indent + 1), value, text[indent:])
+        text = decode_utf8(raw)
+        start = skip_space(text, 0)
+        value, end = read_value(text, start, allow_nan=True)
+        if (end := skip_space(text, end)) < len(text):
+            raise JsonError("more text after the row", text, end)
+    except JsonError as error:
+        remedy = "; one JSON object a line is expected" if error.reason == SYNTAX else ""
+        return InvalidRow(error.location(origin), error.reason, f"{error}{remedy}")
+    return SourceRow(origin.after(text[:start]), value, text[start:])
 
 
 def _read_array(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
-    """Elements of a JSON array, one by one. Behind a broken element nothing can be told apart: that is fatal."""
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line_start = content.rfind(b"\n", 0, error.start) + 1
-        line = content.count(b"\n", 0, error.start) + 1
-        yield replace(_not_utf8(file, line, content[line_start:], error.start - line_start), fatal=True)
-        return
+    """Yield the elements of a JSON array. After a broken element no other can be told apart: that is fatal."""
     origin = Location(file, 1, 1)
-    reached, place = 0, origin
-    position = _skip_space(text, text.index("[") + 1)
-    while text[position : position + 1] != "]":
-        place, reached = _advance(place, text[reached:position]), position
-        try:
-            row, end = _read_element(text, position, place)
-        except json.JSONDecodeError as error:
-            yield _break(_advance(origin, text[: error.pos]), error.msg)
-            return
-        except RecursionError:
-            yield _break(place, "nested too deeply")
-            return
-        yield row
-        position = _skip_space(text, end)
-        if text[position : position + 1] == ",":
-            position = _skip_space(text, position + 1)
-        elif text[position : position + 1] != "]":
-            yield _break(_advance(origin, text[:position]), "a comma or the closing bracket of the array is expected")
-            return
-    behind = _skip_space(text, position + 1)
-    if behind < len(text):
-        yield _break(_advance(origin, text[:behind]), "text behind the array")
-
-
-def _read_element(text: str, position: int, place: Location) -> tuple[SourceRow | InvalidRow, int]:
-    """The element that begins at `position`, and where it ends. One that is JSON but no row is passed over."""
     try:
-        value, end = _DECODER.raw_decode(text, position)
-    except InvalidRowError as error:
-        _, end = _PASSING_DECODER.raw_decode(text, position)
-        return InvalidRow(place, error.reason, str(error)), end
-    return SourceRow(place, value, text[position:end]), end
+        text = decode_utf8(content)
+    except JsonError as error:
+        yield _fatal(error, origin)
+        return
+    reached, place = 0, origin
+    offset = skip_space(text, text.index("[") + 1)
+    while text[offset : offset + 1] != "]":
+        place, reached = place.after(text[reached:offset]), offset
+        try:
+            value, end = read_value(text, offset, allow_nan=True)
+            yield SourceRow(place, value, text[offset:end])
+        except JsonError as error:
+            if error.end is None:
+                yield _fatal(error, origin)
+                return
+            yield InvalidRow(place, error.reason, str(error))
+            end = error.end
+        offset = skip_space(text, end)
+        if text[offset : offset + 1] == ",":
+            offset = skip_space(text, offset + 1)
+        elif text[offset : offset + 1] != "]":
+            yield _fatal(JsonError("a comma or the closing bracket of the array is expected", text, offset), origin)
+            return
+    if (rest := skip_space(text, offset + 1)) < len(text):
+        yield _fatal(JsonError("more text after the array", text, rest), origin)
 
 
-def _break(place: Location, message: str) -> InvalidRow:
-    return InvalidRow(place, BROKEN, f"{message}; the rest of the file cannot be read", fatal=True)
-
-
-def _not_utf8(file: str, line: int, raw: bytes, offset: int) -> InvalidRow:
-    column = len(raw[:offset].decode("utf-8")) + 1
-    return InvalidRow(Location(file, line, column), "not UTF-8", f"byte 0x{raw[offset]:02x} begins no UTF-8 character")
-
-
-def _advance(place: Location, text: str) -> Location:
-    """The place reached behind `text`, which begins at `place`."""
-    newlines = text.count("\n")
-    if not newlines:
-        return Location(place.file, place.line, place.column + len(text))
-    return Location(place.file, place.line + newlines, len(text) - text.rfind("\n"))
-
-
-def _skip_space(text: str, position: int) -> int:
-    while text[position : position + 1] in (" ", "\t", "\r", "\n"):
-        position += 1
-    return position
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRowError(
-            "key written twice", f"the key {twice!r} stands twice in one object; the first would be lost"
-        )
-    return members
-
-
-def _whole_number(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise InvalidRowError("number too long", f"a whole number of {len(digits)} digits; {MAX_DIGITS} are read")
-    return int(digits)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number)
-_PASSING_DECODER = json.JSONDecoder(parse_int=float)
-"""Finds the end of what `_DECODER` refuses."""
+def _fatal(error: JsonError, origin: Location) -> InvalidRow:
+    return InvalidRow(error.location(origin), error.reason, f"{error}; the rest of the file cannot be read", fatal=True)

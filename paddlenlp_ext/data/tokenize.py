@@ -12,7 +12,8 @@ from paddlenlp_ext.data.formats import parse_row, parse_text
 from paddlenlp_ext.data.sources import place_of
 from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText, join_turns
 from paddlenlp_ext.data.truncation import NOTHING_LEFT, Limits, fit, fit_text
-from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, Location, SourceRow
+from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.utils.json_reader import Location
 
 CHUNK_ROWS = 1000
 """Rows given to the tokenizer at once: it works on several in parallel."""

@@ -10,20 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paddlenlp_ext.utils.json_reader import Location
+
 MAX_LISTED = 20
 """How many bad rows one error spells out; the rest are counted."""
-
-
-@dataclass(frozen=True)
-class Location:
-    """A position in a source: `file` as the user named it, line and column counted from one."""
-
-    file: str
-    line: int
-    column: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ CONTRADICTIONS = [
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
     ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
     ({"device": "npu"}, "not available yet"),
-    ({"offload_optim": True, "device": "cpu"}, "in the host's memory anyway"),
+    ({"offload_optim": True, "device": "cpu"}, "in host memory already"),
     ({"do_train": False}, "nothing to do"),
     ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
     ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),

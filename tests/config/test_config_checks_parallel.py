@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.config.parallel_flags import FLAGS
+from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 from paddlenlp_ext.config.validation import parallel, precision
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, load, problems, write
@@ -16,7 +16,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
         (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
-        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit keeps blocks of a whole parameter"),
+        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
     ],
 )
 def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words):
@@ -44,16 +44,16 @@ def test_methods_whose_mathematics_forbids_a_cut(tmp_path, monkeypatch, processe
 def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "world_size", lambda: 4)
     on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
-    for key, (_, _, flags) in FLAGS.items():
-        for word, flag in flags.items():
+    for key, flags in COMPAT_FLAGS.items():
+        for word in flags.words:
             path = write(tmp_path, SMALLEST | on | {key: word})
-            if flag.outcome == "not here":
+            if word in flags.unavailable:
                 (found,) = problems(path)
                 assert found.key == key and f"{word} is not available: " in found.message
             else:
                 (note,) = [note for note in load(path).notes if note.startswith(key)]
-                words = "is so in any case" if flag.outcome == "always" else "has no effect"
-                assert f"{key}: {word} {words}: {flag.reason}" in note
+                words = "is always on" if word in flags.always else "has no effect: the numbers are the same"
+                assert f"{key}: {word} {words}" in note
 
 
 def test_flags_of_what_is_off_are_noted_once(tmp_path):
@@ -90,4 +90,4 @@ def test_offloading_is_for_gpus(tmp_path, monkeypatch):
     keys = SMALLEST | {"sharding": "stage2 offload"}
     load(write(tmp_path, keys | {"device": "gpu"}))
     (found,) = problems(write(tmp_path, keys | {"device": "cpu"}))
-    assert found.key == "sharding" and "in the host's memory anyway: use sharding stage2" in found.message
+    assert found.key == "sharding" and "in host memory already: use sharding stage2" in found.message

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.errors import Location
-from paddlenlp_ext.config.json_reader import read_text
+from paddlenlp_ext.config.settings import read_text
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)
@@ -111,9 +110,9 @@ def test_problems_before_the_fault_are_reported_too(tmp_path):
 
 
 def test_positions_of_keys_and_values():
-    settings, found = read_text('{"a":\t1,\r\n  "é" :\n [2, {"b": 3}]}', Location("f"))
+    settings, found = read_text('{"a":\t1,\r\n  "é" :\n [2, {"b": 3}]}', "f")
     assert not found
     assert [(setting.key, setting.value) for setting in settings] == [("a", 1), ("é", [2, {"b": 3}])]
-    places = [(setting.place.line, setting.place.column) for setting in settings]
-    values = [(setting.value_place.line, setting.value_place.column) for setting in settings]
+    places = [(setting.location.line, setting.location.column) for setting in settings]
+    values = [(setting.value_location.line, setting.value_location.column) for setting in settings]
     assert places == [(1, 2), (2, 3)] and values == [(1, 7), (3, 2)]

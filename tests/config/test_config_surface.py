@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
-from paddlenlp_ext.config.parallel_flags import FLAGS
+from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script
@@ -52,13 +52,13 @@ def test_no_key_is_taken_in_silence():
     """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
     degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
     # by the loader, compute_dtype, complete_degrees and the check of flags
-    read_in_config = {"sharding", "bf16", "fp16", *degrees, *FLAGS}
+    read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS}
     for_the_launcher = {"dry_run", "show_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in sources if "config" not in path.relative_to(ROOT).parts
     )
-    answered = set(known().rows)
+    answered = set(known().compat)
     silent = {
         option.key
         for option in known().options.values()

@@ -12,7 +12,8 @@ from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.types import Conversation, DataAccount, InvalidRow, Location
+from paddlenlp_ext.data.types import Conversation, DataAccount, InvalidRow
+from paddlenlp_ext.utils.json_reader import Location
 
 TURN = ("2 + 2?", "vier")
 OPENAI = [{"role": "user", "content": "2 + 2?"}]
@@ -199,7 +200,7 @@ def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
 def test_account_adds_up_or_fails():
     account = DataAccount(num_read=5, num_kept=2, num_truncated=1)
     account.drop(
-        [InvalidRow(Location("f", 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
+        [InvalidRow(Location("f", 1, 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
     )
     account.check()
     assert account.dropped == {"empty target": 2} and account.num_dropped == 2

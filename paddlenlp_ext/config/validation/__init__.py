@@ -1,36 +1,38 @@
-"""What must hold between keys. Each check names the keys it reads; a key that is already broken keeps it silent."""
+"""Rules between keys. Rules about a single key stand in its `option(...)`."""
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.paddlenlp_compat import Row
-from paddlenlp_ext.config.parse_state import ParseState
-from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.validation import idle_keys, parallel, precision, training
+from collections.abc import Mapping
+from typing import Any
 
-_CHECKED = (training, precision, parallel, idle_keys)
-"""In this order: what one refuses, those behind it say nothing more of."""
-
-
-def run_checks(config: RunConfig, given: ParseState) -> None:
-    """Add the problems and notes of all checks to `given`."""
-    for row in given.known.rows.values():
-        _check_availability(row, given)
-    for kind in _CHECKED:
-        kind.check.run(config, given)
+from paddlenlp_ext.config.errors import ConfigError, Report
+from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
+from paddlenlp_ext.config.validation import parallel, precision, training
+from paddlenlp_ext.config.validation.rules import AdapterChoice
 
 
-def _check_availability(row: Row, given: ParseState) -> None:
-    if row.key not in given.values or row.key in given.broken:
-        return
-    value = given.values[row.key]
-    if value in row.neutral:
-        return
-    if row.of is not None:
-        if not given.value(row.of):
-            given.note(f"{row.key} has no effect: {row.of} is off", row.key)
-    else:
-        shown = str(value).lower() if isinstance(value, bool) else str(value)
-        if row.outcome == "no effect":
-            given.note(row.message(shown), row.key)
-        else:
-            given.refuse(row.message(shown), row.key)
+def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
+    """Add the problems and notes of all rules to `report`.
+
+    The order matters: a key that one rule refuses is not mentioned by the rules after it.
+    """
+    subjects = {**sections, "adapter": adapter}
+    for rules in (
+        *(training.run_rules, training.rules, precision.training_rules, precision.rules),
+        *(parallel.rules, training.idle_rules),
+    ):
+        rules.apply(subjects, report)
+
+
+def check_trainer_config(config: RunConfig) -> None:
+    """Check the rules that training relies on, for a configuration that was made in Python.
+
+    Raises:
+        ConfigError: all problems.
+    """
+    report = Report()
+    subjects = {name: getattr(config, name) for name in SECTIONS}
+    for rules in (training.rules, precision.training_rules):
+        rules.apply(subjects, report)
+    if report.problems:
+        raise ConfigError(report.problems)

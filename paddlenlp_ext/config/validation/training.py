@@ -1,56 +1,82 @@
-"""Checks of what is trained on, for how long, and how it is evaluated and saved."""
+"""Rules about data, training length, evaluation and checkpoints; notes about keys that another key makes idle."""
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.parse_state import ParseState
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
-from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.sections import GENERATION_METRICS
-from paddlenlp_ext.config.validation.registry import Checks
+from paddlenlp_ext.config.sections import (
+    GENERATION_METRICS,
+    DataConfig,
+    GenerationConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
+from paddlenlp_ext.config.validation.rules import Rules
 
-check = Checks()
+run_rules = Rules()
+"""Rules about a run as a whole; a trainer made in Python may break them."""
+rules = Rules()
 
 
-@check()
-def _needs_something_to_do(config: RunConfig, given: ParseState) -> None:
-    train = config.train
-    # A switch that cannot be read was meant to be on: what it needs is reported beside it.
-    on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in given.broken]
+@run_rules()
+def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, report: Report) -> None:
+    # A switch whose value is invalid was meant to be on, so what it needs is reported too.
+    on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
-        given.refuse("there is nothing to do: set do_train or do_eval to true", "do_train", "do_eval")
+        report.error("there is nothing to do: set do_train or do_eval to true", "do_train", "do_eval")
         return
-    switch = on[0]
     needed = {
-        "model_name_or_path": config.model.model_name_or_path,
-        "dataset_name_or_path": config.data.dataset_name_or_path,
+        "model_name_or_path": model.model_name_or_path,
+        "dataset_name_or_path": data.dataset_name_or_path,
         "output_dir": train.output_dir,
     }
     for key, value in needed.items():
-        if value is None and key not in given.broken:
-            given.refuse(f"{switch} needs {key}, which is not set", key, switch)
+        if value is None and key not in report.invalid_keys:
+            report.error(f"{on[0]} needs {key}, which is not set", key, on[0])
 
 
-_PACKING_NEEDS = (
-    ("greedy_zero_padding", "needs", "zero_padding"),
-    ("flash_mask", "needs", "use_flash_attention"),
-    ("flash_mask", "is for packed rows and needs", "zero_padding"),
-)
+@run_rules("resume_from_checkpoint", "do_train")
+def _resume_needs_training(train: TrainConfig, report: Report) -> None:
+    if train.resume_from_checkpoint and not train.do_train:
+        report.error(
+            "resume_from_checkpoint needs do_train: true; to evaluate a trained model give it as model_name_or_path, "
+            "an adapter as its method's path (lora_path)",
+            "resume_from_checkpoint",
+            "do_train",
+        )
 
 
-@check()
-def _packing(config: RunConfig, given: ParseState) -> None:
-    readable = [row for row in _PACKING_NEEDS if given.broken.isdisjoint(row)]
-    for key, why, needed in readable:
-        if given.value(key) and not given.value(needed):
-            given.refuse(f"{key} {why} {needed}: true", key, needed)
+@run_rules("do_eval", "evaluation_strategy")
+def _evaluation_strategy_needs_do_eval(train: TrainConfig, report: Report) -> None:
+    if train.evaluation_strategy != "no" and not train.do_eval:
+        message = f"evaluation_strategy {train.evaluation_strategy} needs do_eval: true; or set evaluation_strategy no"
+        report.error(message, "do_eval", "evaluation_strategy")
 
 
-@check("src_length", "max_length")
-def _lengths(config: RunConfig, given: ParseState) -> None:
-    data = config.data
-    # A note, not a refusal: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have it so.
+@rules()
+def _packing_options_have_their_switch(model: ModelConfig, data: DataConfig, report: Report) -> None:
+    needs = (
+        ("greedy_zero_padding", data.greedy_zero_padding, "needs", "zero_padding", data.zero_padding),
+        ("flash_mask", model.flash_mask, "needs", "use_flash_attention", model.use_flash_attention),
+        ("flash_mask", model.flash_mask, "is for packed rows and needs", "zero_padding", data.zero_padding),
+    )
+    for key, is_on, why, needed, needed_is_on in [row for row in needs if report.invalid_keys.isdisjoint(row[::3])]:
+        if is_on and not needed_is_on:
+            report.error(f"{key} {why} {needed}: true", key, needed)
+
+
+@rules("src_length", "max_length")
+def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
+    # A note, not an error: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have it so.
     if data.src_length >= data.max_length:
-        given.note(
+        report.note(
             f"src_length {data.src_length} leaves a long row no room for an answer within max_length "
             f"{data.max_length}; set src_length below max_length",
             "src_length",
@@ -58,80 +84,59 @@ def _lengths(config: RunConfig, given: ParseState) -> None:
         )
 
 
-@check("max_steps")
-def _steps(config: RunConfig, given: ParseState) -> None:
-    if config.train.max_steps == 0:
-        given.refuse("max_steps: 0 steps train nothing; -1 takes num_train_epochs", "max_steps")
+@rules("max_steps")
+def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
+    if train.max_steps == 0:
+        report.error("max_steps: 0 steps train nothing; set -1 to train for num_train_epochs", "max_steps")
 
 
-@check("max_steps", "warmup_steps")
-def _warmup(config: RunConfig, given: ParseState) -> None:
-    train, optim = config.train, config.optim
+@rules("max_steps", "warmup_steps")
+def _warmup_fits_max_steps(train: TrainConfig, optim: OptimConfig, report: Report) -> None:
     if 0 < train.max_steps < optim.warmup_steps:
         message = f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}; lower warmup_steps"
-        given.refuse(message, "warmup_steps", "max_steps")
+        report.error(message, "warmup_steps", "max_steps")
 
 
-@check("resume_from_checkpoint", "do_train")
-def _resume(config: RunConfig, given: ParseState) -> None:
-    if config.train.resume_from_checkpoint and not config.train.do_train:
-        given.refuse(
-            "resume_from_checkpoint needs do_train: true; to evaluate a trained model name it as model_name_or_path, "
-            "an adapter as its method's path (lora_path)",
-            "resume_from_checkpoint",
-            "do_train",
-        )
-
-
-@check("learning_rate", "min_learning_rate")
-def _learning_rate(config: RunConfig, given: ParseState) -> None:
-    optim = config.optim
+@rules("learning_rate", "min_learning_rate")
+def _min_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> None:
     if optim.min_learning_rate > optim.learning_rate:
-        given.refuse(
+        report.error(
             f"min_learning_rate {optim.min_learning_rate:g} is above learning_rate {optim.learning_rate:g}; lower it",
             "min_learning_rate",
             "learning_rate",
         )
 
 
-@check("do_eval", "evaluation_strategy")
-def _evaluation(config: RunConfig, given: ParseState) -> None:
-    train = config.train
-    if train.evaluation_strategy != "no" and not train.do_eval:
-        message = f"evaluation_strategy {train.evaluation_strategy} needs do_eval: true; or set evaluation_strategy no"
-        given.refuse(message, "do_eval", "evaluation_strategy")
-
-
-@check("load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps")
-def _best_model(config: RunConfig, given: ParseState) -> None:
-    train = config.train
+@rules("load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps")
+def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
     if not train.load_best_model_at_end:
         return
+    eval_steps = train.eval_steps or train.logging_steps
     if train.evaluation_strategy == "no":
         message = "load_best_model_at_end needs evaluation_strategy steps or epoch, not no"
-        given.refuse(message, "load_best_model_at_end", "evaluation_strategy")
+        report.error(message, "load_best_model_at_end", "evaluation_strategy")
     elif train.evaluation_strategy != train.save_strategy:
-        given.refuse(
+        report.error(
             f"load_best_model_at_end needs evaluation_strategy ({train.evaluation_strategy}) and save_strategy "
             f"({train.save_strategy}) to be the same; set save_strategy {train.evaluation_strategy}",
             "save_strategy",
             "evaluation_strategy",
             "load_best_model_at_end",
         )
-    elif train.save_strategy == "steps" and train.save_steps % train.eval_steps != 0:
-        given.refuse(
+    elif train.save_strategy == "steps" and train.save_steps % eval_steps != 0:
+        report.error(
             f"load_best_model_at_end needs an evaluation at every checkpoint: save_steps {train.save_steps} is not a "
-            f"multiple of eval_steps {train.eval_steps}",
+            f"multiple of eval_steps {eval_steps}",
             "save_steps",
             "eval_steps",
             "load_best_model_at_end",
         )
 
 
-@check("autoregressive", "eval_with_do_generation")
-def _generation(config: RunConfig, given: ParseState) -> None:
-    if config.data.autoregressive and config.generation.eval_with_do_generation:
-        given.refuse(
+@rules("autoregressive", "eval_with_do_generation")
+def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, report: Report) -> None:
+    if data.autoregressive and generation.eval_with_do_generation:
+        report.error(
             "eval_with_do_generation needs questions and answers, but with autoregressive: true rows are plain text; "
             "set one of them to false",
             "eval_with_do_generation",
@@ -139,29 +144,76 @@ def _generation(config: RunConfig, given: ParseState) -> None:
         )
 
 
-@check("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
-def _metric(config: RunConfig, given: ParseState) -> None:
-    metric = config.train.metric_for_best_model
-    if metric in GENERATION_METRICS and not config.generation.eval_with_do_generation:
-        given.refuse(
-            f"metric_for_best_model {metric} is a metric of generated answers and needs eval_with_do_generation: true",
+@rules("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
+def _generation_metric_needs_generation(train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+    if train.best_metric in GENERATION_METRICS and not generation.eval_with_do_generation:
+        report.error(
+            f"metric_for_best_model {train.best_metric} is measured on generated answers and needs "
+            "eval_with_do_generation: true",
             "metric_for_best_model",
             "eval_with_do_generation",
         )
 
 
-@check("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
-def _recompute(config: RunConfig, given: ParseState) -> None:
-    train = config.train
+@rules("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
+def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None:
     for key, parse in (("refined_recompute", parse_refined), ("no_recompute_layers", parse_layers)):
         try:
             parse(getattr(train, key))
         except ValueError as error:
-            given.refuse(str(error), key)
+            report.error(str(error), key)
     if train.recompute and train.refined_recompute and train.recompute_granularity != "full":
-        given.refuse(
-            f"refined_recompute names what stays of layers that are computed again as a whole; with "
-            f"recompute_granularity {train.recompute_granularity} the rest stays anyway: leave one of them out",
+        report.error(
+            f"refined_recompute needs recompute_granularity full, not {train.recompute_granularity}; leave one of them "
+            "out",
             "refined_recompute",
             "recompute_granularity",
         )
+
+
+idle_rules = Rules()
+"""Notes about keys without effect; they come last, so that a key with a problem is not noted as well."""
+_SAMPLING = ("top_k", "top_p", "temperature")
+# (idle keys, the key that makes them idle, its values that do, reason)
+_IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
+    (
+        ("save_generation_output", "max_new_tokens", *_SAMPLING),
+        "eval_with_do_generation",
+        (False,),
+        "eval_with_do_generation is false",
+    ),
+    (_SAMPLING[1:], "top_k", (1,), "top_k 1 always takes the most likely token"),
+    (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
+    (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
+    (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
+    (
+        ("recompute_granularity", "refined_recompute", "no_recompute_layers"),
+        "recompute",
+        (False,),
+        "recompute is false",
+    ),
+    (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
+    (BLOCKWISE_KEYS, "weight_quantize_algo", (None,), "weight_quantize_algo is off"),
+    (BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),
+)
+
+
+@idle_rules()
+def _note_idle_keys(
+    model: ModelConfig, train: TrainConfig, generation: GenerationConfig, parallel: ParallelConfig, report: Report
+) -> None:
+    written, defaults = _values_by_key(model, train, generation, parallel)
+    noted: set[str] = set()
+    for keys, switch, values, reason in _IDLE:
+        for key in keys:
+            is_changed = report.is_set(key) and written[key] != defaults[key]
+            if is_changed and written[switch] in values and (noted | report.invalid_keys).isdisjoint((key, switch)):
+                report.note(f"{key} has no effect: {reason}", key)
+                noted.add(key)
+
+
+def _values_by_key(*sections: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return key -> value and key -> default of all options of the sections."""
+    options = [(section, option) for section in sections for option in options_of(type(section), "")]
+    values = {option.key: getattr(section, option.attribute) for section, option in options}
+    return values, {option.key: option.default for _, option in options}

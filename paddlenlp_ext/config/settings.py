@@ -1,0 +1,203 @@
+"""Settings (`key: value` with locations): read from a flat JSON file, merged and converted to values.
+
+files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sections
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.config.errors import Problem, Report
+from paddlenlp_ext.config.keys import OptionTable
+from paddlenlp_ext.config.options import Option, convert
+from paddlenlp_ext.utils.json_reader import (
+    ENCODING,
+    JsonError,
+    Location,
+    decode_utf8,
+    expected,
+    read_value,
+    skip_space,
+)
+from paddlenlp_ext.utils.registry import nearest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `key: value` as written; `location` is where the key stands, `value_location` where the value does."""
+
+    key: str
+    value: Any
+    location: Location
+    value_location: Location
+
+    @property
+    def from_command_line(self) -> bool:
+        """Return whether the setting was an argument of the command line."""
+        return self.location.file is None
+
+
+def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
+    """Return the settings of a file up to its first syntax error, and the problems of the file itself."""
+    if not Path(path).is_file():
+        what = "is a folder, not a JSON file" if Path(path).is_dir() else "no such file"
+        return [], [Problem("", what, Location(path))]
+    try:
+        text = decode_utf8(Path(path).read_bytes())
+    except JsonError as error:
+        return [], [_problem(error, path)]
+    return read_text(text, path)
+
+
+def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
+    """Return the settings of a text, and problems for keys written twice and for the first syntax error."""
+    settings: list[Setting] = []
+    problems: list[Problem] = []
+    try:
+        _read_object(text, Location(path, 1, 1), settings)
+    except JsonError as error:
+        problems.append(_problem(error, path))
+    first: dict[str, Setting] = {}
+    for setting in settings:
+        earlier = first.setdefault(setting.key, setting)
+        if earlier is not setting:
+            message = f"{setting.key!r} is written twice, first in line {earlier.location.line}; keep one"
+            problems.append(Problem(setting.key, message, setting.location))
+    return list(first.values()), problems
+
+
+def _problem(error: JsonError, path: str) -> Problem:
+    prefix = "" if error.reason == ENCODING else "not valid JSON: "
+    return Problem("", f"{prefix}{error}", error.location(Location(path, 1, 1)))
+
+
+def _read_object(text: str, origin: Location, settings: list[Setting]) -> None:
+    if text.startswith("\ufeff"):
+        raise JsonError("the file begins with a byte order mark; save it as UTF-8 without one", text, 0)
+    at = skip_space(text, 0)
+    if at == len(text):
+        raise JsonError('the file is empty; write one object, {"key": value, ...}', text, at)
+    if text[at] != "{":
+        if text[at] in '["-0123456789' or text.startswith(("true", "false", "null"), at):
+            raise JsonError('the file should hold one object, {"key": value, ...}', text, at)
+        raise expected("'{'", text, at)
+    at = skip_space(text, at + 1)
+    while not text.startswith("}", at):
+        at = _read_pair(text, at, origin, settings)
+        if text.startswith(",", at):
+            comma, at = at, skip_space(text, at + 1)
+            if text.startswith("}", at):
+                raise JsonError("a comma before '}'; delete it", text, comma)
+        elif not text.startswith("}", at):
+            raise expected("',' or '}'", text, at)
+    at = skip_space(text, at + 1)
+    if at != len(text):
+        raise JsonError("more text after the closing '}'", text, at)
+
+
+def _read_pair(text: str, at: int, origin: Location, settings: list[Setting]) -> int:
+    """Append the `"key": value` that begins at offset `at` to `settings`; return the offset after it."""
+    if not text.startswith('"', at):
+        raise expected("a key in double quotes", text, at)
+    location = origin.after(text[:at])
+    key, at = read_value(text, at)
+    at = skip_space(text, at)
+    if not text.startswith(":", at):
+        raise expected(f"':' after the key {key!r}", text, at)
+    at = skip_space(text, at + 1)
+    value, end = read_value(text, at)
+    settings.append(Setting(key, value, location, origin.after(text[:at])))
+    return skip_space(text, end)
+
+
+@dataclass
+class ParseState:
+    """Settings and converted values by key while a configuration is read; later sources win over earlier ones.
+
+    Attributes:
+        table: the known keys.
+        settings: key -> the setting that won.
+        values: key -> its value, where it could be converted.
+        report: problems and notes found so far.
+    """
+
+    table: OptionTable
+    settings: dict[str, Setting] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(self._location_of)
+
+    def _location_of(self, key: str) -> Location | None:
+        setting = self.settings.get(key)
+        return None if setting is None else setting.value_location
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key, its default where it was not set."""
+        return self.values[key] if key in self.values else self.table.options[key].default
+
+    def take(self, settings: list[Setting]) -> None:
+        """Take the settings of one source: a file, or the command line."""
+        source: dict[str, Setting] = {}
+        for setting in settings:
+            key = self.table.keys.get(setting.key)
+            if key is None:
+                self._report_unknown(setting)
+                continue
+            earlier = source.setdefault(key, setting)
+            if earlier.key != setting.key and earlier.value != setting.value:
+                message = f"{setting.key} and {earlier.key} are one key with two values here; keep one of them"
+                self._report(setting.key, key, message, setting.location)
+                continue
+            self._take(self.table.options[key], setting)
+
+    def _take(self, option: Option, setting: Setting) -> None:
+        self.settings.pop(option.key, None)
+        self.values.pop(option.key, None)
+        if setting.value is None:
+            return
+        self.settings[option.key] = setting
+        if option.section == "command" and not setting.from_command_line:
+            message = f"{setting.key} belongs on the command line: --{setting.key}"
+            self.report.problems.append(Problem(setting.key, message, setting.location))
+            return
+        try:
+            self.values[option.key] = convert(option, setting.value, setting.from_command_line)
+        except ValueError as error:
+            self._report(setting.key, option.key, f"{setting.key}: {error}", setting.value_location)
+
+    def _report(self, written: str, key: str, message: str, location: Location) -> None:
+        self.report.problems.append(Problem(written, message, location))
+        self.report.invalid_keys.add(key)
+
+    def _report_unknown(self, setting: Setting) -> None:
+        message = f"unknown key {setting.key!r}"
+        match = nearest(setting.key, self.table.keys)
+        if match is not None:
+            # The key that was meant is not reported as missing as well.
+            self.report.invalid_keys.add(self.table.keys[match])
+            message += f"; did you mean {match!r}?"
+        elif isinstance(setting.value, dict):
+            message += "; the file is flat: write the keys of this object one level up"
+        else:
+            message += "; --help lists the keys"
+        self.report.problems.append(Problem(setting.key, message, setting.location))
+
+    def check_compat(self) -> None:
+        """Report keys that are accepted for compatibility only and ask for something."""
+        report = self.report
+        for key, entry in self.table.compat.items():
+            if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:
+                continue
+            value = self.values[key]
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            if entry.needs is not None:
+                if not self.value(entry.needs):
+                    report.note(f"{key} has no effect: {entry.needs} is off", key)
+            elif entry.outcome == "no effect":
+                report.note(entry.message(shown), key)
+            else:
+                report.error(entry.message(shown), key)

@@ -1,0 +1,217 @@
+"""Read JSON with positions, so that every error can name file, line and column.
+
+The grammar is RFC 8259, parsed by the standard library one value at a time. This module adds what the library lacks:
+the offset of every part of a value, and errors for a key written twice, an oversized number and (on request) NaN.
+
+    text = decode_utf8(path.read_bytes())
+    value, end = read_value(text, offset)      # raises JsonError
+    Location(file, 1, 1).after(text[:offset])  # file:line:column of an offset
+    locate(text, ("messages", 0, "role"))      # offset of a part of a value
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+MAX_DIGITS = 300
+"""Most digits of a whole number: every such number fits a float, and Python's own limit on digits is higher."""
+SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
+"""Reasons of a `JsonError`."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NO_NAN = "JSON has no NaN and no infinity; write a finite number"
+_HINTS = (
+    (re.compile(r"//|#|/\*"), "JSON has no comments; delete this one"),
+    (re.compile(r"'"), "JSON strings need double quotes"),
+    (re.compile(r"(True|False)\b"), "JSON writes true and false in lower case"),
+    (re.compile(r"(None|nil|undefined)\b"), "JSON writes null for a value that is not set"),
+    (re.compile(r"[-+]?(NaN|nan|Infinity|inf)"), _NO_NAN),
+    (re.compile(r"[-+]?\.\d|\+\d"), "a JSON number begins with a digit or with - and a digit, as in 0.5"),
+    (re.compile(r"[A-Za-z_]"), "unknown word; put strings and keys in double quotes"),
+)
+
+
+@dataclass(frozen=True)
+class Location:
+    """Position in a file as the user named it: line and column count from 1, None for the file as a whole."""
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+
+    def after(self, text: str) -> Location:
+        """Return the location reached after `text`, which begins at this one."""
+        assert self.line is not None and self.column is not None
+        newlines = text.count("\n")
+        if not newlines:
+            return Location(self.file, self.line, self.column + len(text))
+        return Location(self.file, self.line + newlines, len(text) - text.rfind("\n"))
+
+
+class JsonError(ValueError):
+    """Text that cannot be read as JSON.
+
+    Attributes:
+        text, offset: the text and the offset in it at which the error was found.
+        reason: SYNTAX, ENCODING, DUPLICATE or NUMBER.
+        end: offset after the refused value where the text is valid JSON (DUPLICATE, NUMBER), else None.
+    """
+
+    def __init__(self, message: str, text: str, offset: int, reason: str = SYNTAX, end: int | None = None) -> None:
+        super().__init__(message)
+        self.text, self.offset, self.reason, self.end = text, offset, reason, end
+
+    def location(self, origin: Location) -> Location:
+        """Return the location of the error in a text that begins at `origin`."""
+        return origin.after(self.text[: self.offset])
+
+
+class _RefusedError(Exception):
+    """Valid JSON that is not accepted; `read_value` turns it into a `JsonError` with its offset."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def decode_utf8(data: bytes) -> str:
+    """Decode the bytes of a file or of one of its lines.
+
+    Raises:
+        JsonError: the bytes are not UTF-8.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8")
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise JsonError(message, before, len(before), ENCODING) from None
+
+
+def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[Any, int]:
+    """Return the value that begins at `offset`, and the offset after it.
+
+    Raises:
+        JsonError: the text is not JSON, an object holds a key twice, a whole number has more than `MAX_DIGITS` digits,
+            or NaN or an infinity stands there and `allow_nan` is false.
+    """
+    if offset == len(text):
+        raise expected("a value", text, offset)
+    try:
+        return _decode(_DECODERS[allow_nan], text, offset)
+    except _RefusedError as error:
+        end = None if error.reason == SYNTAX else _decode(_LENIENT_DECODER, text, offset)[1]
+        raise JsonError(str(error), text, offset, error.reason, end) from None
+
+
+def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int]:
+    try:
+        return decoder.raw_decode(text, offset)
+    except json.JSONDecodeError as error:
+        if error.msg == "Expecting value":
+            raise expected("a value", text, error.pos) from None
+        message = error.msg[0].lower() + error.msg[1:]
+        if "escape" in error.msg:
+            message = r"a backslash begins an escape sequence; write / in paths, or \\"
+        raise JsonError(message, text, error.pos) from None
+    except RecursionError:
+        raise JsonError("lists are nested too deeply", text, offset) from None
+
+
+def expected(what: str, text: str, offset: int) -> JsonError:
+    """Return an error that says what is missing at `offset`, or what the user probably meant."""
+    if offset >= len(text):
+        return JsonError(f"the text ends where {what} should be", text, offset)
+    for pattern, hint in _HINTS:
+        if pattern.match(text, offset):
+            return JsonError(hint, text, offset)
+    return JsonError(f"expected {what}, found {text[offset]!r}", text, offset)
+
+
+def skip_space(text: str, offset: int) -> int:
+    """Return the offset of the next character that is not white space."""
+    match = _SPACE.match(text, offset)
+    assert match is not None
+    return match.end()
+
+
+def locate(text: str, path: Sequence[str | int], start: int = 0) -> int:
+    """Return the offset of the value at `path`; of its last part that exists, where the path leads nowhere.
+
+    Args:
+        text: valid JSON.
+        path: keys of objects and indices of arrays, outermost first.
+        start: offset of the outermost value.
+    """
+    start = skip_space(text, start)
+    if not path:
+        return start
+    step, rest = path[0], path[1:]
+    child = _member(text, start, step) if isinstance(step, str) else _element(text, start, step)
+    return start if child is None else locate(text, rest, child)
+
+
+def _member(text: str, start: int, key: str) -> int | None:
+    if text[start] != "{":
+        return None
+    offset = skip_space(text, start + 1)
+    while text[offset] != "}":
+        name, offset = _LENIENT_DECODER.raw_decode(text, offset)
+        offset = skip_space(text, skip_space(text, offset) + 1)
+        if name == key:
+            return offset
+        offset = _next_item(text, offset)
+    return None
+
+
+def _element(text: str, start: int, index: int) -> int | None:
+    if text[start] != "[":
+        return None
+    offset = skip_space(text, start + 1)
+    while text[offset] != "]":
+        if index == 0:
+            return offset
+        index -= 1
+        offset = _next_item(text, offset)
+    return None
+
+
+def _next_item(text: str, offset: int) -> int:
+    """Return the offset after the value at `offset` and after the comma that may follow it."""
+    _, offset = _LENIENT_DECODER.raw_decode(text, offset)
+    offset = skip_space(text, offset)
+    return skip_space(text, offset + 1) if text[offset] == "," else offset
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _RefusedError(DUPLICATE, f"the key {twice!r} is written twice in one object; keep one")
+    return members
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise _RefusedError(NUMBER, f"a whole number of {len(digits)} digits; at most {MAX_DIGITS} are read")
+    return int(digits)
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise _RefusedError(SYNTAX, _NO_NAN)
+
+
+_DECODERS = {
+    True: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number),
+    False: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_refuse_constant),
+}
+_LENIENT_DECODER = json.JSONDecoder(parse_int=float)
+"""Finds where a value ends that `_DECODERS` refuse."""
