@@ -17,7 +17,7 @@ import paddle.distributed as dist
 
 from benchmarks.measure import report
 from llm import run_finetune
-from paddlenlp_ext.parallel.pipeline.runtime import runtime
+from paddlenlp_ext.parallel.pipeline import runtime
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.process import run_command

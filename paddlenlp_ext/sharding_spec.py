@@ -1,29 +1,35 @@
-"""The words in which a model family says how it is cut over devices.
+"""Vocabulary of sharding: styles of a tensor plan, and the placement of one tensor over the processes of a run.
 
-A tensor plan maps a layer's name pattern to a style; only `parallel/tensor_parallel.py` knows which axis a style cuts.
+A tensor plan maps layer name patterns to styles. Only `parallel/shard_parameters.py` knows which axis a style shards.
+
+`placement_of(tensor)` is read anywhere; only `parallel/` changes it, through `set_placement`. A tensor without a
+placement is full, is held by this process, and is updated here: `Placement()`, the state of every single-process run.
+This module does not import Paddle.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Style = Literal["colwise", "rowwise", "vocab", "replicated"]
-"""colwise: outputs are cut; rowwise: inputs are cut; vocab: rows of an embedding or head are cut."""
+"""colwise: outputs are sharded; rowwise: inputs are sharded; vocab: rows of the embedding or lm_head are sharded;
+replicated: not sharded, but applied to local heads only, so that its gradient has to be summed."""
 
 TensorPlan = dict[str, Style]
-"""`{"model.layers.*.self_attn.o_proj": "rowwise", ...}`; `*` stands for one part of a dotted name."""
+"""`{"model.layers.*.self_attn.o_proj": "rowwise", ...}`; `*` matches one component of a dotted name."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a parameter that this process holds; it stands at the parameter itself, as `parameter.cut`.
+    """Contiguous slice of a full tensor along one axis.
 
     Attributes:
-        axis: along which the whole is cut.
-        start, stop: the indices held, of the whole's.
-        size: of the whole along that axis.
+        axis: the sharded axis.
+        start, stop: indices held, counted in the full tensor.
+        size: length of the full tensor along `axis`.
     """
 
     axis: int
@@ -32,36 +38,78 @@ class Shard:
     size: int
 
     def full_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """From the shape of the part to that of the whole."""
+        """Return the full tensor's shape, given the shard's."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What picks the part out of the whole."""
+        """Index expression that selects the shard from the full tensor."""
         return (*(slice(None),) * self.axis, slice(self.start, self.stop))
 
 
-def full_shape(parameter: Any) -> tuple[int, ...]:
-    """The shape of the whole that this is, or is a part of."""
-    cut = shard_of(parameter)
-    return tuple(parameter.shape) if cut is None else cut.full_shape(parameter.shape)
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Placement of one tensor over the processes of a run; the defaults are those of a single process.
+
+    Attributes:
+        shard: slice that this tensor-parallel rank holds; None for a full tensor.
+        stages: pipeline stages that hold the tensor, in ascending order; empty without a pipeline.
+        is_on_stage: False if this process's stage does not hold the tensor and knows its shape only.
+        owner: sharding rank that updates the parameter (ZeRO); None if it is not assigned.
+        is_updated_here: False if another sharding rank updates the parameter and broadcasts its new value.
+        is_gathered_copy: True if the value belongs to another rank and is here only while gathered (ZeRO stage 3).
+        needs_tp_reduce: True for a full parameter of which this tensor-parallel rank sees a part of the gradient:
+            gradients have to be summed over the tensor-parallel ranks.
+    """
+
+    shard: Shard | None = None
+    stages: tuple[int, ...] = ()
+    is_on_stage: bool = True
+    owner: int | None = None
+    is_updated_here: bool = True
+    is_gathered_copy: bool = False
+    needs_tp_reduce: bool = False
 
 
-def shard_of(parameter: Any) -> Shard | None:
-    """Which part this is; None for a whole."""
-    return getattr(parameter, "cut", None)
+_DEFAULT = Placement()
 
 
-def is_materialized(tensor: Any) -> bool:
-    """Whether its values stand in this process between two passes; else another process has them."""
-    return is_on_stage(tensor) and not getattr(tensor, "is_gathered_copy", False)
+def placement_of(tensor: Any) -> Placement:
+    """Return the placement of a tensor; the single-process default if none was set."""
+    return getattr(tensor, "placement", _DEFAULT)
+
+
+def set_placement(tensor: Any, **changes: Any) -> None:
+    """Change fields of a tensor's placement; the others keep their values.
+
+    Raises:
+        TypeError: `changes` names a field that `Placement` does not have.
+    """
+    tensor.placement = dataclasses.replace(placement_of(tensor), **changes)
+
+
+def shard_of(tensor: Any) -> Shard | None:
+    """Return the shard that this process holds; None for a full tensor."""
+    return placement_of(tensor).shard
+
+
+def full_shape(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of the unsharded tensor."""
+    shard = shard_of(tensor)
+    return tuple(tensor.shape) if shard is None else shard.full_shape(tensor.shape)
 
 
 def is_on_stage(tensor: Any) -> bool:
-    """Whether it belongs to this stage of a pipeline; of what belongs to others a process knows the shape alone."""
-    return not getattr(tensor, "is_elsewhere", False)
+    """Return whether this pipeline stage holds the tensor; of other stages' tensors it knows the shape only."""
+    return placement_of(tensor).is_on_stage
+
+
+def is_materialized(tensor: Any) -> bool:
+    """Return whether this process holds the tensor's values between two forward/backward passes."""
+    placement = placement_of(tensor)
+    return placement.is_on_stage and not placement.is_gathered_copy
 
 
 def is_updated_here(parameter: Any) -> bool:
-    """Whether this process's optimizer updates it, and has its state; else another process sends the new values."""
-    return not getattr(parameter, "is_updated_elsewhere", False)
+    """Return whether this process's optimizer updates the parameter and holds its state."""
+    return placement_of(parameter).is_updated_here

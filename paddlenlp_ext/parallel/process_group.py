@@ -19,6 +19,7 @@ from paddlenlp_ext.parallel.gloo import meet
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.stages import is_counted, sum_shared_gradients
 from paddlenlp_ext.parallel.zero import Sharding
+from paddlenlp_ext.sharding_spec import placement_of
 
 
 class DistributedProcesses:
@@ -119,7 +120,7 @@ class DistributedProcesses:
         """Gradients of whole parameters of which each tensor rank has seen a part (`needs_tp_reduce`), summed over
         these; and of those that several stages hold, over their stages.
         """
-        partial = [parameter for parameter in parameters if getattr(parameter, "needs_tp_reduce", False)]
+        partial = [parameter for parameter in parameters if placement_of(parameter).needs_tp_reduce]
         if self.mesh.tensor.size > 1 and partial:
             sum_gradients(partial, self.mesh.tensor.group)
         if self.mesh.pipeline.size > 1:

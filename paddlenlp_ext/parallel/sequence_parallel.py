@@ -19,6 +19,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.sharding_spec import set_placement
 
 
 class SequenceShards:
@@ -80,7 +81,7 @@ def divide_sequence(model: nn.Layer, sequence: SequenceShards) -> None:
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # beside or behind a half of a layer
             seen += [parameter for name, parameter in adapter.named_parameters() if not name.startswith("base.")]
     for parameter in seen:
-        parameter.needs_tp_reduce = True  # a rank sees some positions only: the gradients have to be summed
+        set_placement(parameter, needs_tp_reduce=True)  # a rank sees only some of the positions
 
 
 def _part(whole: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:

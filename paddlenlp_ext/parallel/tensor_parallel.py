@@ -31,7 +31,7 @@ from paddlenlp_ext.quantization.model import plain_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import block_size_of
 from paddlenlp_ext.quantization.slicing import part_block
-from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, is_on_stage, shard_of
+from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, is_on_stage, set_placement, shard_of
 
 AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
@@ -247,7 +247,7 @@ def _cut_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, sees_pa
         if cut_axis is not None:
             cut_parameter(owner, leaf, cut_axis, axis)
         elif sees_parts and leaf in owner._parameters:
-            owner._parameters[leaf].needs_tp_reduce = True
+            set_placement(owner._parameters[leaf], needs_tp_reduce=True)
     adapter.set_tensor_parallel_shard(style, ShardGroup(axis))
 
 
@@ -294,9 +294,8 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, 
         new.stop_gradient = whole.stop_gradient
         new.is_distributed = True
         layer._parameters[name] = part = new
-    part.cut = cut
+    set_placement(part, shard=cut, is_on_stage=is_on_stage(whole))
     if not is_on_stage(whole):
-        part.is_elsewhere = True
         part._clear_data()
     return cut
 
@@ -323,7 +322,7 @@ def _leave_to_first(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
 
 def _mark_partial(layer: nn.Layer) -> None:
     for parameter in layer.parameters():
-        parameter.needs_tp_reduce = True
+        set_placement(parameter, needs_tp_reduce=True)
 
 
 def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:

@@ -31,7 +31,7 @@ from paddle import nn
 from paddlenlp_ext.parallel.collectives import buckets, present_somewhere, sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
+from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, set_placement, shard_of
 
 Reduce = Callable[[list[paddle.Tensor]], None]
 
@@ -41,7 +41,7 @@ class ParameterGatherer:
 
     Args:
         model: a `CausalLM` or `PeftModel`.
-        parameters: of the model; `parameter.owner` is the index of the rank that keeps what is shared out.
+        parameters: of the model; `Placement.owner` is the index of the rank that keeps what is shared out.
         axis: the sharding ranks.
         reduce: sums gradients of some parameters at their owners.
         lends: whether the values are shared out too; else every rank has them all the time.
@@ -140,7 +140,7 @@ class _Unit:
         self.parameters, self._axis, self._is_whole = parameters, axis, True
         self._lent = parameters if lends else []
         for parameter in self._lent:
-            parameter.is_gathered_copy = parameter.owner != axis.index
+            set_placement(parameter, is_gathered_copy=placement_of(parameter).owner != axis.index)
 
     @paddle.no_grad()
     def borrow(self) -> None:
@@ -149,17 +149,18 @@ class _Unit:
             return
         for parameter in self._lent:
             value = parameter.detach()
-            if parameter.is_gathered_copy:
+            is_copy = placement_of(parameter).is_gathered_copy
+            if is_copy:
                 value = paddle.empty(parameter.shape, parameter.dtype)
-            dist.broadcast(value, src=self._axis.ranks[parameter.owner], group=self._axis.group)
-            if parameter.is_gathered_copy:
+            dist.broadcast(value, src=self._axis.ranks[_owner(parameter)], group=self._axis.group)
+            if is_copy:
                 value._share_buffer_to(parameter)
         self._is_whole = True
 
     def give_back(self) -> None:
         """Forget what is others'; shapes stay."""
         for parameter in self._lent:
-            if parameter.is_gathered_copy and parameter._is_initialized():
+            if placement_of(parameter).is_gathered_copy and parameter._is_initialized():
                 parameter._clear_data()
         self._is_whole = False
 
@@ -218,7 +219,7 @@ class Sharding:
 
     def is_owner(self, parameter: paddle.Tensor) -> bool:
         """Whether this process counts as the one that has the parameter."""
-        return parameter.owner == self.axis.index
+        return placement_of(parameter).owner == self.axis.index
 
     @paddle.no_grad()
     def broadcast_updated(self) -> None:
@@ -238,8 +239,8 @@ class Sharding:
     def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
         _choose_owners(trained, self.axis.size)
         for parameter in trained:
-            parameter.is_updated_elsewhere = not self.is_owner(parameter)
-        owners = {parameter.owner for parameter in trained}
+            set_placement(parameter, is_updated_here=self.is_owner(parameter))
+        owners = {_owner(parameter) for parameter in trained}
         if not stays_with_all and len(owners) < self.axis.size:  # known to all ranks, which end together
             raise ValueError(
                 f"sharding_parallel_degree {self.axis.size} is too large for {len(trained)} parameters that train, of "
@@ -247,7 +248,7 @@ class Sharding:
             )
         if trained and self.axis.index not in owners:
             # An optimizer needs something to update: this one repeats what the smallest parameter's owner does.
-            min(trained, key=lambda parameter: parameter.size).is_updated_elsewhere = False
+            set_placement(min(trained, key=lambda parameter: parameter.size), is_updated_here=True)
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
@@ -268,7 +269,7 @@ class Sharding:
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
         for owner in range(self.axis.size):
-            members = [parameter for parameter in parameters if parameter.owner == owner]
+            members = [parameter for parameter in parameters if _owner(parameter) == owner]
             if members:
                 yield owner, members
 
@@ -280,7 +281,13 @@ def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
     for members in (with_parts, alone):
         sizes = [math.prod(full_shape(parameter)) for parameter in members]
         for parameter, owner in zip(members, share_out(sizes, ranks), strict=True):
-            parameter.owner = owner
+            set_placement(parameter, owner=owner)
+
+
+def _owner(parameter: paddle.Tensor) -> int:
+    owner = placement_of(parameter).owner
+    assert owner is not None, "owners are assigned before they are asked for"
+    return owner
 
 
 def share_out(sizes: Sequence[int], ranks: int) -> list[int]:

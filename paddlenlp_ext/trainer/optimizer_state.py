@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.sharding_spec import shard_of
+from paddlenlp_ext.sharding_spec import set_placement, shard_of
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer
 
@@ -44,7 +44,7 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
     for key, tensor in tensors.items():
         parameter = parameters[key.rpartition(".")[0]]
         if tensor.shape == parameter.shape:
-            tensor.cut = shard_of(parameter)  # a part where the parameter is one
+            set_placement(tensor, shard=shard_of(parameter))  # sharded as the parameter is
     return tensors
 
 

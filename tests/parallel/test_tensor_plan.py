@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.sharding_spec import full_shape, shard_of
+from paddlenlp_ext.sharding_spec import full_shape, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 
 BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}
@@ -125,7 +125,8 @@ def test_an_adapter_is_cut_as_its_base():
     up, down = layer.mlp.up_proj, layer.mlp.down_proj
     assert dataclasses.astuple(shard_of(up.lora_B.weight)) == (0, 24, 48, 48) and shard_of(up.lora_A.weight) is None
     assert dataclasses.astuple(shard_of(down.lora_A.weight)) == (1, 24, 48, 48) and shard_of(down.lora_B.weight) is None
-    assert up.lora_A.weight.needs_tp_reduce and down.lora_B.weight.needs_tp_reduce and up.out_features == 24
+    assert placement_of(up.lora_A.weight).needs_tp_reduce and placement_of(down.lora_B.weight).needs_tp_reduce
+    assert up.out_features == 24
     assert up.base.weight.stop_gradient and not up.lora_B.weight.stop_gradient
 
 

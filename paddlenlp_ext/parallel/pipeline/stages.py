@@ -20,7 +20,7 @@ from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.sharding_spec import is_on_stage
+from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
 _Cut = tuple[float, float, tuple[int, ...]]  # the costliest chunk's cost, the sum of their squares, bounds
@@ -105,12 +105,12 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
 def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
     """Say at each tensor which processes hold it, and give up the values of those that process `own` does not hold.
 
-    `tensor.stages` are the holders, `tensor.is_elsewhere` says that this process is none of them.
+    `Placement.stages` are the holders, `Placement.is_on_stage` says that this process is one of them.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        tensor.stages = plan.holders(name)
-        tensor.is_elsewhere = own not in tensor.stages
-        if tensor.is_elsewhere and tensor._is_initialized():
+        stages = plan.holders(name)
+        set_placement(tensor, stages=stages, is_on_stage=own in stages)
+        if own not in stages and tensor._is_initialized():
             tensor._clear_data()
     for name, layer in adapter_layers(model):
         layer.is_materialized = own in plan.holders(f"{name}.")
@@ -125,7 +125,8 @@ def make_own(model: nn.Layer) -> None:
 
 def is_counted(tensor: Any, axis: ProcessAxis) -> bool:
     """Whether this process is the one, of those that hold a tensor, that counts it."""
-    return getattr(tensor, "stages", (axis.index,))[0] == axis.index
+    stages = placement_of(tensor).stages
+    return not stages or stages[0] == axis.index
 
 
 @paddle.no_grad()
@@ -136,18 +137,18 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis)
         parameters: this stage's, in the model's order.
         axis: the pipeline's processes.
     """
-    shared = [parameter for parameter in parameters if len(getattr(parameter, "stages", ())) > 1]
-    of_all = [parameter for parameter in shared if len(parameter.stages) == axis.size]
+    shared = [parameter for parameter in parameters if len(placement_of(parameter).stages) > 1]
+    of_all = [parameter for parameter in shared if len(placement_of(parameter).stages) == axis.size]
     if of_all:
         sum_gradients(of_all, axis.group)
     for parameter in shared:
-        if len(parameter.stages) < axis.size:
+        if len(placement_of(parameter).stages) < axis.size:
             _sum_at_ends(parameter, axis)
 
 
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     """The sum of two stages' gradients, made by the first."""
-    first, last = parameter.stages
+    first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = paddle.zeros_like(parameter)
     gradient, group = parameter.grad.contiguous(), axis.pairs[last if axis.index == first else first]

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.sharding_spec import shard_of
+from paddlenlp_ext.sharding_spec import set_placement, shard_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,8 @@ class ImportanceAverages:
                 sensitivity, uncertainty = self._of(key, importance)
                 sensitivity = self.beta1 * sensitivity + (1 - self.beta1) * importance
                 uncertainty = self.beta2 * uncertainty + (1 - self.beta2) * (importance - sensitivity).abs()
-                sensitivity.cut = uncertainty.cut = shard_of(value)
+                for average in (sensitivity, uncertainty):
+                    set_placement(average, shard=shard_of(value))
                 self.averages |= {f"{key}.sensitivity": sensitivity, f"{key}.uncertainty": uncertainty}
 
     @paddle.no_grad()

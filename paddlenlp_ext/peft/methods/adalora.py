@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.methods.lora import IDLE_IN_PEFT
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style, shard_of
+from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -107,7 +107,7 @@ class AdaLoRAModel(PeftModel):
                 continue
             cut = shard_of(layers[layer_name].triplets()[leaf])
             average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
-            average.cut = cut
+            set_placement(average, shard=cut)
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:

@@ -48,7 +48,7 @@ from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
 from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.sharding_spec import Style, set_placement
 
 _START = 0.02  # standard deviation of keys and values at the start: small against a model's own
 
@@ -128,7 +128,7 @@ class PrefixAttention(AdapterLayer):
         super().set_tensor_parallel_shard(style, group)
         for encoder in self.encoder:
             for parameter in encoder.parameters():
-                parameter.needs_tp_reduce = True  # every rank uses it for its own heads
+                set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
 
     def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
         """Of all heads, those of this rank."""
