@@ -11,8 +11,9 @@ import numpy as np
 
 import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
 from paddlenlp_ext.config import RunConfig, load_run_config
-from paddlenlp_ext.data.collate import EncodedRow, PackedBatch, collate
+from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer

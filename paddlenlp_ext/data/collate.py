@@ -13,25 +13,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.types import EncodedRow
+
 IGNORED_LABEL = -100
-
-
-@dataclass(frozen=True)
-class EncodedRow:
-    """One tokenized row: `tokens` int32 [L], `learned` bool [L] (is this token to be predicted), its number."""
-
-    tokens: np.ndarray
-    learned: np.ndarray
-    row_index: int
-
-    @property
-    def length(self) -> int:
-        """Slots the row takes in a batch: one less than its tokens."""
-        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True)
@@ -165,7 +154,7 @@ Collate = Callable[[Sequence[Sequence[int]]], PackedBatch]
 """From a micro-batch (packs of row indices) to its batch."""
 
 
-def build_collate(rows: Any, data: Any, pad_token_id: int, vocab_size: int) -> Collate:
+def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int) -> Collate:
     """Collation of `rows` (a TokenizedDataset) under the padding options of `config.data`.
 
     It refuses tokens that a model of `vocab_size` has not: a vocabulary that is cut would find no row for them, and say
@@ -188,7 +177,7 @@ def build_collate(rows: Any, data: Any, pad_token_id: int, vocab_size: int) -> C
     return collate_rows
 
 
-def _outside(rows: Any, index: int, token: int, vocab_size: int) -> str:
+def _outside(rows: TokenizedDataset, index: int, token: int, vocab_size: int) -> str:
     file, line = rows.source(index)
     return (
         f"row {index} ({file}:{line}) has the token id {token}, and the model's vocabulary has {vocab_size}: this "

@@ -14,17 +14,23 @@ rows take about a second in plain Python.
 
 Measured against the best packing that could exist (docs/data.md) it stays within 0.1 % on instructions of many lengths
 and within 0.7 % on GSM8K; where all rows are about as long (`inflection`) nothing fills the rest, and 3 % stay empty.
+
+The same work for every device: packs of like cost share an optimizer step, and are dealt so that none waits long.
+
+Attention costs a pack the sum of its rows' squared lengths, which differs much between packs that are equally full: one
+long row, or twenty short ones. Devices that share a step wait for the one with the most. Nothing here asks how many
+there are before the packs are dealt, so that the rows of each step stay the same on one device and on many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from paddlenlp_ext.data.load_balancing import attention_cost, sort_into_even_steps
-
 Pack = list[int]
+"""Row numbers that share a pack."""
+PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
 """Rows of the stream that are rearranged among themselves."""
 CARRIED_ROWS = 1024
@@ -33,6 +39,115 @@ FINISH_WITHIN = 3.0
 """Try to end a pack when its room is at most this many mean lengths."""
 FINISH_WASTE = 2
 """Slots a finished pack may leave empty."""
+STEPS_PER_BLOCK = 16
+"""Steps whose packs are sorted together: the order of the stream is kept beyond that."""
+
+
+class PackingPlan:
+    """Rows to packs to micro-batches, epoch by epoch.
+
+    Args:
+        lengths: slots of every row (`TokenizedDataset.lengths`), int [n].
+        batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
+        packing: "none" (a pack is a row), "in_order" (a pack is closed when the next row does not fit: the stream's
+            order is kept exactly) or "greedy" (rows of a group of the stream are chosen so that packs are full).
+        capacity: slots of a pack; needed for packing.
+        seed: with the epoch's number decides the order.
+        shuffle: False keeps the order of the file (evaluation).
+        packs_per_step: packs of an optimizer step; greedy packing brings packs of like cost together in each.
+
+    Raises:
+        ValueError: an unknown packing, a batch size below one, or packing without a capacity.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        batch_size: int,
+        packing: str = "none",
+        capacity: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        packs_per_step: int = 1,
+    ) -> None:
+        if packing not in PACKINGS:
+            raise ValueError(f"packing is {packing!r}; it can be {', '.join(PACKINGS)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if packing != "none" and (capacity is None or capacity < 1):
+            raise ValueError(f"packing {packing!r} needs a capacity (max_length), got {capacity}")
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.batch_size = batch_size
+        self.packing = packing
+        self.capacity = capacity
+        self.seed = seed
+        self.shuffle = shuffle
+        self.packs_per_step = packs_per_step
+        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one slot"
+        if capacity is not None and len(self.lengths):
+            longest = int(self.lengths.max())
+            assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} slots of {capacity}"
+
+    def epoch(self, epoch: int) -> list[list[Pack]]:
+        """The micro-batches of an epoch; every row is in exactly one pack."""
+        packs = self.packs(epoch)
+        return [packs[start : start + self.batch_size] for start in range(0, len(packs), self.batch_size)]
+
+    def packs(self, epoch: int) -> list[Pack]:
+        """The packs of an epoch, in the order they are read."""
+        order = self._order(epoch)
+        if self.packing == "none":
+            return [[int(row)] for row in order]
+        if self.packing == "in_order":
+            return pack_in_order(order, self.lengths, self.capacity)
+        shuffled = self._shuffled(epoch, stream=1)
+        groups = fill_exactly(order, self.lengths, self.capacity)
+        packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
+        costs = [attention_cost(self.lengths[pack]) for pack in packs]
+        return [
+            packs[index] for index in sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
+        ]
+
+    def fill(self, epoch: int) -> float:
+        """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""
+        assert self.capacity is not None, "fill needs a capacity"
+        num_packs = len(self.packs(epoch))
+        return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self.lengths))
+        return self._shuffled(epoch, stream=0)(len(self.lengths))
+
+    def _shuffled(self, epoch: int, stream: int) -> _Permutations:
+        return _Permutations(self.seed, epoch, stream, identity=not self.shuffle)
+
+
+class _Permutations:
+    """Successive permutations from one seed. Raw generator bits and a stable sort: the same under every NumPy."""
+
+    def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
+        self._bits = np.random.PCG64([seed, epoch, stream])
+        self._identity = identity
+
+    def __call__(self, count: int) -> np.ndarray:
+        if self._identity:
+            return np.arange(count)
+        return np.argsort(self._bits.random_raw(count), kind="stable")
+
+
+def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list[Pack]:
+    """Next-fit: rows stay in the order given; a pack is closed by the first row that does not fit."""
+    packs: list[Pack] = []
+    room = 0
+    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        if length > room:
+            packs.append([])
+            room = capacity
+        packs[-1].append(row)
+        room -= length
+    return packs
 
 
 class _LengthIndex:
@@ -147,112 +262,55 @@ def _finish(waiting: _LengthIndex, room: int) -> Pack:
     return []
 
 
-Pack = list[int]
-PACKINGS = ("none", "in_order", "greedy")
+def attention_cost(lengths: Sequence[int] | np.ndarray) -> int:
+    """What attention costs documents of these lengths, up to a factor: the sum of their squares."""
+    return int(np.square(np.asarray(lengths, dtype=np.int64)).sum())
 
 
-class PackingPlan:
-    """Rows to packs to micro-batches, epoch by epoch.
+def sort_into_even_steps(
+    costs: Sequence[int], packs_per_step: int, permutation: Callable[[int], np.ndarray]
+) -> list[int]:
+    """Reorder packs so that each step's cost about the same.
+
+    Blocks of `STEPS_PER_BLOCK` steps are sorted by cost, cut into steps, and the steps shuffled. What fills no whole
+    step stays at the end.
 
     Args:
-        lengths: slots of every row (`TokenizedDataset.lengths`), int [n].
-        batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
-        packing: "none" (a pack is a row), "in_order" (a pack is closed when the next row does not fit: the stream's
-            order is kept exactly) or "greedy" (rows of a group of the stream are chosen so that packs are full).
-        capacity: slots of a pack; needed for packing.
-        seed: with the epoch's number decides the order.
-        shuffle: False keeps the order of the file (evaluation).
-        packs_per_step: packs of an optimizer step; greedy packing brings packs of like cost together in each.
+        costs: of each pack, in the order of the stream.
+        packs_per_step: packs of an optimizer step, over all devices.
+        permutation: gives a permutation of that many numbers, from the run's seed.
 
-    Raises:
-        ValueError: an unknown packing, a batch size below one, or packing without a capacity.
+    Returns:
+        Indices of the packs in their new order.
     """
-
-    def __init__(
-        self,
-        lengths: Sequence[int] | np.ndarray,
-        *,
-        batch_size: int,
-        packing: str = "none",
-        capacity: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        packs_per_step: int = 1,
-    ) -> None:
-        if packing not in PACKINGS:
-            raise ValueError(f"packing is {packing!r}; it can be {', '.join(PACKINGS)}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        if packing != "none" and (capacity is None or capacity < 1):
-            raise ValueError(f"packing {packing!r} needs a capacity (max_length), got {capacity}")
-        self.lengths = np.asarray(lengths, dtype=np.int64)
-        self.batch_size = batch_size
-        self.packing = packing
-        self.capacity = capacity
-        self.seed = seed
-        self.shuffle = shuffle
-        self.packs_per_step = packs_per_step
-        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one slot"
-        if capacity is not None and len(self.lengths):
-            longest = int(self.lengths.max())
-            assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} slots of {capacity}"
-
-    def epoch(self, epoch: int) -> list[list[Pack]]:
-        """The micro-batches of an epoch; every row is in exactly one pack."""
-        packs = self.packs(epoch)
-        return [packs[start : start + self.batch_size] for start in range(0, len(packs), self.batch_size)]
-
-    def packs(self, epoch: int) -> list[Pack]:
-        """The packs of an epoch, in the order they are read."""
-        order = self._order(epoch)
-        if self.packing == "none":
-            return [[int(row)] for row in order]
-        if self.packing == "in_order":
-            return pack_in_order(order, self.lengths, self.capacity)
-        shuffled = self._shuffled(epoch, stream=1)
-        groups = fill_exactly(order, self.lengths, self.capacity)
-        packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
-        costs = [attention_cost(self.lengths[pack]) for pack in packs]
-        return [
-            packs[index] for index in sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
-        ]
-
-    def fill(self, epoch: int) -> float:
-        """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""
-        assert self.capacity is not None, "fill needs a capacity"
-        num_packs = len(self.packs(epoch))
-        return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(len(self.lengths))
-        return self._shuffled(epoch, stream=0)(len(self.lengths))
-
-    def _shuffled(self, epoch: int, stream: int) -> _Permutations:
-        return _Permutations(self.seed, epoch, stream, identity=not self.shuffle)
+    if packs_per_step == 1:
+        return list(range(len(costs)))
+    whole = len(costs) - len(costs) % packs_per_step
+    ordered: list[int] = []
+    for start in range(0, whole, STEPS_PER_BLOCK * packs_per_step):
+        block = np.arange(start, min(start + STEPS_PER_BLOCK * packs_per_step, whole))
+        block = block[np.argsort([costs[index] for index in block], kind="stable")]
+        steps = block.reshape(-1, packs_per_step)
+        ordered += steps[permutation(len(steps))].ravel().tolist()
+    return ordered + list(range(whole, len(costs)))
 
 
-class _Permutations:
-    """Successive permutations from one seed. Raw generator bits and a stable sort: the same under every NumPy."""
+def deal(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal the micro-batches of a step to ranks: the dearest first, each to the rank that has least so far.
 
-    def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
-        self._bits = np.random.PCG64([seed, epoch, stream])
-        self._identity = identity
+    Longest processing time first (Graham 1969), with as many micro-batches for each rank, or one less.
 
-    def __call__(self, count: int) -> np.ndarray:
-        if self._identity:
-            return np.arange(count)
-        return np.argsort(self._bits.random_raw(count), kind="stable")
-
-
-def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list[Pack]:
-    """Next-fit: rows stay in the order given; a pack is closed by the first row that does not fit."""
-    packs: list[Pack] = []
-    room = 0
-    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        if length > room:
-            packs.append([])
-            room = capacity
-        packs[-1].append(row)
-        room -= length
-    return packs
+    Returns:
+        For each rank the indices of its micro-batches, in their order.
+    """
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    sums = [0] * num_ranks
+    least, num_longer = divmod(len(costs), num_ranks)
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        longer_taken = sum(len(hand) > least for hand in hands)
+        allowed = least + (longer_taken < num_longer)
+        free = [rank for rank in range(num_ranks) if len(hands[rank]) < allowed]
+        rank = min(free, key=lambda rank: (sums[rank], rank))
+        hands[rank].append(index)
+        sums[rank] += costs[index]
+    return [sorted(hand) for hand in hands]

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paddlenlp_ext.data.collate import EncodedRow
 from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.types import EncodedRow
 
 READ_STYLE = "dim"
 LEARNED_STYLES = ("bold green", "bold green underline")

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.data.load_balancing import attention_cost, deal
-from paddlenlp_ext.data.packing import Pack, PackingPlan
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.packing import Pack, PackingPlan, attention_cost, deal
 
 MicroBatch = list[Pack]
 _ROWS_HASHED = 100_000
@@ -108,14 +110,14 @@ class DataOrder:
             epoch, index = epoch + 1, 0
 
 
-def packing_kind(data: Any) -> str:
+def packing_kind(data: DataConfig) -> str:
     """The packing that `config.data` asks for: none, in_order or greedy."""
     if not data.zero_padding:
         return "none"
     return "greedy" if data.greedy_zero_padding else "in_order"
 
 
-def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
+def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> DataOrder:
     """The order of `rows` (a TokenizedDataset) that the run's configuration gives."""
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
@@ -136,7 +138,7 @@ def build_data_order(config: Any, rows: Any, num_ranks: int = 1) -> DataOrder:
     )
 
 
-def data_order_facts(config: Any, rows: Any, num_ranks: int = 1) -> dict[str, Any]:
+def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> dict[str, Any]:
     """Everything that decides the order of the data, in words a user knows; saved with every checkpoint."""
     return {
         "seed": config.train.seed,
@@ -165,7 +167,7 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
         )
 
 
-def _fingerprint(rows: Any) -> str:
+def _fingerprint(rows: TokenizedDataset) -> str:
     """A hash of all lengths and of the rows' tokens: of every row, or of 100,000 evenly spaced ones in a large set."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):

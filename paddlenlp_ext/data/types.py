@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from paddlenlp_ext.utils.json_reader import Location
 
 MAX_LISTED = 20
@@ -49,6 +51,20 @@ class Conversation:
 
     system: str | None
     turns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """One tokenized row: `tokens` int32 [L], `learned` bool [L] (is this token to be predicted), its number."""
+
+    tokens: np.ndarray
+    learned: np.ndarray
+    row_index: int
+
+    @property
+    def length(self) -> int:
+        """Slots the row takes in a batch: one less than its tokens."""
+        return len(self.tokens) - 1
 
 
 class InvalidRowError(ValueError):

@@ -10,8 +10,7 @@ import paddle
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.cache import tokenizer_fingerprint
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, tokenizer_fingerprint
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.decoder import CausalLM

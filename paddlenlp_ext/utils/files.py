@@ -7,6 +7,7 @@ Where the package keeps what it can make again.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from paddlenlp_ext.utils.logging import get_logger
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -58,6 +61,31 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+@contextmanager
+def file_lock(folder: Path, remedy: str) -> Iterator[None]:
+    """Hold the lock file next to `folder`; the system releases it even when the process is killed.
+
+    Args:
+        folder: what the processes of a machine are to write one at a time.
+        remedy: what a user can do where the lock file cannot be written.
+
+    Raises:
+        ValueError: the lock file cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115 (closed below, after the message)
+    except OSError as error:
+        raise ValueError(f"{folder.parent}: cannot be written to ({error}); {remedy}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            get_logger().info("waiting for another process that writes %s", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.collate import IGNORED_LABEL, EncodedRow, collate
+from paddlenlp_ext.data.collate import IGNORED_LABEL, collate
+from paddlenlp_ext.data.types import EncodedRow
 
 
 def make_row(tokens, learned, index=0):

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-from paddlenlp_ext.data import cache
 from paddlenlp_ext.data import dataset as dataset_module
-from paddlenlp_ext.data.cache import TokenStore, load_or_build
-from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.types import DataAccount, InvalidRow, Location
+from paddlenlp_ext.data.dataset import TokenStore, load_dataset, load_or_build
+from paddlenlp_ext.data.types import DataAccount, InvalidRow
+from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 from tests.golden.generators.make_token_cache_golden import data_config, make_words_tokenizer
 
@@ -125,13 +124,13 @@ def test_a_template_that_writes_the_day_has_a_key_a_day(key_of, tmp_path, monkey
 
 def test_cache_key_with_another_tokenization_or_library_version_changes(key_of, monkeypatch):
     before = key_of()
-    real = cache.version
+    real = dataset_module.version
     for library in ("tokenizers", "transformers", "jinja2"):
-        monkeypatch.setattr(cache, "version", lambda name, new=library: "99" if name == new else real(name))
+        monkeypatch.setattr(dataset_module, "version", lambda name, new=library: "99" if name == new else real(name))
         assert key_of() != before
-    monkeypatch.setattr(cache, "version", real)
+    monkeypatch.setattr(dataset_module, "version", real)
     assert key_of() == before
-    monkeypatch.setattr(cache, "TOKENIZATION_VERSION", cache.TOKENIZATION_VERSION + 1)
+    monkeypatch.setattr(dataset_module, "TOKENIZATION_VERSION", dataset_module.TOKENIZATION_VERSION + 1)
     assert key_of() != before
 
 
@@ -140,7 +139,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
     shutil.copytree(GOLDEN_DATA / "token_cache", folder)
     monkeypatch.chdir(folder)
     versions = json.loads((folder / "versions.json").read_text())
-    monkeypatch.setattr(cache, "version", versions.__getitem__)
+    monkeypatch.setattr(dataset_module, "version", versions.__getitem__)
     monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
     dataset = load_dataset(data_config(), "train", make_words_tokenizer())
     account = DataAccount(
@@ -152,7 +151,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
         num_target_tokens=10,
         num_tokens_cut=2,
         examples=(
-            InvalidRow(Location("rows/train.json", 4), "missing key", "the row has the keys 'src' but no 'tgt'"),
+            InvalidRow(Location("rows/train.json", 4, 1), "missing key", "the row has the keys 'src' but no 'tgt'"),
         ),
     )
     assert dataset.account == account
@@ -195,10 +194,10 @@ def test_what_does_not_matter_leaves_the_key(name, key_of):
 def test_use_of_a_tokenizer_leaves_the_key():
     tokenizer = make_tokenizer(bos="<s>")
     tokenizer.pad_token = "<unk>"
-    before = cache.tokenizer_fingerprint(tokenizer)
+    before = dataset_module.tokenizer_fingerprint(tokenizer)
     tokenizer(["a", "longer text"], padding=True, truncation=True, max_length=3)
     assert tokenizer.backend_tokenizer.truncation is not None
-    assert cache.tokenizer_fingerprint(tokenizer) == before
+    assert dataset_module.tokenizer_fingerprint(tokenizer) == before
 
 
 def test_other_files_in_the_folder_leave_the_key(key_of, tmp_path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.load_balancing import attention_cost, deal, sort_into_even_steps
-from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.data.packing import PackingPlan, attention_cost, deal, sort_into_even_steps
 
 
 def uneven(costs: list[int], num_ranks: int) -> float:

@@ -10,13 +10,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from paddlenlp_ext.data.cache import TOKENIZATION_VERSION
-from paddlenlp_ext.data.dataset import tokenize
+from paddlenlp_ext.data.dataset import TOKENIZATION_VERSION, tokenize
 from paddlenlp_ext.data.inflection import read_inflection
 from paddlenlp_ext.data.sources import read_rows
 from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.templates.plain import PlainTemplate
-from paddlenlp_ext.data.truncation import TRUNCATIONS, Limits
+from paddlenlp_ext.data.templates.base import PlainTemplate
+from paddlenlp_ext.data.tokenize import TRUNCATIONS, Limits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
 DIGESTS = {1: "f6a8158adc4c51a5b8c49c157fbe517a52844b0e7f0c286f5f441a5925d91bf1"}
@@ -116,6 +115,6 @@ def test_tokenization_of_fixed_rows_gives_the_recorded_digest(tmp_path):
     found = digest_of_tokens(tmp_path)
     if found != DIGESTS.get(TOKENIZATION_VERSION):
         pytest.fail(
-            f"the rows of this file became other tokens than version {TOKENIZATION_VERSION} gives: undo the change, or "
-            f"raise TOKENIZATION_VERSION in paddlenlp_ext/data/cache.py and record the new digest in DIGESTS: {found!r}"
+            f"tokenization version {TOKENIZATION_VERSION} gave other tokens for these rows; undo the change, or raise "
+            f"TOKENIZATION_VERSION in paddlenlp_ext/data/dataset.py and record the new digest in DIGESTS: {found!r}"
         )

@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import join_turns
-from paddlenlp_ext.data.truncation import Limits, fit, fit_text
+from paddlenlp_ext.data.tokenize import Limits, fit, fit_text
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 

@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.data.collate import EncodedRow, collate
+from paddlenlp_ext.data.collate import collate
+from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.files import merge_adapter
 from paddlenlp_ext.peft.methods._reft_interventions import (

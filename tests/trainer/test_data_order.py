@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.collate import build_collate
-from paddlenlp_ext.data.load_balancing import attention_cost
-from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.data.packing import PackingPlan, attention_cost
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate, PlainTemplate
 
 __all__ = ["ChatTemplate", "load_template"]
 
@@ -26,18 +25,13 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     Raises:
         ValueError: no such file, nothing usable in it, or a tokenizer without an end token.
     """
-    if option == "none":
+    if option == "none" or (option is None and not tokenizer.chat_template):
         return PlainTemplate(tokenizer)
-    # A run that finds its rows tokenized gets here by no way, and then needs no Jinja.
     from paddlenlp_ext.data.templates.jinja import JinjaTemplate
     from paddlenlp_ext.data.templates.paddlenlp import PiecesTemplate, is_pieces
 
     if option is None:
-        return (
-            JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
-            if tokenizer.chat_template
-            else PlainTemplate(tokenizer)
-        )
+        return JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
     path = _find(Path(option).expanduser())
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
