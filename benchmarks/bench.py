@@ -19,6 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks import ROOT, STARTED_WITH
 from benchmarks.bench_report import write_report
 from benchmarks.cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Program

@@ -14,6 +14,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.models.model_source import ModelSource

@@ -16,6 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks import ROOT, STARTED_WITH
 from benchmarks.cases import BF16_KEYS, LORA_KEYS, PYTHONS
 from benchmarks.compare_losses import describe, draw, read_losses

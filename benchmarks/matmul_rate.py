@@ -8,10 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
-
-import paddle  # isort: skip
+import paddle
 
 from paddlenlp_ext._runtime import threads_per_process
 

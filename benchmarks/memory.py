@@ -19,6 +19,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, run_config
 from paddlenlp_ext.cli.dry_run import estimate_run, outline_model

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch

@@ -21,7 +21,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-import paddlenlp_ext  # noqa: F401 (sets the process up)
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.packing import PackingPlan
 

@@ -23,6 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks import ROOT
 from benchmarks.measure import environment
 from paddlenlp_ext.checkpoint.hub import resolve_model

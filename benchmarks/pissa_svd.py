@@ -14,9 +14,11 @@ import time
 
 import numpy as np
 
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+from paddlenlp_ext import configure_runtime
 
-import paddle  # isort: skip
+configure_runtime()  # before Paddle is imported
+
+import paddle
 
 from paddlenlp_ext.peft.linalg import leading_svd
 

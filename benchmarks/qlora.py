@@ -21,6 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks import ROOT
 from benchmarks.compare_losses import read_losses
 from benchmarks.measure import environment, random_documents

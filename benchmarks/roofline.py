@@ -12,6 +12,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks.step_profile import profile_step  # isort: skip (before the ops)
 
 from benchmarks.arithmetic import linear_shapes, step_operations

@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 import paddle.distributed as dist
 
 from benchmarks.measure import report

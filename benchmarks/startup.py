@@ -25,10 +25,11 @@ from benchmarks import ROOT
 from benchmarks.measure import report
 from paddlenlp_ext.utils.process import run_command
 
+_CONFIGURE = "from paddlenlp_ext import configure_runtime; configure_runtime()"
 IMPORTS = {
     "import_paddle": "import paddle",
-    "import_both": "import paddlenlp_ext, paddle",
-    "import_launcher": "import paddlenlp_ext, paddle, paddlenlp_ext.trainer.build",
+    "import_both": f"{_CONFIGURE}; import paddle",
+    "import_launcher": f"{_CONFIGURE}; import paddle, paddlenlp_ext.trainer.build",
 }
 ONE_STEP = (
     "--max_steps 1 --warmup_steps 0 --logging_steps 1 --do_eval false --eval_with_do_generation false "

@@ -32,8 +32,9 @@ class Clock:
 
 def main(started: float, arguments: list[str]) -> None:
     clock = Clock(started)
-    import paddlenlp_ext  # noqa: F401 (before Paddle)
+    from paddlenlp_ext._runtime import configure_runtime
 
+    configure_runtime()
     clock.end("import paddlenlp_ext")
     import paddle  # noqa: F401
 

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
-
-import paddle  # isort: skip
+import paddle
 
 from paddlenlp_ext.ops.cpu import library
 

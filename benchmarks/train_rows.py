@@ -11,6 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks.measure import report, tokens_per_second
 from benchmarks.ours import run_config
 from paddlenlp_ext.trainer.build import build_trainer, load_data

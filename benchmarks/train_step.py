@@ -11,6 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from benchmarks.measure import random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.models.model_source import ModelSource

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.cli.merge import merge_arguments, run_merge
 from paddlenlp_ext.utils.process import run_command
 
@@ -17,4 +18,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    configure_runtime()
     run_command(main)

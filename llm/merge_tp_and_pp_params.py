@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.utils.process import run_command
 
 
@@ -40,4 +41,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    configure_runtime()
     run_command(main)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext import _runtime
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.process import run_command
@@ -15,10 +15,11 @@ from paddlenlp_ext.utils.process import run_command
 
 def main(argv: Sequence[str]) -> None:
     """Read the configuration, then show, plan, train or evaluate, as it says."""
-    _runtime.require_paddle()
+    require_paddle()
     from paddlenlp_ext.config import load_run_config
     from paddlenlp_ext.peft.registry import peft_methods
-    from paddlenlp_ext.trainer.build import build_trainer, load_data
+    from paddlenlp_ext.trainer.build import load_data
+    from paddlenlp_ext.trainer.finetune import run_training
     from paddlenlp_ext.trainer.output_dir import check_output_dir
 
     config = load_run_config(argv, peft_methods())
@@ -31,22 +32,18 @@ def main(argv: Sequence[str]) -> None:
         if is_main_rank():
             show_data(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
         return
-    if is_main_rank():
-        check_output_dir(config)
-    data = load_data(config)
     if config.command.dry_run:
         from paddlenlp_ext.cli.dry_run import describe_run
 
         if is_main_rank():
+            check_output_dir(config)
+        data = load_data(config)
+        if is_main_rank():
             describe_run(config, data)
         return
-    trainer = build_trainer(config, data)
-    if config.train.do_train:
-        trainer.train()
-        trainer.save_model()
-    if config.train.do_eval:
-        trainer.evaluate()
+    run_training(config)
 
 
 if __name__ == "__main__":
+    configure_runtime()
     run_command(main)

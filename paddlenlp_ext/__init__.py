@@ -2,7 +2,7 @@
 
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
-    L7  cli                                        command-line programs behind the scripts in llm/
+    L7  api, cli                                   what joins models, adapters and data for a user; programs of llm/
     L6  trainer                                    the training loop, and the order in which a run is assembled
     L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
     L4  models, peft                               decoders and their families; adapter methods
@@ -14,10 +14,100 @@ Imports go down the layers, and packages of one layer do not import each other (
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from paddlenlp_ext import _runtime
+from paddlenlp_ext import peft
+from paddlenlp_ext.utils.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from paddlenlp_ext._runtime import configure_runtime
+    from paddlenlp_ext.api import AutoPeftModelForCausalLM, load_dataset, merge_adapter
+    from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+    from paddlenlp_ext.config.run_config import RunConfig
+    from paddlenlp_ext.models.auto import AutoModelForCausalLM
+    from paddlenlp_ext.peft import (
+        AdaLoRAConfig,
+        AdaLoraConfig,
+        BottleneckConfig,
+        DoRAConfig,
+        IA3Config,
+        LoftQConfig,
+        LoHaConfig,
+        LoKrConfig,
+        LoRAConfig,
+        LoraConfig,
+        LoRAGAConfig,
+        LoRAModel,
+        MoRAConfig,
+        MoSLoRAConfig,
+        OFTConfig,
+        PeftConfig,
+        PeftModel,
+        PeftModelForCausalLM,
+        PiSSAConfig,
+        PrefixConfig,
+        PrefixModelForCausalLM,
+        PrefixTuningConfig,
+        PromptTuningConfig,
+        PromptTuningInit,
+        QERAConfig,
+        ReFTConfig,
+        SoRAConfig,
+        TaskType,
+        VeRAConfig,
+        VeraConfig,
+        get_peft_model,
+    )
+    from paddlenlp_ext.quantization.options import QuantizationConfig
+    from paddlenlp_ext.trainer.finetune import FinetuneResult, finetune, load_config
+    from paddlenlp_ext.trainer.trainer import Trainer
+
+__all__ = [
+    "AdaLoRAConfig",
+    "AdaLoraConfig",
+    "AutoModelForCausalLM",
+    "AutoPeftModelForCausalLM",
+    "AutoTokenizer",
+    "BottleneckConfig",
+    "DoRAConfig",
+    "FinetuneResult",
+    "IA3Config",
+    "LoHaConfig",
+    "LoKrConfig",
+    "LoRAConfig",
+    "LoRAGAConfig",
+    "LoRAModel",
+    "LoftQConfig",
+    "LoraConfig",
+    "MoRAConfig",
+    "MoSLoRAConfig",
+    "OFTConfig",
+    "PeftConfig",
+    "PeftModel",
+    "PeftModelForCausalLM",
+    "PiSSAConfig",
+    "PrefixConfig",
+    "PrefixModelForCausalLM",
+    "PrefixTuningConfig",
+    "PromptTuningConfig",
+    "PromptTuningInit",
+    "QERAConfig",
+    "QuantizationConfig",
+    "ReFTConfig",
+    "RunConfig",
+    "SoRAConfig",
+    "TaskType",
+    "Trainer",
+    "VeRAConfig",
+    "VeraConfig",
+    "__version__",
+    "configure_runtime",
+    "finetune",
+    "get_peft_model",
+    "load_config",
+    "load_dataset",
+    "merge_adapter",
+]
 
 __version__ = "0.1.0"
 
@@ -29,23 +119,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models", "peft"),
     ("parallel",),
     ("trainer",),
-    ("cli",),
+    ("api", "cli"),
 )
 
-_PUBLIC = {
+EXPORTS = {
+    **peft.EXPORTS,
     "AutoModelForCausalLM": "paddlenlp_ext.models.auto",
+    "AutoPeftModelForCausalLM": "paddlenlp_ext.api",
     "AutoTokenizer": "paddlenlp_ext.checkpoint.tokenizer",
-    "LoRAConfig": "paddlenlp_ext.peft.methods.lora",
-    "PeftModel": "paddlenlp_ext.peft.peft_model",
-    "get_peft_model": "paddlenlp_ext.peft.peft_model",
+    "FinetuneResult": "paddlenlp_ext.trainer.finetune",
+    "QuantizationConfig": "paddlenlp_ext.quantization.options",
+    "RunConfig": "paddlenlp_ext.config.run_config",
+    "Trainer": "paddlenlp_ext.trainer.trainer",
+    "configure_runtime": "paddlenlp_ext._runtime",
+    "finetune": "paddlenlp_ext.trainer.finetune",
+    "load_config": "paddlenlp_ext.trainer.finetune",
+    "load_dataset": "paddlenlp_ext.api",
+    "merge_adapter": "paddlenlp_ext.api",
 }
-__all__ = [*_PUBLIC, "__version__"]
+"""Public name -> its module."""
 
-_runtime.configure()
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that importing the package stays cheap."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'paddlenlp_ext' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+__getattr__, __dir__ = lazy_exports(__name__, EXPORTS)

@@ -20,8 +20,12 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # what MKL's path was written for (Skylake-X)
 
 
-def configure() -> None:
-    """Set the process up. Called when the package is imported; calling it again changes nothing."""
+def configure_runtime() -> None:
+    """Set threads, MKL's code path and the C allocator of this process, and hide a warning of Paddle's extensions.
+
+    Importing the package does none of this: a program calls it first, before Paddle is imported (later, threads alone
+    can be set). What the user has set in the environment stands. A second call changes nothing.
+    """
     warnings.filterwarnings("ignore", message="No ccache found")
     if "paddle" in sys.modules:
         # Too late for the environment, and Paddle has written OMP_NUM_THREADS=1 into it where nothing stood.

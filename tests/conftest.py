@@ -1,4 +1,4 @@
-"""Shared by all rooms' tests: the package is imported before Paddle, so that runtime.py sets the process up."""
+"""Shared by all tests. The process is set up here, before any of them imports Paddle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
+import paddlenlp_ext
+
+paddlenlp_ext.configure_runtime()
+
 from tests.common.models import write_tiny_data, write_tiny_model
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paddlenlp_ext import _runtime
 
+ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PADDLE_LOCAL_SIZE")
 
 
-def run_python(code: str, **environment: str) -> str:
+def run_python(code: str, *arguments: object, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     result = subprocess.run(
-        [sys.executable, "-c", code], env={**clean, **environment}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -24,7 +30,7 @@ def run_python(code: str, **environment: str) -> str:
 
 def test_threads_are_the_cores_unless_the_user_set_them():
     code = (
-        "import os; from paddlenlp_ext import runtime;"
+        "import os; from paddlenlp_ext import runtime; runtime.configure_runtime();"
         "print(os.environ.get('MKL_NUM_THREADS'), runtime.threads_per_process())"
     )
     setting, cores = run_python(code).split()
@@ -51,10 +57,39 @@ def test_importing_the_package_does_not_load_paddle():
     assert run_python("import sys, paddlenlp_ext; print('paddle' in sys.modules)") == "False"
 
 
+def test_import_changes_nothing_in_the_process():
+    """Environment, warning filters and allocator settings are the host's."""
+    code = (
+        "import ctypes, os, warnings; before = dict(os.environ), list(warnings.filters); called = [];"
+        "real = ctypes.CDLL; ctypes.CDLL = lambda *names: called.append(names) or real(*names);"
+        "import paddlenlp_ext, paddlenlp_ext.peft; dir(paddlenlp_ext);"
+        "print((dict(os.environ), list(warnings.filters)) == before and not called)"
+    )
+    assert run_python(code) == "True"
+
+
+def test_import_after_paddle_leaves_its_threads():
+    code = (
+        "import paddle; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
+        "import paddlenlp_ext; paddlenlp_ext.LoRAConfig, paddlenlp_ext.finetune; print(seen)"
+    )
+    assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "llm").rglob("*.py")), ids=lambda script: script.stem)
+def test_program_configures_the_runtime(script: Path):
+    code = (
+        "import os, runpy, sys; sys.argv = [sys.argv[1], '--help']; sys.path.insert(0, os.path.dirname(sys.argv[0]))\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit: print('MKL_NUM_THREADS' in os.environ)"
+    )
+    assert run_python(code, script).splitlines()[-1] == "True"
+
+
 def test_an_earlier_import_of_paddle_gets_its_threads():
     code = (
         "import paddle, os; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
-        "import paddlenlp_ext; print(seen == [paddlenlp_ext._runtime.threads_per_process()])"
+        "from paddlenlp_ext import runtime; runtime.configure_runtime(); print(seen == [runtime.threads_per_process()])"
     )
     assert run_python(code) == "True"
 
@@ -81,5 +116,5 @@ def test_mkl_is_told_the_widest_instructions_of_an_amd_processor(vendor: str, fe
 
 
 def test_the_users_choice_for_mkl_stands():
-    code = "import os, paddlenlp_ext; print(os.environ['MKL_DEBUG_CPU_TYPE'])"
+    code = "import os, paddlenlp_ext; paddlenlp_ext.configure_runtime(); print(os.environ['MKL_DEBUG_CPU_TYPE'])"
     assert run_python(code, MKL_DEBUG_CPU_TYPE="4") == "4"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.cli.predict_arguments import PredictorArguments, parse_arguments
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.process import run_command
@@ -214,4 +215,5 @@ def answer_file(
 
 
 if __name__ == "__main__":
+    configure_runtime()
     run_command(main)

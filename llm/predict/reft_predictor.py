@@ -12,6 +12,7 @@ from pathlib import Path
 
 from predictor import main as predict
 
+from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.utils.process import run_command
 
 
@@ -63,4 +64,5 @@ def check_reft(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    configure_runtime()
     run_command(main)

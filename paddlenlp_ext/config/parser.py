@@ -5,18 +5,19 @@ argv -> settings -> values -> sections and adapter config -> derived defaults ->
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os.path import expanduser
 from typing import Any
 
-from paddlenlp_ext.config.command_line import CommandLine, print_help, read_command_line
+from paddlenlp_ext.config.command_line import print_help, read_command_line
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem, Report
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
 from paddlenlp_ext.config.sections import PrecisionConfig, TrainConfig
-from paddlenlp_ext.config.settings import ParseState, read_file
+from paddlenlp_ext.config.settings import ParseState, Setting, read_file
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
@@ -41,8 +42,51 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
         print_help(known, USAGE)
     if not argv:
         raise ConfigError([Problem("", f"no arguments; usage: {USAGE}", ArgumentLocation())])
-    state, is_complete = _read_settings(line, known)
+    state = ParseState(known)
+    state.report.problems += line.problems
+    state.report.invalid_keys.update(problem.key for problem in line.problems)
+    return _parse(state, known, line.files, [line.settings])
+
+
+def run_config_from(
+    config: Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any], peft_methods: Mapping[str, type]
+) -> RunConfig:
+    """Build the configuration of a run from keys given in Python.
+
+    Args:
+        config: the keys of a JSON file with their values, or the path of the file.
+        overrides: keys that replace those of `config`.
+        peft_methods: JSON switch -> config class of every adapter method.
+
+    Raises:
+        ConfigError: all problems, each with its key.
+    """
+    known = known_keys(peft_methods)
+    if isinstance(config, Mapping):
+        return _parse(
+            ParseState(known), known, [], [_settings_of(config, "config"), _settings_of(overrides, "overrides")]
+        )
+    return _parse(ParseState(known), known, [os.fspath(config)], [_settings_of(overrides, "overrides")])
+
+
+def _settings_of(keys: Mapping[str, Any], source: str) -> list[Setting]:
+    """Return keys given in Python as settings, with values as JSON has them."""
+    location = Location(source)
+    return [Setting(key, _as_json(value), location, location) for key, value in keys.items()]
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: Sequence[list[Setting]]) -> RunConfig:
+    """Return the checked configuration of the files' settings and, over them, those of the other sources."""
     report = state.report
+    is_complete = _read_files(state, files)
+    for settings in sources:
+        state.take(settings)
     sections = _build_sections(state)
     switch, adapter = _build_adapter(state, known)
     if is_complete:
@@ -50,25 +94,20 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
         state.check_compat()
         check_run(sections, _adapter_choice(state, known, switch), report)
     if report.problems:
-        raise ConfigError(report.problems, line.files)
+        raise ConfigError(report.problems, files)
     return RunConfig(**sections, peft=adapter, peft_switch=switch, notes=report.notes)
 
 
-def _read_settings(line: CommandLine, known: KnownKeys) -> tuple[ParseState, bool]:
-    """Merge all settings, later ones over earlier ones; return False where a file was not read to its end."""
-    state = ParseState(known)
-    if line.files:
-        state.report.home = Location(line.files[-1])
-    state.report.problems += line.problems
-    state.report.invalid_keys.update(problem.key for problem in line.problems)
+def _read_files(state: ParseState, files: Sequence[str]) -> bool:
+    """Merge the settings of files, later ones over earlier ones; return False where one was not read to its end."""
     is_complete = True
-    for path in line.files:
+    for path in files:
         settings, problems = read_file(path)
         is_complete = is_complete and all(problem.key for problem in problems)
+        state.report.home = Location(path)
         state.report.problems += problems
         state.take(settings)
-    state.take(line.settings)
-    return state, is_complete
+    return is_complete
 
 
 def _build_sections(state: ParseState) -> dict[str, Any]:

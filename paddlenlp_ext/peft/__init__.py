@@ -1,1 +1,103 @@
 """Adapters. A method is one file here: a config, a layer and, where it needs one, a model class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paddlenlp_ext.utils.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType
+    from paddlenlp_ext.peft.config import PeftConfig
+    from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoraConfig
+    from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
+    from paddlenlp_ext.peft.methods.dora import DoRAConfig
+    from paddlenlp_ext.peft.methods.ia3 import IA3Config
+    from paddlenlp_ext.peft.methods.loftq import LoftQConfig
+    from paddlenlp_ext.peft.methods.loha import LoHaConfig
+    from paddlenlp_ext.peft.methods.lokr import LoKrConfig
+    from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoraConfig
+    from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+    from paddlenlp_ext.peft.methods.mora import MoRAConfig
+    from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
+    from paddlenlp_ext.peft.methods.oft import OFTConfig
+    from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+    from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig, PrefixTuningConfig
+    from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+    from paddlenlp_ext.peft.methods.qera import QERAConfig
+    from paddlenlp_ext.peft.methods.reft import ReFTConfig
+    from paddlenlp_ext.peft.methods.sora import SoRAConfig
+    from paddlenlp_ext.peft.methods.vera import VeRAConfig, VeraConfig
+    from paddlenlp_ext.peft.paddlenlp_names import LoRAModel, PrefixModelForCausalLM
+    from paddlenlp_ext.peft.peft_model import PeftModel, PeftModelForCausalLM, get_peft_model
+
+__all__ = [
+    "AdaLoRAConfig",
+    "AdaLoraConfig",
+    "BottleneckConfig",
+    "DoRAConfig",
+    "IA3Config",
+    "LoHaConfig",
+    "LoKrConfig",
+    "LoRAConfig",
+    "LoRAGAConfig",
+    "LoRAModel",
+    "LoftQConfig",
+    "LoraConfig",
+    "MoRAConfig",
+    "MoSLoRAConfig",
+    "OFTConfig",
+    "PeftConfig",
+    "PeftModel",
+    "PeftModelForCausalLM",
+    "PiSSAConfig",
+    "PrefixConfig",
+    "PrefixModelForCausalLM",
+    "PrefixTuningConfig",
+    "PromptTuningConfig",
+    "PromptTuningInit",
+    "QERAConfig",
+    "ReFTConfig",
+    "SoRAConfig",
+    "TaskType",
+    "VeRAConfig",
+    "VeraConfig",
+    "get_peft_model",
+]
+
+EXPORTS = {
+    "AdaLoRAConfig": "paddlenlp_ext.peft.methods.adalora",
+    "AdaLoraConfig": "paddlenlp_ext.peft.methods.adalora",
+    "BottleneckConfig": "paddlenlp_ext.peft.methods.bottleneck",
+    "DoRAConfig": "paddlenlp_ext.peft.methods.dora",
+    "IA3Config": "paddlenlp_ext.peft.methods.ia3",
+    "LoHaConfig": "paddlenlp_ext.peft.methods.loha",
+    "LoKrConfig": "paddlenlp_ext.peft.methods.lokr",
+    "LoRAConfig": "paddlenlp_ext.peft.methods.lora",
+    "LoRAGAConfig": "paddlenlp_ext.peft.methods.lora_ga",
+    "LoRAModel": "paddlenlp_ext.peft.paddlenlp_names",
+    "LoftQConfig": "paddlenlp_ext.peft.methods.loftq",
+    "LoraConfig": "paddlenlp_ext.peft.methods.lora",
+    "MoRAConfig": "paddlenlp_ext.peft.methods.mora",
+    "MoSLoRAConfig": "paddlenlp_ext.peft.methods.moslora",
+    "OFTConfig": "paddlenlp_ext.peft.methods.oft",
+    "PeftConfig": "paddlenlp_ext.peft.config",
+    "PeftModel": "paddlenlp_ext.peft.peft_model",
+    "PeftModelForCausalLM": "paddlenlp_ext.peft.peft_model",
+    "PiSSAConfig": "paddlenlp_ext.peft.methods.pissa",
+    "PrefixConfig": "paddlenlp_ext.peft.methods.prefix_tuning",
+    "PrefixModelForCausalLM": "paddlenlp_ext.peft.paddlenlp_names",
+    "PrefixTuningConfig": "paddlenlp_ext.peft.methods.prefix_tuning",
+    "PromptTuningConfig": "paddlenlp_ext.peft.methods.prompt_tuning",
+    "PromptTuningInit": "paddlenlp_ext.peft.arguments",
+    "QERAConfig": "paddlenlp_ext.peft.methods.qera",
+    "ReFTConfig": "paddlenlp_ext.peft.methods.reft",
+    "SoRAConfig": "paddlenlp_ext.peft.methods.sora",
+    "TaskType": "paddlenlp_ext.peft.arguments",
+    "VeRAConfig": "paddlenlp_ext.peft.methods.vera",
+    "VeraConfig": "paddlenlp_ext.peft.methods.vera",
+    "get_peft_model": "paddlenlp_ext.peft.peft_model",
+}
+"""Public name -> its module."""
+
+__getattr__, __dir__ = lazy_exports(__name__, EXPORTS)

@@ -415,22 +415,24 @@ class PeftModel(nn.Layer):
                 model is as it was then.
         """
         stored = read_adapter(folder)
-        adapted = cls.from_files(model, stored)
+        adapted = cls.from_files(model, stored, adapter_name, is_trainable)
         _warn_of_another_base(stored, adapted.quantization)
-        adapted.adapters = MultiAdapterModel(adapter_name)
-        if not is_trainable:
-            for parameter in adapted.parameters():
-                parameter.stop_gradient = True
         return adapted
 
     @classmethod
-    def from_files(cls, model: nn.Layer, stored: AdapterFiles) -> PeftModel:
+    def from_files(
+        cls, model: nn.Layer, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
+    ) -> PeftModel:
         """As `from_pretrained`, of an adapter that was read already."""
         with undone_on_failure(model):
             config = _fitted(stored.config, model)
             inject(model, config)
             peft_model = (config.model_class or PeftModel)(model, config)
             peft_model.load_tensors(stored.tensors, str(stored.folder))
+        peft_model.adapters = MultiAdapterModel(adapter_name)
+        if not is_trainable:
+            for parameter in peft_model.parameters():
+                parameter.stop_gradient = True
         peft_model.eval()
         return peft_model
 
@@ -504,6 +506,9 @@ class PeftModel(nn.Layer):
         """
         fold_in_place(self.base_model, self.peft_config)
         return self.base_model
+
+
+PeftModelForCausalLM = PeftModel  # the name in Hugging Face PEFT
 
 
 def _some(names: list[str], limit: int = 8) -> str:

@@ -206,6 +206,10 @@ def test_our_folder_has_their_tensors(tmp_path: Path):
 
 PEAK = """
 import sys
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.model import quantized_linears

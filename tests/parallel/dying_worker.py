@@ -9,6 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.process import run_command

@@ -6,6 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from tests.common.parallel import Case, run_case
 
 FOLDER = Path(sys.argv[1])

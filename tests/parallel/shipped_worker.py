@@ -12,6 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.models.model_source import ModelSource

@@ -143,7 +143,8 @@ def test_every_way_to_recompute_has_its_place_between_all_and_nothing():
 _PEAK_OF_TWO_STEPS = """
 import json, sys
 import numpy as np
-from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
+from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, configure_runtime, get_peft_model
+configure_runtime()
 import paddle
 shape, tokens, lora = json.loads(sys.argv[1])
 model = AutoModelForCausalLM.from_config(shape, seed=1)

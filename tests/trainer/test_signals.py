@@ -13,6 +13,8 @@ from tests.common.scripts import script_environment
 
 SCRIPT = """
 import sys
+from paddlenlp_ext import configure_runtime
+configure_runtime()
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 

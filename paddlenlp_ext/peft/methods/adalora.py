@@ -268,6 +268,9 @@ class AdaLoRAConfig(PeftConfig):
         )
 
 
+AdaLoraConfig = AdaLoRAConfig  # the spelling of Hugging Face PEFT
+
+
 class AdaLoRALinear(LinearAdapter):
     """A linear with an update of the form P Λ Q; of rank 0, it is its base.
 

@@ -154,6 +154,9 @@ class LoRAConfig(PeftConfig):
         return f"{name}.weight", value.T
 
 
+LoraConfig = LoRAConfig  # the spelling of Hugging Face PEFT
+
+
 class LoRALinear(LinearAdapter):
     """A linear with a low-rank update.
 

@@ -372,3 +372,6 @@ class PrefixTuningConfig(PeftConfig):
             f"model.layers.{index}.self_attn.{PrefixModel.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)
             for index, prefix_P2KH in enumerate(per_layer)
         }
+
+
+PrefixConfig = PrefixTuningConfig  # the spelling of PaddleNLP

@@ -203,6 +203,9 @@ class VeRAConfig(PeftConfig):
         )
 
 
+VeraConfig = VeRAConfig  # the spelling of Hugging Face PEFT
+
+
 class VeRALinear(LinearAdapter):
     """A linear with a random update that two vectors weigh.
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-import paddlenlp_ext  # noqa: F401 (before Paddle: its import sets the process up)
-from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
+from paddlenlp_ext import configure_runtime
 
-import paddle  # isort: skip
+configure_runtime()  # before Paddle is imported
+
+import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
@@ -40,6 +41,7 @@ from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
+from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),

@@ -1,0 +1,97 @@
+"""`finetune(...)`, and the other calls that make a run from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+import paddlenlp_ext
+from paddlenlp_ext.config import ConfigError
+
+
+def keys_of(folder: Path, **more: Any) -> dict[str, Any]:
+    keys = {
+        "model_name_or_path": folder / "model",
+        "dataset_name_or_path": folder / "data",
+        "output_dir": folder / "out",
+        "do_train": True,
+        "do_eval": True,
+        "lora": True,
+        "lora_rank": 2,
+        "max_steps": 2,
+        "max_length": 64,
+        "src_length": 32,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "device": "cpu",
+        "disable_tqdm": True,
+    }
+    return {**keys, **more}
+
+
+def test_finetune_returns_what_the_run_left(run_folders: Path):
+    result = paddlenlp_ext.finetune(keys_of(run_folders))
+    assert result.output_dir == run_folders / "out"
+    train, evaluation = (
+        json.loads((result.output_dir / f"{name}_results.json").read_text()) for name in ("train", "eval")
+    )
+    assert {**train, **evaluation}.items() <= result.metrics.items()
+    assert result.metrics["train_loss"] > 0 and result.metrics["eval_loss"] > 0
+    loaded = paddlenlp_ext.AutoPeftModelForCausalLM.from_pretrained(result.output_dir)
+    ids = paddle.to_tensor([[5, 10, 4]])
+    result.model.eval()
+    np.testing.assert_array_equal(loaded(ids).numpy(), result.model(ids).numpy())
+
+
+def test_finetune_reads_a_file_and_overrides_it(run_folders: Path, tmp_path: Path):
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in keys_of(run_folders).items()}
+    (tmp_path / "run.json").write_text(json.dumps(plain))
+    result = paddlenlp_ext.finetune(tmp_path / "run.json", do_eval=False, max_steps=1, lora_rank=3)
+    assert result.trainer.state.step == 1 and result.model.peft_config.rank == 3
+    assert not (result.output_dir / "eval_results.json").exists()
+
+
+def test_finetune_errors_name_the_keys(run_folders: Path):
+    with pytest.raises(ConfigError) as error:
+        paddlenlp_ext.finetune(keys_of(run_folders, lora_rank=0, learnign_rate=1.0), max_steps="two")
+    message = str(error.value)
+    for part in ("config: lora_rank", "did you mean 'learning_rate'", "overrides: max_steps"):
+        assert part in message
+    assert not (run_folders / "out").exists()
+
+
+def test_trainer_runs_on_datasets_loaded_in_python(run_folders: Path):
+    config = paddlenlp_ext.load_config(keys_of(run_folders, max_steps=1))
+    tokenizer = paddlenlp_ext.AutoTokenizer.from_pretrained(run_folders / "model")
+    rows = {
+        split: paddlenlp_ext.load_dataset(run_folders / "data", split, tokenizer, max_length=64, src_length=32)
+        for split in ("train", "dev")
+    }
+    model = paddlenlp_ext.AutoModelForCausalLM.from_pretrained(run_folders / "model")
+    model = paddlenlp_ext.get_peft_model(model, paddlenlp_ext.LoRAConfig(r=2))
+    trainer = paddlenlp_ext.Trainer(model, config, rows["train"], rows["dev"], tokenizer)
+    assert trainer.train()["step"] == 1
+    assert trainer.evaluate()["eval_num_rows"] == len(rows["dev"])
+
+
+def test_merge_adapter_writes_the_model_that_was_trained(run_folders: Path):
+    result = paddlenlp_ext.finetune(keys_of(run_folders, do_eval=False))
+    report = paddlenlp_ext.merge_adapter(result.output_dir, run_folders / "merged")
+    assert report.num_merged == 14
+    merged = paddlenlp_ext.AutoModelForCausalLM.from_pretrained(run_folders / "merged")
+    ids = paddle.to_tensor([[5, 10, 4]])
+    result.model.eval()
+    np.testing.assert_allclose(merged(ids).numpy(), result.model(ids).numpy(), rtol=0, atol=1e-4)
+
+
+def test_auto_peft_model_without_a_named_base_says_what_to_do(run_folders: Path):
+    result = paddlenlp_ext.finetune(keys_of(run_folders, do_eval=False, max_steps=1))
+    file = result.output_dir / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": None}))
+    with pytest.raises(ValueError, match=r"does not name its base model; .*PeftModel.from_pretrained"):
+        paddlenlp_ext.AutoPeftModelForCausalLM.from_pretrained(result.output_dir)
