@@ -1,137 +1,209 @@
-"""Answer a file's worth of prompts, and write the answers down as they come."""
+"""Prediction: load a model, with an adapter or without, then answer a file of rows or chat in the terminal."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paddlenlp_ext.generation.generate import Decoder, generate
+import paddle
+
+from paddlenlp_ext.checkpoint.hub import resolve_base
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli.chat import chat
+from paddlenlp_ext.cli.predict_arguments import PredictorArguments
+from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
+from paddlenlp_ext.data.prompts import Question, encode_question, read_questions
+from paddlenlp_ext.data.templates import ChatTemplate, load_template
+from paddlenlp_ext.generation.generate import Decoder
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.peft.merge.files import choose_device
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.save_and_load import read_adapter
+from paddlenlp_ext.quantization.model import quantization_report
 from paddlenlp_ext.utils.logging import get_logger
 
-_BATCHES_A_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
-_SECONDS_A_LOG_LINE = 10.0
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = get_logger("paddlenlp_ext.predict")
 
 
-@dataclass(frozen=True)
-class PredictionRow:
-    """A prompt with what its line in the output says of it: the question, and the reference answer or ""."""
-
-    prompt_ids: Sequence[int]
-    src: Any
-    tgt: Any
-
-
-def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
-    """Find out, before the time is spent, whether the answers can be written where they are to go.
+def predict(arguments: PredictorArguments) -> None:
+    """Answer the rows of `arguments.data_file`, or chat in the terminal where no file is given.
 
     Raises:
-        ValueError: they would replace the rows, or can't be written there.
+        ValueError: a model, adapter, template or file that cannot be used; rows are read before the model is loaded.
     """
-    output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
-    if output.resolve() == data.resolve():
-        raise ValueError(f"--output_file {output_file} is the data file itself: its rows would be lost; name another.")
-    if output.is_dir():
-        raise ValueError(f"--output_file {output_file} is a folder; name a file in it.")
-    place = next(path for path in output.absolute().parents if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_file {output_file}: nothing can be written to {place}; name another.")
+    if arguments.data_file is not None:
+        check_output_file(arguments.output_file, arguments.data_file)
+    base, adapter = find_model_and_adapter(arguments)
+    questions = read_questions(arguments.data_file) if arguments.data_file else None
+    tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
+    template = choose_template(arguments.chat_template, [adapter, base], tokenizer)
+    prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
+    model = load_model(arguments, base, adapter)
+    model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
+    options = {**arguments.decoding_options(), "eos_token_id": model.end_token_ids}
+
+    def decode(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
+    if questions is not None and prompts is not None:
+        answer_file(model, questions, prompts, decode, arguments, options)
+        return
+
+    def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
+        return encode_question(template, Question(question, tuple(history), None, None), arguments.src_length)[0]
+
+    chat(model, encode_prompt, decode, **options)
 
 
-def predict_file(
-    model: Decoder,
-    rows: Sequence[PredictionRow],
-    decode: Callable[[list[int]], str],
-    output_file: str | os.PathLike[str],
-    *,
-    batch_size: int,
-    **options: Any,
-) -> None:
-    """Write one line {"src", "tgt", "output"} a row, in the order of `rows`.
+def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | None]:
+    """Return the name of the base model, and the folder of the adapter or None.
 
-    Lines go to `.NAME.incomplete` beside the output file, a part at a time, and take its name when all are there: an
-    interrupted run leaves an earlier output file as it was, and its own lines in the other.
+    An adapter folder given as `model_name_or_path` is the adapter. Its base is the one that its adapter_config.json
+    names, else the one in the run_config.json next to it.
+
+    Raises:
+        ValueError: an adapter without a base, a base that cannot be found, or two adapters.
+    """
+    named = Path(arguments.model_name_or_path).expanduser()
+    if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
+        if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
+            logger.warning("%s holds a model and an adapter: using the model only; --lora_path adds the adapter", named)
+        return arguments.model_name_or_path, arguments.adapter_path
+    if arguments.adapter_path:
+        raise ValueError(
+            f"--model_name_or_path {named} is itself an adapter, and --lora_path names another; give the base model"
+        )
+    for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
+        base = json.loads((named / file).read_text(encoding="utf-8")).get(key) if (named / file).is_file() else None
+        if base:
+            resolve_base(base, named, f"--model_name_or_path BASE --lora_path {named}")
+            return base, str(named)
+    raise ValueError(f"{named} does not name its base model; give --model_name_or_path BASE --lora_path {named}")
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Return True if a run saved its tokenizer next to its adapter."""
+    return (Path(folder).expanduser() / "tokenizer_config.json").is_file()
+
+
+def choose_template(
+    requested: str | None, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
+) -> ChatTemplate:
+    """Load the requested chat template, else the one of the training run, else the tokenizer's own.
 
     Args:
-        model: the decoder.
-        rows: prompts; those of similar length are decoded together.
-        decode: token ids to text.
-        output_file: where the lines go.
-        batch_size: prompts decoded together.
-        options: further arguments of `generate`.
+        requested: `--chat_template`.
+        folders: folders where the run may have left its run_config.json; the first one found counts.
+        tokenizer: a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: the template file of the training run no longer exists.
     """
-    output_file = Path(output_file).expanduser()
-    output_file.parent.mkdir(parents=True, exist_ok=True)
-    draft = output_file.with_name(f".{output_file.name}.incomplete")
-    part_size = batch_size * _BATCHES_A_PART
-    with draft.open("w", encoding="utf-8") as lines, _progress(len(rows)) as advance:
-        for first in range(0, len(rows), part_size):
-            part = rows[first : first + part_size]
-            answers = generate(
-                model,
-                [row.prompt_ids for row in part],
-                batch_size=batch_size,
-                first_row=first,
-                on_row=lambda _, tokens: advance(len(tokens)),
-                **options,
-            )
-            for row, tokens in zip(part, answers, strict=True):
-                line = {"src": row.src, "tgt": row.tgt, "output": decode(tokens)}
-                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            lines.flush()
-    draft.replace(output_file)
+    runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
+    run = next((path for path in runs if path.is_file()), None)
+    if requested is not None or run is None:
+        logger.info("chat template: %s", requested or "the tokenizer's own (no run_config.json found)")
+        return load_template(requested, tokenizer)
+    settings = json.loads(run.read_text(encoding="utf-8"))
+    key = "autoregressive" if settings.get("autoregressive") else "chat_template"
+    option = "none" if key == "autoregressive" else settings.get(key)
+    if option not in (None, "none") and not Path(option).expanduser().exists():
+        raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; give --chat_template FILE")
+    logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)
+    return load_template(option, tokenizer)
 
 
-@contextmanager
-def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each finished row's number of tokens; a bar on a terminal, log lines elsewhere."""
-    started = time.perf_counter()
-    done = tokens = 0
-
-    def account() -> str:
-        seconds = max(time.perf_counter() - started, 1e-9)
-        return f"{done} of {num_rows} rows, {tokens} new tokens, {tokens / seconds:.1f} tokens/s"
-
-    def count(num_tokens: int) -> None:
-        nonlocal done, tokens
-        done, tokens = done + 1, tokens + num_tokens
-
-    if sys.stderr.isatty():
-        with _bar(num_rows) as show:
-
-            def advance(num_tokens: int) -> None:
-                count(num_tokens)
-                show(account())
-
-            yield advance
-    else:
-        next_line = started + _SECONDS_A_LOG_LINE
-
-        def advance(num_tokens: int) -> None:
-            nonlocal next_line
-            count(num_tokens)
-            if time.perf_counter() >= next_line and done < num_rows:
-                logger.info(account())
-                next_line = time.perf_counter() + _SECONDS_A_LOG_LINE
-
-        yield advance
-    logger.info(account())
+def encode_prompts(template: ChatTemplate, questions: Sequence[Question], src_length: int) -> list[list[int]]:
+    """Return the prompt ids of every question; log how many prompts were truncated to `src_length` tokens."""
+    encoded = [encode_question(template, question, src_length) for question in questions]
+    num_truncated = sum(was_truncated for _, was_truncated in encoded)
+    if num_truncated:
+        logger.warning(
+            "%d of %d prompts were truncated to --src_length %d tokens", num_truncated, len(encoded), src_length
+        )
+    return [ids for ids, _ in encoded]
 
 
-@contextmanager
-def _bar(num_rows: int) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def load_model(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
+    """Load the model, with the adapter merged into its weights where the method and the base allow it.
 
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=num_rows)
-        yield lambda text: progress.update(task, advance=1, description=text)
+    A base that was quantized during training is quantized in the same way again, unless it is stored quantized.
+
+    Raises:
+        ValueError: an unknown device, a dtype that the device does not support, or prompts and answers longer than the
+            model's context.
+    """
+    choose_device(arguments.device or "auto")
+    dtype = choose_dtype(arguments.dtype, paddle.get_device())
+    source = ModelSource.resolve(base)
+    check_context(arguments, source.config)
+    options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
+    stored = None if adapter is None else read_adapter(adapter)
+    if stored is not None:
+        options |= {
+            "quantization_config": stored.base_quantization(source.config),
+            "before_quantizing": stored.before_quantizing,
+        }
+    model = AutoModelForCausalLM.from_pretrained(source, **options)
+    if model.quantization is not None:
+        logger.info("%s", quantization_report(model))
+    if stored is None:
+        return model
+    adapted = PeftModel.from_files(model, stored)
+    # Merging would expand a quantized base to its full size.
+    return adapted.merge_and_unload() if adapted.peft_config.mergeable and model.quantization is None else adapted
+
+
+def choose_dtype(requested: str | None, device: str) -> str:
+    """Return the dtype of the weights: the requested one, else float32 on the CPU and bfloat16 elsewhere.
+
+    Raises:
+        ValueError: this CPU cannot multiply in the requested dtype.
+    """
+    if device != "cpu":
+        return requested or "bfloat16"
+    if requested == "float16":
+        raise ValueError("--dtype float16 is not available on the CPU; use float32 or bfloat16")
+    if requested == "bfloat16" and bf16.unavailable_reason() is not None:
+        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.unavailable_reason()}; use float32")
+    return requested or "float32"
+
+
+def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> None:
+    """Check the requested lengths against the model's context, as its rope scaling extends it.
+
+    Raises:
+        ValueError: prompt and answer together may exceed the context.
+    """
+    if config.get("max_position_embeddings") is None:
+        return
+    longest = DecoderConfig.from_dict(config).rope.longest_context
+    wanted = arguments.src_length + arguments.max_length
+    if wanted > longest:
+        raise ValueError(
+            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, more "
+            f"than the model's context of {longest} (max_position_embeddings, scaled); lower one of them"
+        )
+
+
+def answer_file(
+    model: Decoder,
+    questions: Sequence[Question],
+    prompts: Sequence[list[int]],
+    decode: Callable[[list[int]], str],
+    arguments: PredictorArguments,
+    options: dict[str, Any],
+) -> None:
+    """Answer every question of the data file and write the answers to the output file."""
+    pairs = zip(questions, prompts, strict=True)
+    rows = [PredictionRow(prompt, question.src, question.tgt) for question, prompt in pairs]
+    predict_file(model, rows, decode, arguments.output_file, batch_size=arguments.batch_size, **options)
+    logger.info("answers written to %s", arguments.output_file)

@@ -11,6 +11,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.cli.predict import load_model
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
@@ -154,7 +155,7 @@ def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(
     wanted = trained(base, tmp_path / "adapter", method)
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
-    model = load_script(LLM / "predict" / "predictor.py").load_model(arguments, str(base), str(tmp_path / "adapter"))
+    model = load_model(arguments, str(base), str(tmp_path / "adapter"))
     assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
     assert np.array_equal(logits(model), wanted)
     assert "quantized: 14 layers" in caplog.text

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli import predict
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.data.prompts import Question, encode_question
 from paddlenlp_ext.data.templates import load_template
@@ -137,12 +138,12 @@ def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapte
     fields = json.loads((adapter / "adapter_config.json").read_text())
     (orphan / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": None}))
     (orphan / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match="does not name its base model: give --model_name_or_path BASE --lora_path"):
+    with pytest.raises(ValueError, match="does not name its base model; give --model_name_or_path BASE --lora_path"):
         answers(orphan, data_file)
     (orphan / "run_config.json").write_text(json.dumps({"model_name_or_path": str(base)}))
     save_tokenizer(orphan)
     assert answers(orphan, data_file) == answers(base, data_file, "--lora_path", str(adapter))
-    with pytest.raises(ValueError, match="is an adapter itself"):
+    with pytest.raises(ValueError, match="is itself an adapter"):
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
@@ -152,7 +153,7 @@ def test_a_model_beside_an_adapter_answers_and_says_so(base, adapter, data_file,
     for file in adapter.glob("adapter*"):
         shutil.copy(file, both)
     assert answers(both, data_file) == answers(base, data_file)
-    assert "both holds a model and an adapter: the model answers" in caplog.text
+    assert "both holds a model and an adapter: using the model only" in caplog.text
     caplog.clear()
     assert answers(both, data_file, "--lora_path", str(both)) == answers(adapter, data_file)
     assert "holds a model and an adapter" not in caplog.text
@@ -179,8 +180,8 @@ def trained_with(base: Path, folder: Path, settings: dict[str, object]) -> Path:
 
 @pytest.mark.parametrize("settings", [{"chat_template": "none"}, {"autoregressive": True, "chat_template": None}])
 def test_prompts_are_written_as_in_training(base, data_file, tmp_path, caplog, monkeypatch, settings):
-    monkeypatch.setattr(predictor.logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(predictor.logger, "propagate", False)
+    monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predict.logger, "propagate", False)
     model = trained_with(base, tmp_path / "run", settings)
     assert answers(model, data_file) == answers(base, data_file, "--chat_template", "none") != answers(base, data_file)
     assert any(f"none, as in training ({next(iter(settings))} in {model}" in r.getMessage() for r in caplog.records)
@@ -194,16 +195,18 @@ def test_the_adapters_run_is_asked_before_the_models(base, adapter, data_file, t
     words = ("--lora_path", str(tuned))
     assert answers(model, data_file, *words) == answers(base, data_file, *words, "--chat_template", str(template))
     template.unlink()
-    with pytest.raises(ValueError, match=r"run_config\.json: the chat_template of the training, .*jinja, is no longer"):
+    with pytest.raises(
+        ValueError, match=r"run_config\.json: the chat_template of the training run, .*jinja, no longer exists"
+    ):
         answers(model, data_file, *words)
     answers(model, data_file, *words, "--chat_template", "none")
 
 
 def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog, monkeypatch):
-    monkeypatch.setattr(predictor.logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(predictor.logger, "propagate", False)
+    monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predict.logger, "propagate", False)
     lines = answers(base, data_file, "--src_length", "60")
-    assert any("prompts were cut to --src_length 60" in record.getMessage() for record in caplog.records)
+    assert any("prompts were truncated to --src_length 60" in record.getMessage() for record in caplog.records)
     template = load_template(None, AutoTokenizer.from_pretrained(base))
     assert len(template.encode_prompt(ROWS[0]["src"])) <= 60 < len(template.encode_prompt("x" * 60))
     assert len(lines) == len(ROWS)
@@ -257,9 +260,9 @@ def test_a_mistake_is_one_clear_error(base, data_file, words, message):
 def test_the_context_is_the_scaled_one(base, scaling, longest):
     config = {**json.loads((base / "config.json").read_text()), "rope_scaling": scaling}
     files = ["--model_name_or_path", str(base), "--max_length", "6", "--src_length"]
-    predictor.check_context(parse_arguments([*files, str(longest - 6)]), config)
+    predict.check_context(parse_arguments([*files, str(longest - 6)]), config)
     with pytest.raises(ValueError, match=f"the model's context of {longest} "):
-        predictor.check_context(parse_arguments([*files, str(longest - 5)]), config)
+        predict.check_context(parse_arguments([*files, str(longest - 5)]), config)
 
 
 def test_a_mistake_ends_the_command_with_one_line_and_code_2():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,16 +18,11 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.scripts import LLM, load_script
 from tests.llm.test_predictor import ROWS, base, data_file  # noqa: F401 (fixtures)
 
-FOLDER = LLM / "predict"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    """The script as a module; run as a program, its own folder is where it finds predictor.py."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    module = load_script(FOLDER / "reft_predictor.py")
-    yield module
-    sys.modules.pop("predictor", None)
+def script() -> ModuleType:
+    """Load the script as a module."""
+    return load_script(LLM / "predict" / "reft_predictor.py")
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ def test_the_documented_command_answers_as_the_model_generates(script, base, ref
 
 def test_mistakes_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
-    with pytest.raises(ValueError, match="--max_length 512 leaves no room behind --src_length 512"):
+    with pytest.raises(ValueError, match="--max_length 512 leaves no tokens after --src_length 512"):
         script.main([*files, "--reft_path", str(reft), "--max_length", "512"])
     with pytest.raises(ValueError, match="num_beams 4 is not available yet"):
         script.main([*files, "--reft_path", str(reft), "--num_beams", "4"])

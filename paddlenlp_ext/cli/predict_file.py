@@ -1,0 +1,137 @@
+"""Answer a file's worth of prompts, and write the answers down as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.utils.logging import get_logger
+
+_BATCHES_A_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
+_SECONDS_A_LOG_LINE = 10.0
+
+logger = get_logger("paddlenlp_ext.predict")
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """A prompt with what its line in the output says of it: the question, and the reference answer or ""."""
+
+    prompt_ids: Sequence[int]
+    src: Any
+    tgt: Any
+
+
+def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
+    """Find out, before the time is spent, whether the answers can be written where they are to go.
+
+    Raises:
+        ValueError: they would replace the rows, or can't be written there.
+    """
+    output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
+    if output.resolve() == data.resolve():
+        raise ValueError(f"--output_file {output_file} is the data file itself: its rows would be lost; name another.")
+    if output.is_dir():
+        raise ValueError(f"--output_file {output_file} is a folder; name a file in it.")
+    place = next(path for path in output.absolute().parents if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_file {output_file}: nothing can be written to {place}; name another.")
+
+
+def predict_file(
+    model: Decoder,
+    rows: Sequence[PredictionRow],
+    decode: Callable[[list[int]], str],
+    output_file: str | os.PathLike[str],
+    *,
+    batch_size: int,
+    **options: Any,
+) -> None:
+    """Write one line {"src", "tgt", "output"} a row, in the order of `rows`.
+
+    Lines go to `.NAME.incomplete` beside the output file, a part at a time, and take its name when all are there: an
+    interrupted run leaves an earlier output file as it was, and its own lines in the other.
+
+    Args:
+        model: the decoder.
+        rows: prompts; those of similar length are decoded together.
+        decode: token ids to text.
+        output_file: where the lines go.
+        batch_size: prompts decoded together.
+        options: further arguments of `generate`.
+    """
+    output_file = Path(output_file).expanduser()
+    output_file.parent.mkdir(parents=True, exist_ok=True)
+    draft = output_file.with_name(f".{output_file.name}.incomplete")
+    part_size = batch_size * _BATCHES_A_PART
+    with draft.open("w", encoding="utf-8") as lines, _progress(len(rows)) as advance:
+        for first in range(0, len(rows), part_size):
+            part = rows[first : first + part_size]
+            answers = generate(
+                model,
+                [row.prompt_ids for row in part],
+                batch_size=batch_size,
+                first_row=first,
+                on_row=lambda _, tokens: advance(len(tokens)),
+                **options,
+            )
+            for row, tokens in zip(part, answers, strict=True):
+                line = {"src": row.src, "tgt": row.tgt, "output": decode(tokens)}
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.flush()
+    draft.replace(output_file)
+
+
+@contextmanager
+def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with each finished row's number of tokens; a bar on a terminal, log lines elsewhere."""
+    started = time.perf_counter()
+    done = tokens = 0
+
+    def account() -> str:
+        seconds = max(time.perf_counter() - started, 1e-9)
+        return f"{done} of {num_rows} rows, {tokens} new tokens, {tokens / seconds:.1f} tokens/s"
+
+    def count(num_tokens: int) -> None:
+        nonlocal done, tokens
+        done, tokens = done + 1, tokens + num_tokens
+
+    if sys.stderr.isatty():
+        with _bar(num_rows) as show:
+
+            def advance(num_tokens: int) -> None:
+                count(num_tokens)
+                show(account())
+
+            yield advance
+    else:
+        next_line = started + _SECONDS_A_LOG_LINE
+
+        def advance(num_tokens: int) -> None:
+            nonlocal next_line
+            count(num_tokens)
+            if time.perf_counter() >= next_line and done < num_rows:
+                logger.info(account())
+                next_line = time.perf_counter() + _SECONDS_A_LOG_LINE
+
+        yield advance
+    logger.info(account())
+
+
+@contextmanager
+def _bar(num_rows: int) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=num_rows)
+        yield lambda text: progress.update(task, advance=1, description=text)
