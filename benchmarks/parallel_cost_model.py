@@ -141,11 +141,11 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
 
 def _sums_again(plan: RecomputePlan | None, layer: int) -> int:
     """Sums behind o_proj and down_proj that are made a second time in a layer that is run again."""
-    if plan is None or layer in plan.left_out or plan.granularity == "core_attn":
+    if plan is None or layer in plan.excluded_layers or plan.granularity == "core_attn":
         return 0
     if plan.granularity == "full_attn":
         return 1
-    return sum(not plan.keeps(place, layer) for place in ("attention_row_ln", "mlp_row_ln"))
+    return sum(not plan.saves(place, layer) for place in ("attention_row_ln", "mlp_row_ln"))
 
 
 def _pipeline_bytes(config: Any, layout: Layout, step: Step, process: int) -> float:

@@ -16,7 +16,7 @@ _MOST_NAMED = 10
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-def load_weights(layer: paddle.nn.Layer, source: WeightSource, passed_over: Collection[str] = ()) -> None:
+def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
     """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
 
     Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
@@ -32,18 +32,18 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, passed_over: Coll
         ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
             all, and nothing has been loaded.
     """
-    load_parameters(dict(layer.named_parameters()), source, passed_over)
+    load_parameters(dict(layer.named_parameters()), source, ignored)
 
 
 def load_parameters(
-    parameters: Mapping[str, paddle.Tensor], source: WeightSource, passed_over: Collection[str] = ()
+    parameters: Mapping[str, paddle.Tensor], source: WeightSource, ignored: Collection[str] = ()
 ) -> None:
     """As `load_weights`, of parameters by the names that files have."""
-    require_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, passed_over)
-    fill_parameters(parameters, source)
+    check_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, ignored)
+    read_into_parameters(parameters, source)
 
 
-def fill_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
+def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
     """As `load_parameters`, of tensors that were checked already."""
     for name, parameter in parameters.items():
         if not is_materialized(parameter):
@@ -52,15 +52,13 @@ def fill_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSourc
         parameter.set_value(source.read(name, dtype, shard_of(parameter)))
 
 
-def require_tensors(
-    expected: Mapping[str, tuple[int, ...]], source: WeightSource, passed_over: Collection[str] = ()
-) -> None:
+def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource, ignored: Collection[str] = ()) -> None:
     """Check what is stored against what a model wants, shape by name.
 
     Raises:
         ValueError: as `load_weights`.
     """
-    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in passed_over]
+    stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]
     surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [
@@ -69,13 +67,13 @@ def require_tensors(
         if name in expected and source.shape(name) != tuple(expected[name])
     ]
     groups = {"missing": missing, "surplus": surplus, "misshapen": misshapen}
-    problems = [f"{len(names)} {kind}: {_some(names)}" for kind, names in groups.items() if names]
+    problems = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in groups.items() if names]
     problems += _untied(expected, stored, source)
     if problems:
         raise ValueError(f"{source.path}: the stored tensors are not those of this model.\n  " + "\n  ".join(problems))
 
 
-def _some(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -281,11 +281,11 @@ def _prepare(
     """
     pairs = list(named_tensors.items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
-    ordered = sorted(pairs, key=lambda pair: _natural(pair[0]))
+    ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))
     return [(name, _in_format(as_lazy(tensor), dtype)) for name, tensor in ordered]
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     """Dotted parts that are numbers count as numbers: layer 10 comes after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 

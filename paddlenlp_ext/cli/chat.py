@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from paddlenlp_ext.generation.generate import Decoder, generate
 
 History = list[tuple[str, str]]
-_HALF_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
+_INCOMPLETE_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
 
 
 class TextStream:
@@ -24,7 +24,7 @@ class TextStream:
         """Write what this token adds, as far as it is certain."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
-        if text.endswith(_HALF_CHARACTER) or not text.startswith(self._written):
+        if text.endswith(_INCOMPLETE_CHARACTER) or not text.startswith(self._written):
             return
         self._write(text)
 

@@ -21,7 +21,7 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize, packed_size
+from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
@@ -85,7 +85,7 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
     if degrees.pipeline > 1:
         plan_stages(base.config, degrees.pipeline, config.parallel.virtual_pp_degree)
     num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
-    packed = NOTHING_PACKED if source.quantization is None else packed_size(base, source.quantization)
+    packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(base, source.quantization)
     with paddle.LazyGuard():
         return ModelOutline(adapt_model(base, config), num_base_parameters, packed)
 

@@ -48,7 +48,7 @@ def predict(arguments: PredictorArguments) -> None:
     prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
-    options = {**arguments.decoding_options(), "eos_token_id": model.end_token_ids}
+    options = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids}
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
@@ -185,7 +185,7 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
     """
     if config.get("max_position_embeddings") is None:
         return
-    longest = DecoderConfig.from_dict(config).rope.longest_context
+    longest = DecoderConfig.from_dict(config).rope.max_context
     wanted = arguments.src_length + arguments.max_length
     if wanted > longest:
         raise ValueError(

@@ -15,8 +15,8 @@ from typing import Any
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.logging import get_logger
 
-_BATCHES_A_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
-_SECONDS_A_LOG_LINE = 10.0
+_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
+_SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
 
@@ -71,7 +71,7 @@ def predict_file(
     output_file = Path(output_file).expanduser()
     output_file.parent.mkdir(parents=True, exist_ok=True)
     draft = output_file.with_name(f".{output_file.name}.incomplete")
-    part_size = batch_size * _BATCHES_A_PART
+    part_size = batch_size * _BATCHES_PER_PART
     with draft.open("w", encoding="utf-8") as lines, _progress(len(rows)) as advance:
         for first in range(0, len(rows), part_size):
             part = rows[first : first + part_size]
@@ -113,14 +113,14 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
 
             yield advance
     else:
-        next_line = started + _SECONDS_A_LOG_LINE
+        next_line = started + _SECONDS_PER_LOG_LINE
 
         def advance(num_tokens: int) -> None:
             nonlocal next_line
             count(num_tokens)
             if time.perf_counter() >= next_line and done < num_rows:
                 logger.info(account())
-                next_line = time.perf_counter() + _SECONDS_A_LOG_LINE
+                next_line = time.perf_counter() + _SECONDS_PER_LOG_LINE
 
         yield advance
     logger.info(account())

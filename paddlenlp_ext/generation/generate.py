@@ -19,7 +19,7 @@ from paddle import nn
 from paddlenlp_ext.generation import sampling
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.generation.options import DecodingOptions, as_token_set
-from paddlenlp_ext.generation.sampling import NO_NUMBERS
+from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
 
 
 class TokenChooser:
@@ -50,7 +50,7 @@ class TokenChooser:
         return self._sampler.draw(logits, rows).tolist()
 
 
-_WORTH_DROPPING = 0.25  # share of a batch that has ended before the others go on without it
+_COMPACTION_THRESHOLD = 0.25  # share of a batch that has ended before the others go on without it
 
 
 class Decoder(Protocol):
@@ -193,9 +193,9 @@ def _decode(
         going = [position for position, row in enumerate(rows) if not row.ended]
         if not going:
             return
-        if len(going) <= (1 - _WORTH_DROPPING) * len(rows):
+        if len(going) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
             rows = [rows[position] for position in going]
-            cache.keep_rows(going)
+            cache.select_rows(going)
         logits_BV = _step(model, rows, cache)
 
 
@@ -211,7 +211,7 @@ def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> pa
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
     if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # of these argmax makes token 0, again and again
-        raise ValueError(NO_NUMBERS)
+        raise ValueError(ALL_NAN_LOGITS)
     return logits_BV
 
 

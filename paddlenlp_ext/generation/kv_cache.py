@@ -20,12 +20,12 @@ from paddlenlp_ext.ops.attention.decode import SeenPlaces, decode_attention, sto
 BLOCK = 128  # capacity comes in blocks, so that a step seldom copies what is stored
 
 
-class _LayerStore:
+class _LayerKeyValues:
     """One layer's keys and values, [B, K, C, H]: the prefix, `length` positions, and then zeros."""
 
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
-        self.num_before = 0 if prefix is None else prefix[0].shape[0]
+        self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
         self.length = 0
         self.k_BKCH: paddle.Tensor | None = None
         self.v_BKCH: paddle.Tensor | None = None
@@ -33,7 +33,7 @@ class _LayerStore:
     @property
     def end(self) -> int:
         """Where the zeros begin."""
-        return self.num_before + self.length
+        return self.prefix_length + self.length
 
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
         start, end = self.end, self.end + k_BSKH.shape[1]
@@ -53,7 +53,7 @@ class _LayerStore:
             if self.prefix is not None:
                 for store_BKCH, own_PKH in zip((self.k_BKCH, self.v_BKCH), self.prefix, strict=True):
                     own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(empty.dtype)
-                    store_BKCH[:, :, : self.num_before] = own_1KPH.expand([batch, *own_1KPH.shape[1:]])
+                    store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([batch, *own_1KPH.shape[1:]])
         else:
             self.k_BKCH = paddle.concat([self.k_BKCH, empty], axis=2)
             self.v_BKCH = paddle.concat([self.v_BKCH, empty], axis=2)
@@ -71,7 +71,7 @@ class KVCache:
         self.prompt_end = prompt_end
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
-        self._layers: dict[int, _LayerStore] = {}
+        self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._seen: dict[tuple[int, int, int | None], SeenPlaces] = {}
 
@@ -81,10 +81,10 @@ class KVCache:
         return not self._layers
 
     @paddle.no_grad()
-    def begin_with(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
+    def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
         """Give every row these keys and values, a pair for each layer's number, before anything is appended."""
         assert self.is_new, "a prefix comes first"
-        self._layers = {i: _LayerStore((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
+        self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
@@ -130,7 +130,7 @@ class KVCache:
         return decode_attention(q_BSNH, layer.k_BKCH, layer.v_BKCH, self._seen_places(start, layer, window), scale)
 
     @paddle.no_grad()
-    def keep_rows(self, rows: Sequence[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order."""
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
         for layer in self._layers.values():
@@ -140,9 +140,9 @@ class KVCache:
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._seen.clear()
 
-    def _layer(self, index: int) -> _LayerStore:
+    def _layer(self, index: int) -> _LayerKeyValues:
         if index not in self._layers:
-            self._layers[index] = _LayerStore()
+            self._layers[index] = _LayerKeyValues()
         return self._layers[index]
 
     def _first_layout(self, length: int, window: int | None) -> AttentionLayout:
@@ -152,7 +152,7 @@ class KVCache:
             self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
         return self._layouts[length, window]
 
-    def _seen_places(self, start: int, layer: _LayerStore, window: int | None) -> SeenPlaces:
+    def _seen_places(self, start: int, layer: _LayerKeyValues, window: int | None) -> SeenPlaces:
         """What the positions from `start` to the layer's end look at.
 
         A query inside the padding looks at itself, so that its unused row stays finite.
@@ -163,7 +163,7 @@ class KVCache:
                 self._seen.clear()
             starts_B1, queries_S = self._starts_B[:, None], np.arange(start, layer.length)
             own_first_BS = np.minimum(starts_B1, queries_S)
-            before, prefix_first_BS = layer.num_before, np.zeros_like(own_first_BS)
+            before, prefix_first_BS = layer.prefix_length, np.zeros_like(own_first_BS)
             if window is not None:  # the prefix ends where its row's tokens begin
                 oldest_S = queries_S - window + 1
                 own_first_BS = np.maximum(own_first_BS, oldest_S)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
-NO_NUMBERS = "no logit of a row is a number: the model's weights are damaged, or its training diverged."
+ALL_NAN_LOGITS = "no logit of a row is a number: the model's weights are damaged, or its training diverged."
 
 
 def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
@@ -101,7 +101,7 @@ def _inverse_cdf(row_V: Logits, uniform: float) -> int:
     """The token at which the cumulated probability, in the order of ids, passes `uniform` in [0, 1)."""
     possible = np.flatnonzero(row_V > -np.inf)
     if not len(possible):
-        raise ValueError(NO_NUMBERS)
+        raise ValueError(ALL_NAN_LOGITS)
     weights = np.exp(row_V[possible] - row_V[possible].max())
     cumulated = np.cumsum(weights, dtype=np.float64)
     position = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")

@@ -69,7 +69,7 @@ class AutoModelForCausalLM:
             ValueError: the configuration is not one that the decoder can be built from.
         """
         decoder_config = DecoderConfig.from_dict(config, name_or_path)
-        with _parameters_in(dtype):
+        with _default_dtype(dtype):
             model = CausalLM(decoder_config)
         initialize_weights(model, seed, decoder_config.initializer_range)
         return model
@@ -82,11 +82,11 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
         ValueError: an unsupported architecture.
     """
     config = DecoderConfig.from_dict(source.config, name_or_path=source.name)
-    with _parameters_in(dtype), paddle.LazyGuard():
+    with _default_dtype(dtype), paddle.LazyGuard():
         model = CausalLM(config)
     model.generation_config = read_generation_config(source.path)
     if not use_flash_attention:
-        decline_flash_attention(model)
+        disable_flash_attention(model)
     model.eval()
     return model
 
@@ -107,14 +107,14 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     model.quantization = source.quantization
 
 
-def decline_flash_attention(model: CausalLM) -> None:
+def disable_flash_attention(model: CausalLM) -> None:
     """Keep to attention in plain Paddle on an accelerator; the CPU has no flash kernels to decline."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 
 
 @contextmanager
-def _parameters_in(dtype: str) -> Iterator[None]:
+def _default_dtype(dtype: str) -> Iterator[None]:
     """Within the block new parameters have this format."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: a model's parameters are kept in one of {', '.join(DTYPES)}.")

@@ -49,7 +49,7 @@ class DecoderLayer(nn.Layer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """One layer; [B, S, D] to [B, S, D]."""
         attended_BSD = recompute_region("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
-        x_BSD, normed_BSD = self.post_attention_layernorm.of_sum(x_BSD, attended_BSD)
+        x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
         return x_BSD + self.mlp(normed_BSD)
 
 
@@ -65,7 +65,7 @@ class Decoder(nn.Layer):
         super().__init__()
         self.windows = config.windows
         self.recompute_plan: RecomputePlan | None = None
-        self.draw_seed: int | None = None
+        self.dropout_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.LayerList([DecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -80,13 +80,13 @@ class Decoder(nn.Layer):
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
         inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
-        return self.run_layers(self.embed_tokens(input_ids_BS), inputs)
+        return self.forward_embeddings(self.embed_tokens(input_ids_BS), inputs)
 
-    def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+    def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """From input vectors [B, S, D], of whatever origin, to the hidden states after the final norm."""
-        return self.norm(self.run_span(x_BSD, inputs, 0, len(self.layers)))
+        return self.norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
 
-    def run_span(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
+    def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
         """The stream [B, S, D] through the layers from `start` to `stop`."""
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
@@ -94,8 +94,8 @@ class Decoder(nn.Layer):
             # embedding nothing above it would train.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
-            if self.draw_seed is not None and self.training:
-                paddle.seed(seed_of(self.draw_seed, index))
+            if self.dropout_seed is not None and self.training:
+                paddle.seed(seed_of(self.dropout_seed, index))
             layer = self.layers[index]
             x_BSD = layer(x_BSD, inputs) if plan is None else plan.run_layer(layer, index, x_BSD, inputs)
         return x_BSD
@@ -133,7 +133,7 @@ class Decoder(nn.Layer):
         return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
-class VocabularyCut(Protocol):
+class VocabParallelHead(Protocol):
     """What is asked of a head whose rows are cut over devices."""
 
     def join(self, logits: paddle.Tensor) -> paddle.Tensor:
@@ -151,7 +151,7 @@ class CausalLM(nn.Layer):
     """A decoder with a language-model head; parameter names are Hugging Face's.
 
     Attributes:
-        vocabulary: how embedding and head are cut over devices, None while they are whole.
+        vocab_parallel: how embedding and head are cut over devices, None while they are whole.
         held_by_others: parameters of the model that this process goes without, another one having them.
     """
 
@@ -161,7 +161,7 @@ class CausalLM(nn.Layer):
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.quantization: QuantizationConfig | None = None
-        self.vocabulary: VocabularyCut | None = None
+        self.vocab_parallel: VocabParallelHead | None = None
         self.remote_parameters: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 
@@ -211,7 +211,7 @@ class CausalLM(nn.Layer):
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """What the head makes of hidden states [..., D]: [..., V], of the whole vocabulary."""
         logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
-        return logits if self.vocabulary is None else self.vocabulary.join(logits)
+        return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
         """The head's weight [V, D]: the embedding itself where the two are tied."""
@@ -229,7 +229,7 @@ class CausalLM(nn.Layer):
 
     def set_dropout_seed(self, seed: int | None) -> None:
         """Let the random numbers of the next training pass follow from this."""
-        self.model.draw_seed = seed
+        self.model.dropout_seed = seed
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Shape of what goes from layer to layer, for ids [batch, length]."""
@@ -243,17 +243,17 @@ class CausalLM(nn.Layer):
             layer.self_attn.implementation = implementation
 
     @property
-    def end_token_ids(self) -> list[int]:
+    def eos_token_ids(self) -> list[int]:
         """The tokens at which generation ends."""
         return self.generation_config["eos_token_id"]
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Let generation end at these tokens too, here and wherever the saved model is loaded."""
-        self.generation_config["eos_token_id"] = sorted({*self.end_token_ids, *token_ids})
+        self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """Continue prompts; see `generate.generate.generate` for the options. Ends at `end_token_ids` by default."""
-        return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
+        """Continue prompts; see `generate.generate.generate` for the options. Ends at `eos_token_ids` by default."""
+        return generate(self, prompts, **{"eos_token_id": self.eos_token_ids, **options})
 
     @property
     def dtype_name(self) -> str:

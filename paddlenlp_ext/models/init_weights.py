@@ -15,11 +15,11 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
     """Draw every matrix from normal(0, standard_deviation); biases stay zero and norm weights one."""
     for name, parameter in model.named_parameters():
         if len(parameter.shape) == 2 and is_on_stage(parameter):
-            values = random_matrix(name, tuple(parameter.shape), seed, standard_deviation)
+            values = random_weight(name, tuple(parameter.shape), seed, standard_deviation)
             parameter.set_value(paddle.to_tensor(values).astype(parameter.dtype))
 
 
-def random_matrix(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
+def random_weight(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
     """The fp32 values that a matrix of this name starts with under this seed."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

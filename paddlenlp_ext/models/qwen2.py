@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_layers
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_windows
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    return {"qkv_bias": True, "output_bias": False, "qk_norm": False, "windows": sliding_layers(config)}
+    return {"qkv_bias": True, "output_bias": False, "qk_norm": False, "windows": sliding_windows(config)}
 
 
 FAMILIES.register("qwen2")(

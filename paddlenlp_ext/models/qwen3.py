@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_layers
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_windows
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 QWEN3_TENSOR_PLAN: TensorPlan = {
@@ -17,7 +17,7 @@ QWEN3_TENSOR_PLAN: TensorPlan = {
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     bias = bool(config.value("attention_bias"))
-    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True, "windows": sliding_layers(config)}
+    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True, "windows": sliding_windows(config)}
 
 
 FAMILIES.register("qwen3")(

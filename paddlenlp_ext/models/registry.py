@@ -47,7 +47,7 @@ def full_attention(config: ConfigReader) -> tuple[None, ...]:
     return (None,) * config.size("num_hidden_layers")
 
 
-def sliding_layers(config: ConfigReader) -> tuple[int | None, ...]:
+def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """The windows of Qwen's configs: `layer_types`, or else every layer from `max_window_layers` on slides.
 
     Raises:

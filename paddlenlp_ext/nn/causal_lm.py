@@ -27,7 +27,7 @@ PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
 class CausalLM(Protocol):
     """Parts of a language model that its forward pass is made of."""
 
-    vocabulary: Any
+    vocab_parallel: Any
 
     def hidden_states(self, input_ids: paddle.Tensor, **inputs: Any) -> paddle.Tensor:
         """Return what the head reads, [B, S, D]."""
@@ -135,7 +135,7 @@ def causal_lm_forward(
     if targets_BS is None:
         return model.logits(hidden_BSD)
     targets_T = targets_BS.reshape([-1])
-    cross_entropy = linear_cross_entropy if model.vocabulary is None else model.vocabulary.cross_entropy
+    cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
     loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
     loss = loss_sum / (targets_T != IGNORED).sum().astype(loss_sum.dtype)
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))

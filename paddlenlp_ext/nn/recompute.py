@@ -14,27 +14,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
+from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
 """Which granularity computes a place again as a block of its own."""
-
-
-class RecomputeOptions(Protocol):
-    """What is read of `config.train`."""
-
-    recompute: bool
-    recompute_granularity: str
-    refined_recompute: str
-    no_recompute_layers: object
 
 
 @dataclass(frozen=True)
@@ -43,17 +35,18 @@ class RecomputePlan:
 
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
-        left_out: layers that keep everything.
-        kept: place -> in how many layers, from the first, its result stays though the layer is run again; -1: in all.
-            It saves that computation and, under tensor parallelism, its communication. For "full" alone.
+        excluded_layers: layers that keep everything.
+        saved_regions: region -> the number of layers, from the first, in which the region's result is saved although
+            the layer is recomputed; -1 for all layers. This saves the region's computation and, under tensor
+            parallelism, its communication. Only with "full".
     """
 
     granularity: str = "full"
-    left_out: frozenset[int] = frozenset()
-    kept: Mapping[str, int] = field(default_factory=dict)
+    excluded_layers: frozenset[int] = frozenset()
+    saved_regions: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, options: RecomputeOptions) -> RecomputePlan | None:
+    def from_config(cls, options: TrainConfig) -> RecomputePlan | None:
         """The plan of `config.train`, None where nothing is computed again."""
         if not options.recompute:
             return None
@@ -66,26 +59,26 @@ class RecomputePlan:
         Raises:
             ValueError: names them.
         """
-        missing = sorted(layer for layer in self.left_out if not 0 <= layer < num_layers)
+        missing = sorted(layer for layer in self.excluded_layers if not 0 <= layer < num_layers)
         if missing:
             raise ValueError(f"no_recompute_layers names {missing}; the model's layers are 0 to {num_layers - 1}")
 
-    def keeps(self, place: str, layer: int) -> bool:
+    def saves(self, place: str, layer: int) -> bool:
         """Whether a place's result stays in that layer, which is run again."""
-        number = self.kept.get(place, 0)
+        number = self.saved_regions.get(place, 0)
         return number == -1 or layer < number
 
     def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
         """`layer(x, inputs)`, of which only what the plan keeps stays; `x` must want a gradient."""
-        if index in self.left_out:
+        if index in self.excluded_layers:
             return layer(x, inputs)
-        state = _LayerPass(self, index)
+        state = _LayerRecompute(self, index)
 
         def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-            with _passing_through(state):
+            with _recomputing(state):
                 return layer(x, inputs)
 
-        return _run_again(run, x, inputs) if self.granularity == "full" else run(x, inputs)
+        return _recompute(run, x, inputs) if self.granularity == "full" else run(x, inputs)
 
 
 def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -101,19 +94,19 @@ def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) 
         return function(*arguments)
     granularity = state.plan.granularity
     if granularity == _GRANULARITY_AT.get(place):
-        return _run_again(function, *arguments)
-    if granularity == "full" and state.plan.keeps(place, state.layer):
+        return _recompute(function, *arguments)
+    if granularity == "full" and state.plan.saves(place, state.layer):
         return state.keep(function, arguments)
     return function(*arguments)
 
 
-def _run_again(function: Callable[..., Any], *arguments: Any) -> Any:
+def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """Recompute, in the products of the first time: bfloat16 may be off by the time of the second."""
     return recompute(capture_precision(function), *arguments)
 
 
 @dataclass(frozen=True)
-class _Record:
+class _RegionRecord:
     """A kept computation: its own graph, from copies of its inputs, and the random numbers' state behind it."""
 
     inputs: tuple[paddle.Tensor, ...]
@@ -122,19 +115,19 @@ class _Record:
     random_state: Any
 
 
-class _LayerPass:
+class _LayerRecompute:
     """One layer's way forwards, and the same way again before it comes back."""
 
     def __init__(self, plan: RecomputePlan, layer: int) -> None:
         self.plan, self.layer = plan, layer
-        self._records: deque[_Record] = deque()
+        self._records: deque[_RegionRecord] = deque()
 
     def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:
         """The first time compute and keep; the second time give what was kept."""
         if paddle.is_grad_enabled():
             record = self._records.popleft()
             paddle.set_rng_state(record.random_state)
-            return _Kept.apply(record, *tensors)
+            return _SavedRegion.apply(record, *tensors)
         copies = tuple(tensor.detach() for tensor in tensors)
         for copy in copies:
             copy.stop_gradient = False
@@ -142,12 +135,12 @@ class _LayerPass:
             result = function(*copies)
         is_single = isinstance(result, paddle.Tensor)
         outputs = (result,) if is_single else tuple(result)
-        self._records.append(_Record(copies, outputs, is_single, paddle.get_rng_state()))
+        self._records.append(_RegionRecord(copies, outputs, is_single, paddle.get_rng_state()))
         detached = tuple(output.detach() for output in outputs)
         return detached[0] if is_single else detached
 
 
-class _Kept(PyLayer):
+class _SavedRegion(PyLayer):
     """A kept computation joined to the tensors that were computed again."""
 
     @staticmethod
@@ -164,11 +157,11 @@ class _Kept(PyLayer):
         return found[0] if len(found) == 1 else tuple(found)
 
 
-_current: list[_LayerPass | None] = [None]
+_current: list[_LayerRecompute | None] = [None]
 
 
 @contextmanager
-def _passing_through(state: _LayerPass) -> Iterator[None]:
+def _recomputing(state: _LayerRecompute) -> Iterator[None]:
     _current.append(state)
     try:
         yield

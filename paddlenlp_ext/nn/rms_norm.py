@@ -22,6 +22,6 @@ class RMSNorm(nn.Layer):
         """Map [..., size] to the same shape."""
         return rms_norm(x, self.weight, self.epsilon)
 
-    def of_sum(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """`x + addend`, and that sum normalised; both [..., size]."""
         return add_rms_norm(x, addend, self.weight, self.epsilon)

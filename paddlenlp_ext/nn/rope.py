@@ -79,7 +79,7 @@ class RopeSettings:
         return float(value)
 
     @property
-    def longest_context(self) -> int:
+    def max_context(self) -> int:
         """The most positions that the frequencies are made for: the config's context, or the trained one stretched."""
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings

@@ -27,10 +27,10 @@ from paddlenlp_ext.parallel.sequence_parallel import SequenceShards, divide_sequ
 from paddlenlp_ext.parallel.vocab_parallel import VocabularyEmbedding, VocabularyHead
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.model import plain_linears
+from paddlenlp_ext.quantization.model import quantizable_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import block_size_of
-from paddlenlp_ext.quantization.slicing import part_block
+from paddlenlp_ext.quantization.slicing import sharded_block_size
 from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, is_on_stage, set_placement, shard_of
 
 AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
@@ -96,12 +96,14 @@ def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationCo
     if quantization is None or degree == 1:
         return
     styles = styles_by_name(model, model.config.tensor_plan)
-    for name, chosen in quantization.for_layers(plain_linears(model)).items():
+    for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
         linear, cut_axis = layer_at(model, name), AXES[styles[name]]
         shape = (linear.out_features, linear.in_features)
         size = shape[cut_axis]
         try:
-            part_block(chosen.algo, shape, block_size_of(chosen, shape[1]), Shard(cut_axis, 0, size // degree, size))
+            sharded_block_size(
+                chosen.algo, shape, block_size_of(chosen, shape[1]), Shard(cut_axis, 0, size // degree, size)
+            )
         except ValueError as error:
             raise ValueError(
                 f"tensor_parallel_degree {degree}: {name}: {error}; choose a smaller qlora_weight_blocksize or degree, "
@@ -234,7 +236,7 @@ def _cut_linear(
 def _cut_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxis) -> None:
     cut_axis = AXES[style]
     if isinstance(base, QuantizedLinear):
-        base.keep_part(local_shard((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
+        base.shard_weight(local_shard((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
     else:
         cut_parameter(base, "weight", cut_axis, axis)
         base.out_features, base.in_features = base.weight.shape
@@ -338,4 +340,4 @@ def _cut_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Proce
 def _cut_head(model: nn.Layer, axis: ProcessAxis) -> None:
     cut = shard_of(model.head_weight())
     assert cut is not None, "the plan cuts embedding and head along the vocabulary"
-    model.vocabulary = VocabularyHead(cut, sizes_of(cut.size, axis.size), axis)
+    model.vocab_parallel = VocabularyHead(cut, sizes_of(cut.size, axis.size), axis)

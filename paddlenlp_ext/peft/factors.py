@@ -46,7 +46,7 @@ def factors_of(model: PeftModel) -> dict[str, Factors]:
     """
     factors = {}
     for name, layer in adapter_layers(model.base_model):
-        if getattr(layer, "base_lacks_start", False):
+        if getattr(layer, "base_is_residual", False):
             raise ValueError(
                 f"{name} was quantized without a part that this adapter holds (PiSSA, LoftQ): apart from that base its "
                 "factors mean something else. Load the adapter over the original model, or merge it."

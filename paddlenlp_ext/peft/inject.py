@@ -45,9 +45,9 @@ def _require_whole_weights(model: nn.Layer) -> None:
     Raises:
         ValueError: it is in another adapter.
     """
-    completed = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_lacks_start", False)}
+    completed = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
     for name, base in quantized_linears(model).items():
-        if base.lacks_start and id(base) not in completed:
+        if base.is_residual and id(base) not in completed:
             raise ValueError(
                 f"{name.removesuffix('.base')} was quantized without a part that another adapter holds (PiSSA, LoftQ): "
                 "load the original model again for this one."

@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.resume import require_same_function, require_same_method
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter, write_adapter
 from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.model import quantized_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
+from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -78,8 +78,8 @@ def _warn_of_another_base(stored: AdapterFiles, quantization: QuantizationConfig
         logger.warning(
             "%s was trained over weights in %s, and is put over weights in %s: the model is not the trained one",
             stored.folder,
-            in_words(stored.quantization),
-            in_words(quantization),
+            describe_quantization(stored.quantization),
+            describe_quantization(quantization),
         )
 
 
@@ -149,9 +149,9 @@ class PeftModel(nn.Layer):
         return self.base_model.head_weight()
 
     @property
-    def vocabulary(self) -> Any:
+    def vocab_parallel(self) -> Any:
         """How embedding and head are cut, as the model's."""
-        return self.base_model.vocabulary
+        return self.base_model.vocab_parallel
 
     @property
     def remote_parameters(self) -> set[str]:
@@ -159,9 +159,9 @@ class PeftModel(nn.Layer):
         return self.base_model.remote_parameters
 
     @property
-    def end_token_ids(self) -> list[int]:
+    def eos_token_ids(self) -> list[int]:
         """The tokens at which generation ends."""
-        return self.base_model.end_token_ids
+        return self.base_model.eos_token_ids
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Let generation end at these tokens too."""
@@ -169,7 +169,7 @@ class PeftModel(nn.Layer):
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         """New tokens with the adapter on; options as `generate.generate`'s."""
-        return generate(self, prompts, **{"eos_token_id": self.end_token_ids, **options})
+        return generate(self, prompts, **{"eos_token_id": self.eos_token_ids, **options})
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
         """As the model's."""
@@ -462,9 +462,9 @@ class PeftModel(nn.Layer):
             )
         if stored.quantization != self.quantization:
             raise ValueError(
-                f"{stored.folder}: the adapter was trained over weights in {in_words(stored.quantization)}, and the "
-                f"base now has them in {in_words(self.quantization)}: set weight_quantize_algo and its keys as they "
-                "were."
+                f"{stored.folder}: the adapter was trained over weights in "
+                f"{describe_quantization(stored.quantization)}, and the base now has them in "
+                f"{describe_quantization(self.quantization)}: set weight_quantize_algo and its keys as they were."
             )
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))

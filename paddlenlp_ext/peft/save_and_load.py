@@ -20,7 +20,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
-from paddlenlp_ext.quantization.options import QuantizationConfig, in_words
+from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
 from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -64,8 +64,9 @@ class AdapterFiles:
             return self.quantization if saved is None else None
         if saved != self.quantization:
             raise ValueError(
-                f"{self.folder}: the adapter was trained over weights in {in_words(self.quantization)}, and this base "
-                f"is stored in {in_words(saved)}: give the base of the training, or the original model."
+                f"{self.folder}: the adapter was trained over weights in {describe_quantization(self.quantization)}, "
+                f"and this base is stored in {describe_quantization(saved)}: give the base of the training, or the "
+                "original model."
             )
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.quantization.model import plain_linears, quantized_linears
+from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
 from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
 
 _OURS = "paddlenlp_ext"
@@ -39,7 +39,7 @@ def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) ->
             "bnb_4bit_use_double_quant": model.quantization.double_quant,
             "bnb_4bit_compute_dtype": dtype,
             "bnb_4bit_quant_storage": "uint8",
-            "llm_int8_skip_modules": ["lm_head", *plain_linears(model)],
+            "llm_int8_skip_modules": ["lm_head", *quantizable_linears(model)],
         }
     else:
         fields["quant_method"] = _OURS

@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-from paddlenlp_ext.quantization.slicing import part_of
+from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 
 _TENSORS = ("codes", "scales", "group_scales", "offset")
@@ -53,18 +53,18 @@ class QuantizedLinear(nn.Layer):
         """The packed weight, over the layer's own tensors."""
         return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
 
-    def keep_part(self, cut: Shard) -> None:
+    def shard_weight(self, cut: Shard) -> None:
         """Go on as a part of the layer, cut along its weight's outputs (axis 0) or inputs (1); the bias is left alone.
 
         Raises:
-            ValueError: as `quant.parts.part_block`.
+            ValueError: as `quant.parts.sharded_block_size`.
         """
-        self._take(part_of(self.stored, cut))
+        self._take(slice_weight(self.stored, cut))
 
     @property
-    def lacks_start(self) -> bool:
+    def is_residual(self) -> bool:
         """Whether a part of the original weight was taken off before quantizing, which an adapter adds again."""
-        return self._format.lacks_start
+        return self._format.is_residual
 
     @property
     def num_bytes(self) -> int:

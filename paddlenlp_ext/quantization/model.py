@@ -8,19 +8,19 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.load import fill_parameters, require_tensors
+from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing, packed_bytes, quantize_layer
-from paddlenlp_ext.quantization.storage import to_stored
+from paddlenlp_ext.quantization.storage import tensors_to_store
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 
-def plain_linears(model: nn.Layer) -> list[str]:
+def quantizable_linears(model: nn.Layer) -> list[str]:
     """Names of the layers that may be quantized: all linear ones but the head."""
     head = model.head_weight()
     linears = ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear))
@@ -52,13 +52,13 @@ def load_quantized(
     Raises:
         ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded then.
     """
-    weights = QuantizedWeights(source, options, plain_linears(model), before)
-    require_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    for name, linear in _here(model, plain_linears(model)):
+    weights = QuantizedWeights(source, options, quantizable_linears(model), before)
+    check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
+    for name, linear in _here(model, quantizable_linears(model)):
         packed = weights.packed(name)
         if packed is not None:
             replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
-    fill_parameters(dict(model.named_parameters()), weights)
+    read_into_parameters(dict(model.named_parameters()), weights)
 
 
 def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: BeforeQuantizing | None = None) -> None:
@@ -71,7 +71,7 @@ def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: Befor
     """
     if model.quantization is not None:
         raise ValueError(f"the model is quantized already ({model.quantization.describe()}): load the original one.")
-    chosen = options.for_layers(plain_linears(model))
+    chosen = options.for_layers(quantizable_linears(model))
     for name, linear in _here(model, chosen):
         packed = quantize_layer(name, linear.weight_value(), chosen[name], before)
         replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
@@ -97,7 +97,7 @@ class PackedSize:
         return 8 * self.num_bytes / self.num_weights
 
 
-NOTHING_PACKED = PackedSize()
+NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
@@ -107,7 +107,7 @@ def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
         ValueError: as `quantize_linears`.
     """
     num_weights = num_bytes = 0
-    for name, chosen in options.for_layers(plain_linears(model)).items():
+    for name, chosen in options.for_layers(quantizable_linears(model)).items():
         linear = layer_at(model, name)
         num_weights += linear.out_features * linear.in_features
         num_bytes += packed_bytes((linear.out_features, linear.in_features), chosen)
@@ -125,14 +125,14 @@ def quantization_report(model: nn.Layer) -> str:
     )
 
 
-def make_plain(model: nn.Layer) -> None:
+def dequantize_linears(model: nn.Layer) -> None:
     """Put an ordinary linear with the dequantized weight in the place of each quantized one."""
     for name, layer in quantized_linears(model).items():
-        replace_layer(model, name, plain_copy(layer))
+        replace_layer(model, name, dequantized_linear(layer))
     model.quantization = None
 
 
-def plain_copy(layer: QuantizedLinear) -> Linear:
+def dequantized_linear(layer: QuantizedLinear) -> Linear:
     """An ordinary linear with the dequantized weight, in the format that the layer computes in, and the same bias."""
     linear = Linear(layer.in_features, layer.out_features)
     linear.to(dtype=layer.compute_dtype)
@@ -148,4 +148,4 @@ def named_tensors(model: nn.Layer, dtype: str) -> Iterator[tuple[str, Any]]:
     """
     yield from model.named_parameters()
     for name, layer in quantized_linears(model).items():
-        yield from to_stored(name, layer.stored, dtype).items()
+        yield from tensors_to_store(name, layer.stored, dtype).items()

@@ -82,6 +82,6 @@ class QuantizationConfig:
         return {name: options for name, options in chosen.items() if options is not None}
 
 
-def in_words(options: QuantizationConfig | None) -> str:
+def describe_quantization(options: QuantizationConfig | None) -> str:
     """The format of a model's weights, for messages."""
     return "full precision" if options is None else options.describe()

@@ -64,7 +64,7 @@ def quantize_layer(
     """
     prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
     try:
-        return dataclasses.replace(quantize(prepared, options), lacks_start=prepared is not weight)
+        return dataclasses.replace(quantize(prepared, options), is_residual=prepared is not weight)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

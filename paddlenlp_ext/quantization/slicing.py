@@ -23,13 +23,13 @@ _SMALLEST_BLOCK = 16
 """Weights that share a scale at least, unless they did so from the start: 2 bits a weight for the scales."""
 
 
-def part_of(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
+def slice_weight(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
     """The part of a weight [out, in], cut along its axis 0 or 1 into equal parts.
 
     Raises:
-        ValueError: as `part_block`.
+        ValueError: as `sharded_block_size`.
     """
-    block = part_block(weight.algo, weight.shape, weight.block_size, cut)
+    block = sharded_block_size(weight.algo, weight.shape, weight.block_size, cut)
     repeats = weight.block_size // block
     scales_B = block_scales(weight, 0, weight.scales.size).numpy().repeat(repeats)[: -(-weight.num_weights // block)]
     per_byte = 1 if weight.algo == "weight_only_int8" else 2
@@ -43,7 +43,7 @@ def part_of(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
     return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
 
 
-def part_block(algo: str, shape: tuple[int, int], block_size: int, cut: Shard) -> int:
+def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, cut: Shard) -> int:
     """How many weights share a scale in each of equal parts of a weight [out, in].
 
     Raises:

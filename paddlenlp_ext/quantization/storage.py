@@ -35,7 +35,7 @@ _STATE = ".weight.quant_state.bitsandbytes__"
 _SCALE, _SHAPE = ".weight_scale", ".weight_shape"
 
 
-def to_stored(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
+def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
     """The tensors of a layer's quantized weight by their whole names, as safetensors_writer takes them.
 
     Args:
@@ -46,7 +46,7 @@ def to_stored(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]
     Raises:
         ValueError: the weight was quantized for one adapter alone.
     """
-    if weight.lacks_start:
+    if weight.is_residual:
         raise ValueError(
             f"{layer} was quantized without a part that its adapter holds (PiSSA, LoftQ): it means nothing without "
             "the adapter and is not saved. Save the adapter, or merge it."
@@ -89,7 +89,7 @@ def quantized_layers(source: WeightSource) -> dict[str, str]:
     return found
 
 
-def is_part(name: str) -> bool:
+def is_auxiliary(name: str) -> bool:
     """Whether this is the name of what stands beside the codes of a quantized weight."""
     return ".weight." in name or name.endswith((_SCALE, _SHAPE))
 

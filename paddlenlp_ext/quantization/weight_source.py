@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing, quantize_layer
-from paddlenlp_ext.quantization.storage import is_part, quantized_layers, read_stored, stored_dtype, stored_shape
+from paddlenlp_ext.quantization.storage import is_auxiliary, quantized_layers, read_stored, stored_dtype, stored_shape
 from paddlenlp_ext.sharding_spec import Shard
 
 
@@ -57,7 +57,7 @@ class QuantizedWeights(WeightSource):
 
     # -- as a WeightSource --------------------------------------------------------------------------------------------
     def names(self) -> list[str]:
-        return [name for name in self._source.names() if not (self._stored and is_part(name))]
+        return [name for name in self._source.names() if not (self._stored and is_auxiliary(name))]
 
     def shape(self, name: str) -> tuple[int, ...]:
         layer = self._stored_layer(name)

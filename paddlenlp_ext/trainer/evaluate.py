@@ -146,7 +146,7 @@ def evaluate_generation(
     """ROUGE, BLEU-4 and exact match of generated answers.
 
     Args:
-        model: whatever has `generate`; an answer ends at the model's `end_token_ids`.
+        model: whatever has `generate`; an answer ends at the model's `eos_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
         tokenizer: decodes the answers.
         config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).

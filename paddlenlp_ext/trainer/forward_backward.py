@@ -38,7 +38,7 @@ def loss_of_hidden(model: Any, hidden_BSD: paddle.Tensor, batch: PackedBatch) ->
     """The rest of `loss_sum`. The logits never stand as a whole (ops/linear_cross_entropy/__init__.py)."""
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = paddle.to_tensor(batch.labels).reshape([-1])
-    cross_entropy = linear_cross_entropy if model.vocabulary is None else model.vocabulary.cross_entropy
+    cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
     return cross_entropy(hidden_TD, model.head_weight(), labels_T)
 
 

@@ -65,9 +65,9 @@ def seed_micro_step(model: Any, seed: int, step: int, micro_batch: int) -> None:
     `micro_batch` counts within the step's window, over all ranks: the numbers are those of one process that goes
     through the window alone.
     """
-    draw_seed = micro_step_seed(seed, step, micro_batch)
-    paddle.seed(draw_seed)
-    model.set_dropout_seed(draw_seed)
+    dropout_seed = micro_step_seed(seed, step, micro_batch)
+    paddle.seed(dropout_seed)
+    model.set_dropout_seed(dropout_seed)
 
 
 _ROWS_NAMED = 8

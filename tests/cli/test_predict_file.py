@@ -19,7 +19,7 @@ OPTIONS = {"max_new_tokens": 6, "decode_strategy": "sampling", "seed": 4, "eos_t
 
 def test_lines_are_in_the_rows_order_and_as_if_answered_at_once(tmp_path, monkeypatch):
     """Several parts of several batches: a row's draws follow its number in the file."""
-    monkeypatch.setattr(module, "_BATCHES_A_PART", 2)
+    monkeypatch.setattr(module, "_BATCHES_PER_PART", 2)
     model, output = tiny_model("llama_grouped_heads"), tmp_path / "new" / "output.json"
     predict_file(model, ROWS, str, output, batch_size=2, **OPTIONS)
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
@@ -31,7 +31,7 @@ def test_lines_are_in_the_rows_order_and_as_if_answered_at_once(tmp_path, monkey
 
 
 def test_an_interrupted_run_leaves_the_earlier_output_and_its_own_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_BATCHES_A_PART", 1)
+    monkeypatch.setattr(module, "_BATCHES_PER_PART", 1)
     output = tmp_path / "output.json"
     output.write_text("earlier")
     answered = []
@@ -49,7 +49,7 @@ def test_an_interrupted_run_leaves_the_earlier_output_and_its_own_lines(tmp_path
 
 
 def test_without_a_terminal_the_log_says_how_far_it_is(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(module, "_SECONDS_A_LOG_LINE", 0.0)
+    monkeypatch.setattr(module, "_SECONDS_PER_LOG_LINE", 0.0)
     monkeypatch.setattr(module.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(module.logger, "propagate", False)
     with caplog.at_level(logging.INFO, logger=module.logger.name):

@@ -15,7 +15,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.init_weights import random_matrix
+from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
@@ -76,7 +76,7 @@ def write_model(case: Case, folder: Path) -> Path:
         model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
         for name, parameter in model.named_parameters():
             if name.endswith(".bias"):  # zeros would hold nothing but what Adam makes of rounding
-                parameter.set_value(random_matrix(name, tuple(parameter.shape), 1, 0.2))
+                parameter.set_value(random_weight(name, tuple(parameter.shape), 1, 0.2))
         model.save_pretrained(path)
     return path
 

@@ -24,7 +24,7 @@ def test_rows_see_the_prefix_and_then_their_own(window, monkeypatch):
     prefixes = {layer: (random(layer, P, K, H), random(50 + layer, P, K, H)) for layer in (3, 5)}
     cache = KVCache(STARTS)
     assert cache.is_new
-    cache.begin_with(prefixes)
+    cache.set_prefix(prefixes)
     assert not cache.is_new and cache.length == 0
     told = {layer: [] for layer in prefixes}
     for step, length in enumerate((4, 6, 1, 1, 4, 1)):
@@ -55,15 +55,15 @@ def test_as_prefix_is_all_there_is():
     np.testing.assert_array_equal(k_prefix.numpy(), k[0].numpy())
     np.testing.assert_array_equal(v_prefix.numpy(), v[0].numpy())
     other = KVCache(STARTS)
-    other.begin_with({0: (k_prefix, v_prefix)})
+    other.set_prefix({0: (k_prefix, v_prefix)})
     with pytest.raises(AssertionError, match="comes first"):
-        other.begin_with({0: (k_prefix, v_prefix)})
+        other.set_prefix({0: (k_prefix, v_prefix)})
 
 
 def test_keeping_rows_keeps_the_prefix():
     prefix = (random(1, P, K, H), random(2, P, K, H))
     cache = KVCache(STARTS)
-    cache.begin_with({0: prefix})
+    cache.set_prefix({0: prefix})
     steps = [
         [random(seed + part, B, length, *rest) for part, rest in enumerate(((N, H), (K, H), (K, H)))]
         for seed, length in ((3, 6), (20, 1))
@@ -71,7 +71,7 @@ def test_keeping_rows_keeps_the_prefix():
     for step in steps:
         cache.attend(0, *step, None, 0.3)
     whole = [paddle.concat([step[part] for step in steps], axis=1) for part in (1, 2)]
-    cache.keep_rows([2, 0])
+    cache.select_rows([2, 0])
     q = random(8, 2, 1, N, H)
     out = cache.attend(0, q, random(9, 2, 1, K, H), random(10, 2, 1, K, H), None, 0.3).numpy()
     for position, row in enumerate((2, 0)):

@@ -66,7 +66,7 @@ def test_keeping_rows_keeps_their_keys_and_padding():
     cache = KVCache(STARTS)
     q, k, v = random_step(7, seed=0)
     cache.attend(0, q, k, v, None, 1.0)
-    cache.keep_rows([2, 0])
+    cache.select_rows([2, 0])
     np.testing.assert_array_equal(cache.key_starts.numpy(), [5, 0])
     q2, k2, v2 = (x[paddle.to_tensor([2, 0])] for x in random_step(1, seed=1))
     both = [paddle.concat([old[paddle.to_tensor([2, 0])], new], axis=1) for old, new in ((k, k2), (v, v2))]

@@ -13,11 +13,11 @@ from tests.models.tiny_model import make_model
 def test_end_tokens_are_read_extended_and_written(tmp_path):
     make_model(eos_token_id=5).save_pretrained(tmp_path / "a")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
-    assert model.end_token_ids == [5]
+    assert model.eos_token_ids == [5]
     model.add_eos_token_ids([7, 5])
     model.save_pretrained(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "generation_config.json").read_text())["eos_token_id"] == [5, 7]
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "b").end_token_ids == [5, 7]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "b").eos_token_ids == [5, 7]
 
 
 def test_generate_ends_there_unless_told_otherwise():

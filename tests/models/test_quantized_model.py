@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.model import make_plain, quantized_linears
+from paddlenlp_ext.quantization.model import dequantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.golden import DATA
@@ -87,7 +87,7 @@ def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path,
     for name, layer in quantized_linears(model).items():
         wanted = dequantize(quantize(weights[f"{name}.weight"], options.for_layer(name)))
         assert np.array_equal(layer.weight_value().numpy(), wanted.numpy())
-    make_plain(model)
+    dequantize_linears(model)
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == {
         name: tuple(p.shape) for name, p in plain.named_parameters()
     }

@@ -19,11 +19,11 @@ PLANS = {
     "full": RecomputePlan(),
     "full_attn": RecomputePlan("full_attn"),
     "core_attn": RecomputePlan("core_attn"),
-    "some layers": RecomputePlan(left_out=frozenset({1})),
+    "some layers": RecomputePlan(excluded_layers=frozenset({1})),
     "some attentions": RecomputePlan("core_attn", frozenset({0})),
-    **{place: RecomputePlan(kept={place: -1}) for place in REFINED_OPS},
-    "all in one layer": RecomputePlan(kept=dict.fromkeys(REFINED_OPS, 1)),
-    "all": RecomputePlan(kept=ALL_KEPT),
+    **{place: RecomputePlan(saved_regions={place: -1}) for place in REFINED_OPS},
+    "all in one layer": RecomputePlan(saved_regions=dict.fromkeys(REFINED_OPS, 1)),
+    "all": RecomputePlan(saved_regions=ALL_KEPT),
 }
 ADAPTERS = {
     "none": None,
@@ -88,10 +88,12 @@ def test_what_is_kept_is_not_computed_again():
     halves = {"mlp.gate_proj", "mlp.up_proj"}
     assert set(calls(RecomputePlan()).values()) == {2} and set(calls(RecomputePlan("core_attn")).values()) == {1}
     assert {name for name, n in calls(RecomputePlan("full_attn")).items() if n == 2} == attention
-    assert {name for name, n in calls(RecomputePlan(kept={"mlp_column_ln": -1})).items() if n == 1} == halves
-    assert {name for name, n in calls(RecomputePlan(kept={"mlp_row_ln": 2})).items() if n == 1} == {"mlp.down_proj"}
-    assert set(calls(RecomputePlan(kept={"mlp_row_ln": 1})).values()) == {2}, "layer 1 is not the first"
-    assert set(calls(RecomputePlan(left_out=frozenset({1}))).values()) == {1}
+    assert {name for name, n in calls(RecomputePlan(saved_regions={"mlp_column_ln": -1})).items() if n == 1} == halves
+    assert {name for name, n in calls(RecomputePlan(saved_regions={"mlp_row_ln": 2})).items() if n == 1} == {
+        "mlp.down_proj"
+    }
+    assert set(calls(RecomputePlan(saved_regions={"mlp_row_ln": 1})).values()) == {2}, "layer 1 is not the first"
+    assert set(calls(RecomputePlan(excluded_layers=frozenset({1}))).values()) == {1}
 
 
 def test_less_is_kept():
@@ -115,12 +117,12 @@ def test_less_is_kept():
 
     everything, halves, layers = kept(None), kept(RecomputePlan("full_attn")), kept(RecomputePlan())
     assert layers < halves < everything
-    assert layers < kept(RecomputePlan(left_out=frozenset({0}))) < everything
+    assert layers < kept(RecomputePlan(excluded_layers=frozenset({0}))) < everything
 
 
 def test_layers_that_the_model_has_not_are_named():
     with pytest.raises(ValueError, match=r"names \[2, 7\]; the model's layers are 0 to 1"):
-        make_model("none").enable_recompute(RecomputePlan(left_out=frozenset({0, 2, 7})))
+        make_model("none").enable_recompute(RecomputePlan(excluded_layers=frozenset({0, 2, 7})))
 
 
 def test_outside_of_a_layer_a_place_is_nothing():

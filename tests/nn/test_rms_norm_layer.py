@@ -11,6 +11,6 @@ def test_the_norm_of_a_sum_is_the_norm_after_the_addition():
     norm = RMSNorm(6, 1e-5)
     norm.weight.set_value(normal(1, 6))
     x, addend = paddle.to_tensor(normal(2, 2, 3, 6)), paddle.to_tensor(normal(3, 2, 3, 6))
-    total, normed = norm.of_sum(x, addend)
+    total, normed = norm.forward_add(x, addend)
     np.testing.assert_array_equal(total.numpy(), (x + addend).numpy())
     np.testing.assert_allclose(normed.numpy(), norm(x + addend).numpy(), rtol=1e-6)

@@ -26,7 +26,7 @@ from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
-from paddlenlp_ext.quantization.slicing import part_of
+from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
 from tests.common.marks import needs_native
@@ -286,7 +286,7 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
     whole = packed((64, 256), QuantizationConfig(algo=algo))
     assert linear.is_for_kernel(whole)
-    part = part_of(whole, Shard(axis=1, start=128, stop=256, size=256))
+    part = slice_weight(whole, Shard(axis=1, start=128, stop=256, size=256))
     groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
         part,
@@ -297,7 +297,7 @@ def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.Mo
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         wanted = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
-    assert linear.is_for_kernel(part_of(whole, Shard(axis=0, start=16, stop=32, size=64)))
+    assert linear.is_for_kernel(slice_weight(whole, Shard(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
     assert linear.is_for_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):

@@ -60,7 +60,7 @@ def test_tensor_parallelism():
     assert sent(layout)["tensor"] == 3 * (17 * STREAM + head)
     again = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan())
     assert sent(layout, again)["tensor"] == 3 * ((17 + 8) * STREAM + head)
-    kept = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan(kept={"mlp_row_ln": 3}))
+    kept = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan(saved_regions={"mlp_row_ln": 3}))
     assert sent(layout, kept)["tensor"] == 3 * ((17 + 5) * STREAM + head)
     parted = Layout(degrees=Degrees(tensor=2), sequence_parallel=True)
     assert sent(parted)["tensor"] == 3 * (18 * STREAM + head) + (4 * 16 + 8) * 4

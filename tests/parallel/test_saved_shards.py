@@ -75,7 +75,7 @@ def test_where_answers_end_and_the_tokenizer_go_along(tmp_path, place):
     (tmp_path / "saved" / "tokenizer.json").write_text("{}")
     merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / place)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / place)
-    assert whole.end_token_ids == [5, 9] and whole.generation_config["top_p"] == 0.8
+    assert whole.eos_token_ids == [5, 9] and whole.generation_config["top_p"] == 0.8
     assert (tmp_path / place / "tokenizer.json").read_text() == "{}"
 
 

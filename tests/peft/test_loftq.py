@@ -63,7 +63,7 @@ def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: 
         for _ in range(iters):
             base = rounded(weight - taken, options)
             taken = leading(weight - base, 4)
-        assert layer.base.lacks_start == (iters > 1)
+        assert layer.base.is_residual == (iters > 1)
         # a weight between two levels may fall to either side in the last digit
         found_base = layer.base.weight_value().numpy()
         assert np.isclose(found_base, base, atol=1e-5).mean() > (0.999 if iters == 1 else 0.98), name
@@ -134,8 +134,8 @@ def test_only_targets_are_touched():
     config = LoftQConfig(rank=4, iters=2, target_modules=["q_proj"])
     model = quantized(config)
     assert set(config.starts) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
-    assert model.model.layers[0].self_attn.q_proj.lacks_start
-    assert not model.model.layers[0].self_attn.k_proj.lacks_start
+    assert model.model.layers[0].self_attn.q_proj.is_residual
+    assert not model.model.layers[0].self_attn.k_proj.is_residual
     get_peft_model(model, config)
     assert not config.starts, "the layers have them now"
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig, gradient_factors
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import make_plain, quantize_linears
+from paddlenlp_ext.quantization.model import dequantize_linears, quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
@@ -107,7 +107,7 @@ def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_
         adapted.before_training(lambda adapted=adapted: loss_of(adapted).backward())
         starts.append([layer.lora_B_start.numpy() @ layer.lora_A_start.numpy() for _, layer in adapter_layers(model)])
         detach_adapters(model)
-        make_plain(model)
+        dequantize_linears(model)
     assert len(starts[0]) == 14 and all(start.any() for start in starts[0])
     for over_quantized, over_plain in zip(starts[0], starts[-1], strict=True):
         np.testing.assert_allclose(over_quantized, over_plain, atol=1e-3 * np.abs(over_plain).max())

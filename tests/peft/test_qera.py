@@ -15,7 +15,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.qera import QERAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import make_plain
+from paddlenlp_ext.quantization.model import dequantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
@@ -140,7 +140,7 @@ def test_layers_that_read_the_same_share_what_is_kept(original: Path):
 def test_where_nothing_was_lost_nothing_is_repaired(original: Path, tmp_path: Path):
     """A stored model whose weights are levels of nf4 already."""
     exact = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
-    make_plain(exact)
+    dequantize_linears(exact)
     exact.save_pretrained(tmp_path)
     model = started(tmp_path)
     assert all(np.abs(repair_of(layer)).max() < 1e-4 for _, layer in adapter_layers(model.base_model))

@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.options import ALGOS, QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
-from paddlenlp_ext.quantization.slicing import part_of
+from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 
 
@@ -28,7 +28,7 @@ def test_parts_are_the_wholes_numbers(algo, double, axis, out, width):
     values, half = dequantize(whole).numpy(), whole.shape[axis] // 2
     for start in (0, half):
         cut = Shard(axis, start, start + half, whole.shape[axis])
-        part = part_of(whole, cut)
+        part = slice_weight(whole, cut)
         assert part.shape == cut_shape(values, cut)
         assert part.codes.size * 2 == whole.codes.size
         np.testing.assert_array_equal(dequantize(part).numpy(), values[cut.index])
@@ -40,11 +40,11 @@ def cut_shape(values: np.ndarray, cut: Shard) -> tuple[int, ...]:
 
 def test_blocks_become_as_small_as_a_cut_asks_for():
     whole = quantize(weight_of(6, 96), QuantizationConfig(algo="nf4"))
-    assert part_of(whole, Shard(0, 0, 2, 6)).block_size == 64
-    assert part_of(whole, Shard(0, 0, 3, 6)).block_size == 32
-    assert part_of(whole, Shard(1, 48, 96, 96)).block_size == 16
+    assert slice_weight(whole, Shard(0, 0, 2, 6)).block_size == 64
+    assert slice_weight(whole, Shard(0, 0, 3, 6)).block_size == 32
+    assert slice_weight(whole, Shard(1, 48, 96, 96)).block_size == 16
     grouped = quantize(weight_of(6, 96), QuantizationConfig(algo="weight_only_int4", group_size=8))
-    assert part_of(grouped, Shard(1, 48, 96, 96)).block_size == 8
+    assert slice_weight(grouped, Shard(1, 48, 96, 96)).block_size == 8
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_blocks_become_as_small_as_a_cut_asks_for():
 def test_what_does_not_fit_is_refused(algo, shape, cut):
     whole = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
     with pytest.raises(ValueError, match=rf"{algo} in blocks of \d+ does not go with parts of {cut.stop - cut.start}"):
-        part_of(whole, cut)
+        slice_weight(whole, cut)
 
 
 def test_a_layer_goes_on_as_a_part():
@@ -67,7 +67,7 @@ def test_a_layer_goes_on_as_a_part():
     layer = QuantizedLinear(quantize(weight_of(8, 128), options))
     x = paddle.to_tensor(weight_of(3, 128))
     whole = layer(x).numpy()
-    layer.keep_part(Shard(0, 4, 8, 8))
+    layer.shard_weight(Shard(0, 4, 8, 8))
     assert (layer.out_features, layer.in_features) == (4, 128)
     assert sorted(name for name, _ in layer.named_buffers()) == ["codes", "scales"]
     np.testing.assert_allclose(layer(x).numpy(), whole[:, 4:], rtol=1e-6, atol=1e-5)

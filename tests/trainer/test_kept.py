@@ -123,8 +123,8 @@ def test_dropout_keeps_what_it_gives():
     [
         RecomputePlan(),
         RecomputePlan("full_attn"),
-        RecomputePlan(kept={"mlp_row_ln": -1}),
-        RecomputePlan(kept={"attention_column_ln": -1, "flash_attn": -1}),
+        RecomputePlan(saved_regions={"mlp_row_ln": -1}),
+        RecomputePlan(saved_regions={"attention_column_ln": -1, "flash_attn": -1}),
     ],
     ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention"],
 )

@@ -132,10 +132,10 @@ def test_every_way_to_recompute_has_its_place_between_all_and_nothing():
     assert floats(None) == 2 * layer + last == floats(RecomputePlan("core_attn"))
     assert floats(RecomputePlan()) == 2 * 32 + last
     assert floats(RecomputePlan("full_attn")) == 2 * (layer - 96) + last
-    assert floats(RecomputePlan(left_out=frozenset({1}))) == 32 + layer + last
-    assert floats(RecomputePlan(kept={"mlp_row_ln": 1})) == 2 * 32 + (48 + 32) + last
-    assert floats(RecomputePlan(kept={"attention_column_ln": -1})) == 2 * (32 + 32 + 64) + last
-    assert floats(RecomputePlan(kept={"flash_attn": -1, "attention_row_ln": 1})) == 2 * (32 + 96) + 64 + last
+    assert floats(RecomputePlan(excluded_layers=frozenset({1}))) == 32 + layer + last
+    assert floats(RecomputePlan(saved_regions={"mlp_row_ln": 1})) == 2 * 32 + (48 + 32) + last
+    assert floats(RecomputePlan(saved_regions={"attention_column_ln": -1})) == 2 * (32 + 32 + 64) + last
+    assert floats(RecomputePlan(saved_regions={"flash_attn": -1, "attention_row_ln": 1})) == 2 * (32 + 96) + 64 + last
     # One layer stands while it is gone back through.
     assert floats(RecomputePlan(), "working") - floats(None, "working") == pytest.approx(layer)
 

@@ -46,9 +46,9 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": num_kv_heads,
         "head_dim": _head_dim(file, hidden_size // num_heads),
         "hidden_act": "silu",
-        "rms_norm_eps": _short(file.require(f"{file.architecture}.attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": _shortest_decimal(file.require(f"{file.architecture}.attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": file.require(f"{file.architecture}.context_length"),
-        "rope_theta": _short(file.architecture_value("rope.freq_base", 10000.0)),
+        "rope_theta": _shortest_decimal(file.architecture_value("rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": "float32",
@@ -60,7 +60,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def _short(value: float) -> float:
+def _shortest_decimal(value: float) -> float:
     """GGUF keeps float32; give back the shortest decimal that means the same, 1e-05 rather than 9.99999974737e-06."""
     return float(str(np.float32(value)))
 
@@ -94,10 +94,10 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     if kind == "none" and factor == 1.0:
         return None
     if kind in ("linear", "none"):
-        return {"rope_type": "linear", "factor": _short(factor)}
+        return {"rope_type": "linear", "factor": _shortest_decimal(factor)}
     if kind == "yarn":
         original = file.require(f"{file.architecture}.rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": _short(factor), "original_max_position_embeddings": original}
+        return {"rope_type": "yarn", "factor": _shortest_decimal(factor), "original_max_position_embeddings": original}
     raise ValueError(f"{file.path}: rotary scaling {kind!r} is not read from GGUF; known: none, linear, yarn, llama3")
 
 
@@ -108,9 +108,9 @@ def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
     ones, a blend between). The factor is the largest; the bounds are the published ones, and the result is checked.
     """
     stored = read_gguf_tensor(file, "rope_freqs.weight").astype(np.float64)
-    scaling = {"rope_type": "llama3", "factor": _short(stored.max()), **_LLAMA3_BOUNDS}
+    scaling = {"rope_type": "llama3", "factor": _shortest_decimal(stored.max()), **_LLAMA3_BOUNDS}
     theta = float(file.architecture_value("rope.freq_base", 10000.0))
-    if not np.allclose(llama3_divisors(scaling, theta, 2 * stored.size), stored, rtol=1e-4):
+    if not np.allclose(llama3_frequency_divisors(scaling, theta, 2 * stored.size), stored, rtol=1e-4):
         raise ValueError(
             f"{file.path}: rope_freqs.weight holds a rotary scaling that is not Llama 3's; "
             "use the model's safetensors folder"
@@ -118,7 +118,7 @@ def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
     return scaling
 
 
-def llama3_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
+def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
     """By what Llama 3.1 divides each rotary frequency (transformers' `rope_type: llama3`).
 
     Returns:

@@ -38,7 +38,7 @@ _DEFAULT = (  # llama.cpp's rule for files that name none of their own
     r"[0-9][0-9][0-9]",
 )
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_WHOLE_WORDS_FIRST = (*_LLAMA3_NAMES, "tekken")  # a word that is in the vocabulary is taken without merging
+_IGNORES_MERGES = (*_LLAMA3_NAMES, "tekken")  # a word that is in the vocabulary is taken without merging
 _BOS_BY_DEFAULT = (*_LLAMA3_NAMES, "tekken")
 
 
@@ -63,7 +63,7 @@ def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
             merges=merges,
             fuse_unk=False,
             byte_fallback=False,
-            ignore_merges=rule in _WHOLE_WORDS_FIRST,
+            ignore_merges=rule in _IGNORES_MERGES,
         )
     )
     if rule == "qwen2":
@@ -152,7 +152,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
         ValueError: no tokenizer in the file, or of a kind that is not read.
     """
     kind = file.require("tokenizer.ggml.model")
-    tokens = _without_filling(file)
+    tokens = _without_padding_tokens(file)
     if kind == "gpt2":
         tokenizer = byte_level_bpe(file, tokens)
     elif kind == "llama":
@@ -161,7 +161,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
         raise ValueError(f"{file.path}: tokenizer kind {kind!r} is not read; known: gpt2, llama (SentencePiece)")
     _add_special_tokens(tokenizer, tokens, _types(file))
     special = _named_tokens(file, tokens)
-    _add_ends(tokenizer, file, special, tokens)
+    _add_bos_and_eos(tokenizer, file, special, tokens)
     return _wrap(tokenizer, file, special)
 
 
@@ -170,7 +170,7 @@ def _types(file: GgufFile) -> list[int]:
     return types or [TokenType.NORMAL] * len(file.require("tokenizer.ggml.tokens"))
 
 
-def _without_filling(file: GgufFile) -> list[str]:
+def _without_padding_tokens(file: GgufFile) -> list[str]:
     """The vocabulary without the unused entries at its end, which only fill the embedding up to a round size."""
     tokens, types = file.require("tokenizer.ggml.tokens"), _types(file)
     if len(tokens) != len(types):
@@ -204,7 +204,7 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
     return found
 
 
-def _add_ends(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
+def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
     """Put bos before and eos after every text, where the file asks for it."""
     wanted = {
         "bos_token": file.metadata.get("tokenizer.ggml.add_bos_token", default_add_bos(file)),

@@ -33,7 +33,7 @@ class QuantizedWeight:
     group_scales: paddle.Tensor | None = None
     offset: paddle.Tensor | None = None
     group_size: int = 0
-    lacks_start: bool = False
+    is_residual: bool = False
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property

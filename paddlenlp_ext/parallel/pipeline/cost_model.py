@@ -68,4 +68,4 @@ class FlopEstimate:
         if self.recompute is None:
             return 0.0
         again = {"full": projections + mlp + attention, "full_attn": projections + attention, "core_attn": attention}
-        return again[self.recompute.granularity] * (1 - len(self.recompute.left_out) / config.num_hidden_layers)
+        return again[self.recompute.granularity] * (1 - len(self.recompute.excluded_layers) / config.num_hidden_layers)

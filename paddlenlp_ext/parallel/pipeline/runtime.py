@@ -58,7 +58,7 @@ class Pipeline:
             while isinstance(embedding, AdapterLayer):
                 embedding = embedding.base
             embedding.forward = self._no_vectors
-        self._decoder.run_layers = self._run_layers
+        self._decoder.forward_embeddings = self._forward_embeddings
         self._model.logits = self._logits
         if isinstance(model, PeftModel):
             model.join_stages = self.join
@@ -133,7 +133,7 @@ class Pipeline:
     def _no_vectors(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         return paddle.zeros([*input_ids.shape, self._decoder.norm.weight.shape[0]], self._dtype)
 
-    def _run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+    def _forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         if self._chunk is None:
             return self._relay(x_BSD, inputs)
         made = self._run_chunk(self._chunk, x_BSD if self._received is None else self._received, inputs)
@@ -141,7 +141,7 @@ class Pipeline:
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         start, stop = self.plan.bounds[chunk : chunk + 2]
-        self._made = self._decoder.run_span(x_BSD, inputs, start, stop)
+        self._made = self._decoder.run_layers(x_BSD, inputs, start, stop)
         return self._decoder.norm(self._made) if self._is_last(chunk) else self._made
 
     def _is_last(self, chunk: int) -> bool:

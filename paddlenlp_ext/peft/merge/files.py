@@ -48,7 +48,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.model import plain_linears, quantized_linears
+from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder, write_text
@@ -335,7 +335,7 @@ def _together(
     before = stored.before_quantizing
     options = {} if quantization is None else {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
-    layers = [*plain_linears(model), *quantized_linears(model)]
+    layers = [*quantizable_linears(model), *quantized_linears(model)]
     source = QuantizedWeights(open_weights(base), quantization, layers, before)
     plain = _logits(model, input_ids)
     adapted = PeftModel.from_files(model, stored)

@@ -8,7 +8,7 @@ from paddle import nn
 from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
-from paddlenlp_ext.quantization.model import make_plain
+from paddlenlp_ext.quantization.model import dequantize_linears
 
 
 def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
@@ -23,7 +23,7 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
     layers = list(adapter_layers(model))
     for name, layer in layers:
         require_mergeable(config, name, layer)
-    make_plain(model)
+    dequantize_linears(model)
     for name, layer in layers:
         bias = merged_bias(layer)
         if bias is not None:

@@ -57,12 +57,12 @@ class LoRALinearWithInit(LoRALinear):
         seed: int,
         name: str,
         keep_start: bool = True,
-        base_lacks_start: bool = False,
+        base_is_residual: bool = False,
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
-        self.base_lacks_start = base_lacks_start
+        self.base_is_residual = base_is_residual
         # The start of a base that lacks it is exactly what was taken off.
-        start_dtype = paddle.float32 if base_lacks_start else self.dtype
+        start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, base.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([base.out_features, rank], dtype=start_dtype)
         self.register_buffer(A_START, zeros_A, persistable=keep_start)
@@ -87,7 +87,7 @@ class LoRALinearWithInit(LoRALinear):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
-        if self.base_lacks_start:
+        if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
@@ -98,12 +98,12 @@ class LoRALinearWithInit(LoRALinear):
 
     def saved_activation_size(self) -> float:
         """x A^T and x A0^T."""
-        return super().saved_activation_size() * (1 if self.base_lacks_start else 2)
+        return super().saved_activation_size() * (1 if self.base_is_residual else 2)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
         a, b = super().low_rank_factors()
-        if self.base_lacks_start:
+        if self.base_is_residual:
             return a, b
         b_start = self.lora_B_start.astype("float32") * -self.scaling
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)

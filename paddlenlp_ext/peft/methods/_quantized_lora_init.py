@@ -101,20 +101,20 @@ class LoRABeforeQuantizing(OffsetLoRAConfig):
             ValueError: the base was quantized without asking this config, or for another adapter.
         """
         start, is_stored = self.starts.pop(name, None), self.start == "stored"
-        if (start is None and not is_stored) or (is_stored and base.lacks_start != self.over_residual):
+        if (start is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
                 f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
                 "with weight_quantize_algo and this adapter's config together."
             )
         rank, scaling = self.rank_and_scaling(name)
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_lacks_start=base.lacks_start)
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_is_residual=base.is_residual)
         if start is not None:
             layer.start_at(*start)
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
     def noted(self, model: nn.Layer) -> dict[str, Any]:
-        lacking = any(isinstance(layer, QuantizedLinear) and layer.lacks_start for layer in model.sublayers())
+        lacking = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
         return {**super().noted(model), "over_residual": lacking}
 
     def as_noted(self, noted: Mapping[str, Any]) -> OffsetLoRAConfig:

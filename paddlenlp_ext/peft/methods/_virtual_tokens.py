@@ -17,5 +17,5 @@ def keys_and_values(decoder: nn.Layer, vectors_PD: paddle.Tensor) -> dict[int, K
     """Keys and values of every layer that runs here, by its number, for vectors at positions 0 to P-1; no gradient."""
     cache = KVCache([0])
     ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only their number counts
-    decoder.run_layers(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
+    decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
     return cache.as_prefix()

@@ -182,10 +182,10 @@ class PrefixModel(PeftModel):
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
             own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_materialized]
-            cache.begin_with({layer.base.layer_index: layer.keys_and_values() for layer in own})
+            cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
-        return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+        return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """As `PeftModel.load_tensors`; also all layers' keys and values in one tensor, and unshifted ones.

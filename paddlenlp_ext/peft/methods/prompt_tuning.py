@@ -65,11 +65,11 @@ class PromptModel(PeftModel):
         num_before = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
-                cache.begin_with(keys_and_values(decoder, prompt_PD))
+                cache.set_prefix(keys_and_values(decoder, prompt_PD))
             inputs = decoder.attention_inputs(
                 input_ids, position_ids, document_lengths, cache, first_position=num_before
             )
-            return decoder.run_layers(decoder.embed_tokens(input_ids), inputs)
+            return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
         batch, length = input_ids.shape
         rows = [[length]] * batch if document_lengths is None else document_lengths
         if [sum(row) for row in rows] != [length] * batch:
@@ -85,7 +85,7 @@ class PromptModel(PeftModel):
         tokens_BSD = decoder.embed_tokens(input_ids)
         tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
-        return decoder.run_layers(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
+        return decoder.forward_embeddings(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """All rows in one, behind the vectors."""

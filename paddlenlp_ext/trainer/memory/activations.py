@@ -176,7 +176,7 @@ def computed_again(kept: Kept) -> float:
 
 def _of_layer(kept: Kept, index: int) -> float:
     plan = kept.plan
-    if plan is None or index in plan.left_out or plan.granularity == "core_attn":
+    if plan is None or index in plan.excluded_layers or plan.granularity == "core_attn":
         return kept.layer  # attention keeps its inputs and its result, and no scores: nothing of it can go
     if plan.granularity == "full_attn":
         return kept.layer - kept.attention
@@ -188,4 +188,4 @@ def _of_layer(kept: Kept, index: int) -> float:
         "mlp_column_ln": hidden + 2 * kept.inner,
         "mlp_row_ln": kept.inner + hidden,
     }
-    return kept.stream + sum(size for place, size in staying.items() if plan.keeps(place, index))
+    return kept.stream + sum(size for place, size in staying.items() if plan.saves(place, index))

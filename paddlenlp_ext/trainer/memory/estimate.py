@@ -24,7 +24,7 @@ from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
-from paddlenlp_ext.quantization.model import NOTHING_PACKED, PackedSize
+from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.trainer.memory.activations import Inputs, Kept, Ops, computed_again, kept_bytes
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini
@@ -181,7 +181,7 @@ def estimate_memory(
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
-    packed: PackedSize = NOTHING_PACKED,
+    packed: PackedSize = NOTHING_QUANTIZED,
 ) -> MemoryEstimate:
     """Predict the peak of a training step.
 
