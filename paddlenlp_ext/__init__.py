@@ -9,7 +9,7 @@ Imports go down the layers, and packages of one layer do not import each other (
     L3  quantization                               weights in 4 and 8 bits: quantize, store, compute
     L2  nn, data, checkpoint, generation           layers; rows to batches; files; sampling
     L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; words of sharding plans
-    L0  _runtime, utils                            threads and logging, before Paddle is loaded
+    L0  _runtime, utils, paddle_compat             threads and logging; private interfaces of Paddle
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_runtime", "utils"),
+    ("_runtime", "utils", "paddle_compat"),
     ("ops", "config", "sharding_spec"),
     ("nn", "data", "checkpoint", "generation"),
     ("quantization",),

@@ -27,12 +27,11 @@ from collections.abc import Callable
 from typing import Any
 
 import paddle
-from paddle.base import core
-from paddle.distributed.parallel import ParallelEnv
 
+from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.utils.distributed_env import world_size
 
-_create_at = core.ProcessGroupGloo.create
+_create_at = gloo_group_class().create
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -57,7 +56,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
 def _store_at(address: str, serves: bool = False) -> Any:
     """The store there; it waits for one process, itself, since gloo waits for the others."""
     host, _, port = address.rpartition(":")
-    return core.TCPStore(host, int(port), serves, 1)
+    return tcp_store(host, int(port), serves, 1)
 
 
 def _free_address() -> str:
@@ -101,7 +100,7 @@ def complete_gloo() -> None:
 
     Groups made from now on find their processes in a store of their own.
     """
-    group_class = core.ProcessGroupGloo
+    group_class = gloo_group_class()
     group_class.create = create_group
     for name in _SAME_BUT_FOR_THE_STREAM:
         setattr(group_class, f"{name}_on_calc_stream", _at_once(name))
@@ -113,8 +112,7 @@ def complete_gloo() -> None:
     ):
         setattr(group_class, name, _with_sync_flag(function))
         setattr(group_class, f"{name}_on_calc_stream", function)
-    if not hasattr(ParallelEnv, "_device_id"):
-        ParallelEnv._device_id = 0  # an attribute that only devices set
+    set_missing_device_id()
 
 
 def _at_once(name: str) -> Callable[..., Any]:
@@ -179,7 +177,7 @@ def meet() -> None:
     """Until every process of the run has come here; over other backends, which wait by themselves, nothing."""
     if world_size() == 1 or not uses_gloo():
         return
-    store, name = core.create_or_get_global_tcp_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
+    store, name = launcher_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
     arrived, pause = _add(store, name, 1), _FIRST_PAUSE
     while arrived < world_size():
         time.sleep(pause)  # the store's own wait looks only ten times a second

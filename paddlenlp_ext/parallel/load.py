@@ -7,6 +7,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_materialized
 
@@ -24,7 +25,7 @@ def read_own_part(model: nn.Layer, source: WeightSource) -> None:
     decoder = getattr(model, "base_model", model)
     parameters = base_parameters(decoder)
     for parameter in parameters.values():
-        if is_materialized(parameter) and not parameter._is_initialized():
+        if is_materialized(parameter) and not has_storage(parameter):
             parameter.initialize()
     load_parameters(parameters, source, decoder.remote_parameters)
 

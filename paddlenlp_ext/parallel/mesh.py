@@ -13,6 +13,7 @@ from typing import Any
 import paddle.distributed as dist
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
+from paddlenlp_ext.paddle_compat import forget_hybrid_groups
 from paddlenlp_ext.parallel.gloo import complete_gloo
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 
@@ -81,7 +82,6 @@ class Mesh:
 def _start(degrees: Degrees, order: str) -> Mesh:
     """Join the other processes. A process that comes again with the same layout has its groups already."""
     from paddle.distributed import fleet
-    from paddle.distributed.fleet.base import topology
     from paddle.distributed.fleet.utils.log_util import set_log_level
 
     set_log_level("WARNING")
@@ -95,7 +95,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         "sharding_degree": degrees.sharding,
         "order": _ORDER[order],
     }
-    topology._HYBRID_PARALLEL_GROUP = None  # else a second mesh of the same process would be the first one again
+    forget_hybrid_groups()  # a second mesh in the same process would be the first one again
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     groups = fleet.get_hybrid_communicate_group()
     return Mesh(

@@ -21,6 +21,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.paddle_compat import free_storage, has_storage, own_buffers, own_parameters
 from paddlenlp_ext.parallel.collectives import gathered, spread, summed
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards, divide_sequence
@@ -248,8 +249,8 @@ def _cut_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, sees_pa
         owner, leaf = _owner(adapter, name)
         if cut_axis is not None:
             cut_parameter(owner, leaf, cut_axis, axis)
-        elif sees_parts and leaf in owner._parameters:
-            set_placement(owner._parameters[leaf], needs_tp_reduce=True)
+        elif sees_parts and leaf in own_parameters(owner):
+            set_placement(own_parameters(owner)[leaf], needs_tp_reduce=True)
     adapter.set_tensor_parallel_shard(style, ShardGroup(axis))
 
 
@@ -270,9 +271,9 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, 
     Raises:
         ValueError: the ranks can't have equal parts (where `even` asks for them).
     """
-    whole = layer._parameters.get(name)
+    whole = own_parameters(layer).get(name)
     is_parameter = whole is not None
-    whole = whole if is_parameter else layer._buffers[name]
+    whole = whole if is_parameter else own_buffers(layer)[name]
     size = whole.shape[cut_axis]
     if even and size % axis.size:
         raise ValueError(
@@ -280,14 +281,14 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, 
             f"along its axis {cut_axis}; choose a degree or an adapter size that divides {size}"
         )
     cut = local_shard(size, cut_axis, axis)
-    if not whole._is_initialized():  # built for its shape; the part's values are read later
+    if not has_storage(whole):  # built for its shape; the part's values are read later
         shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
         part = paddle.zeros(shape, whole.dtype)
     else:
         part = whole[cut.index].clone()
     if not is_parameter:
         part.stop_gradient = True
-        layer._buffers[name] = part
+        own_buffers(layer)[name] = part
     else:
         new = layer.create_parameter(
             list(part.shape), dtype=whole.dtype, default_initializer=nn.initializer.Constant(0.0)
@@ -295,10 +296,10 @@ def cut_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, 
         new.set_value(part)
         new.stop_gradient = whole.stop_gradient
         new.is_distributed = True
-        layer._parameters[name] = part = new
+        own_parameters(layer)[name] = part = new
     set_placement(part, shard=cut, is_on_stage=is_on_stage(whole))
     if not is_on_stage(whole):
-        part._clear_data()
+        free_storage(part)
     return cut
 
 

@@ -28,6 +28,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddlenlp_ext.paddle_compat import free_storage, has_storage, share_storage
 from paddlenlp_ext.parallel.collectives import buckets, present_somewhere, sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -154,14 +155,14 @@ class _Unit:
                 value = paddle.empty(parameter.shape, parameter.dtype)
             dist.broadcast(value, src=self._axis.ranks[_owner(parameter)], group=self._axis.group)
             if is_copy:
-                value._share_buffer_to(parameter)
+                share_storage(value, parameter)
         self._is_whole = True
 
     def give_back(self) -> None:
         """Forget what is others'; shapes stay."""
         for parameter in self._lent:
-            if placement_of(parameter).is_gathered_copy and parameter._is_initialized():
-                parameter._clear_data()
+            if placement_of(parameter).is_gathered_copy and has_storage(parameter):
+                free_storage(parameter)
         self._is_whole = False
 
 

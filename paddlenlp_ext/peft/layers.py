@@ -15,6 +15,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.module_utils import new_parameter, replace_layer
+from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.sharding_spec import Style
 
 
@@ -195,7 +196,7 @@ class Factor(nn.Layer):
 
 def has_values(base: nn.Layer) -> bool:
     """Whether a layer has its tensors: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
-    return all(tensor._is_initialized() for tensor in (*base.parameters(), *base.buffers()))
+    return all(has_storage(tensor) for tensor in (*base.parameters(), *base.buffers()))
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:

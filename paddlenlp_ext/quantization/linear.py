@@ -11,6 +11,7 @@ from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -43,7 +44,7 @@ class QuantizedLinear(nn.Layer):
         self.out_features, self.in_features = weight.shape
         self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
         for name in _TENSORS:
-            self._buffers.pop(name, None)
+            own_buffers(self).pop(name, None)
             tensor = getattr(weight, name)
             if tensor is not None:
                 self.register_buffer(name, tensor)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import paddle
 
+from paddlenlp_ext import paddle_compat
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
@@ -36,21 +37,22 @@ class FusedAdamW(paddle.optimizer.AdamW):
     @paddle.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient, and no other's state."""
-        updates = [update for group in self._param_groups for update in self._updates(group)]
+        updates = [update for group in paddle_compat.parameter_groups(self) for update in self._updates(group)]
         if updates:
             run = adamw_op.choose(updates[0].parameter)
-            run(updates, self._beta1, self._beta2, self._epsilon)
+            run(updates, *paddle_compat.adam_constants(self))
 
     def _updates(self, group: dict) -> Iterable[AdamWUpdate]:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        self._create_accumulators(paddle.base.framework.default_main_program().global_block(), parameters)
-        kinds = self._moment1_acc_str, self._moment2_acc_str, self._beta1_pow_acc_str, self._beta2_pow_acc_str
-        tables = [self._accumulators[kind] for kind in kinds]
+        paddle_compat.create_accumulators(self, parameters)
+        state = paddle_compat.accumulators(self)
+        tables = [state[kind] for kind in paddle_compat.adam_state_kinds(self)]
         rate, decay = self.get_lr(), group["weight_decay"]
         for parameter in parameters:
-            state = [table[parameter.name] for table in tables]
             scale = parameter.optimize_attr["learning_rate"]
-            yield AdamWUpdate(parameter, parameter.grad, *state, rate * scale, decay)
+            yield AdamWUpdate(
+                parameter, parameter.grad, *(table[parameter.name] for table in tables), rate * scale, decay
+            )
 
 
 class OptimOptions(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.paddle_compat import accumulators, create_accumulators, master_weights
 from paddlenlp_ext.sharding_spec import set_placement, shard_of
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer
@@ -31,14 +32,13 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
             for name, parameter in parameters.items()
             for kind, tensor in optimizer.state_of(parameter).items()
         }
-    block = paddle.base.framework.default_main_program().global_block()
-    optimizer._create_accumulators(block, list(parameters.values()))
+    create_accumulators(optimizer, list(parameters.values()))
     tensors = {}
     for name, parameter in parameters.items():
-        master = optimizer._master_weights.get(parameter.name)
+        master = master_weights(optimizer).get(parameter.name)
         if master is not None:
             tensors[f"{name}.{_MASTER}"] = master
-        for kind, by_parameter in optimizer._accumulators.items():
+        for kind, by_parameter in accumulators(optimizer).items():
             key = parameter.name if master is None else master.name
             tensors[f"{name}.{kind}"] = by_parameter[key]
     for key, tensor in tensors.items():

@@ -16,6 +16,7 @@ import paddle
 
 from paddlenlp_ext.ops.cpu.build import BuildError, build
 from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
+from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -77,7 +78,7 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
         size *= length
     if size < _POOLED_BYTES:
         # paddle.empty checks its arguments for 3 us more, and a decoding step has hundreds of small tensors.
-        return paddle._C_ops.empty(shape, getattr(paddle, dtype), _CPU)
+        return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
     address = _new_buffer()(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape))
     if address is None:
         raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}")

@@ -16,6 +16,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddlenlp_ext.paddle_compat import free_storage, has_storage
 from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
@@ -110,8 +111,8 @@ def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         stages = plan.holders(name)
         set_placement(tensor, stages=stages, is_on_stage=own in stages)
-        if own not in stages and tensor._is_initialized():
-            tensor._clear_data()
+        if own not in stages and has_storage(tensor):
+            free_storage(tensor)
     for name, layer in adapter_layers(model):
         layer.is_materialized = own in plan.holders(f"{name}.")
 
@@ -119,7 +120,7 @@ def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
 def make_own(model: nn.Layer) -> None:
     """Give the parameters of a skeleton that belong here their values' memory."""
     for parameter in model.parameters():
-        if is_on_stage(parameter) and not parameter._is_initialized():
+        if is_on_stage(parameter) and not has_storage(parameter):
             parameter.initialize()
 
 

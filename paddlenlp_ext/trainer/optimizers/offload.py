@@ -11,6 +11,8 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.paddle_compat import share_storage
+
 Move = Callable[[paddle.Tensor], None]
 
 
@@ -70,8 +72,8 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
 
 def _to_device(tensor: paddle.Tensor) -> None:
     if tensor.place.is_cuda_pinned_place():
-        tensor.cuda()._share_buffer_to(tensor)
+        share_storage(tensor.cuda(), tensor)
 
 
 def _to_pinned_memory(tensor: paddle.Tensor) -> None:
-    tensor.pin_memory()._share_buffer_to(tensor)
+    share_storage(tensor.pin_memory(), tensor)

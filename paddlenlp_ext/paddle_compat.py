@@ -1,0 +1,160 @@
+"""Private interfaces of PaddlePaddle that this package relies on, each behind a named function.
+
+Paddle may rename any of them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so that a new
+Paddle release breaks, and is repaired, in this file. Importing it checks the installed release:
+
+    3.3.x                    tested: nothing is said
+    another release          `UserWarning` that names the tested one
+    a name below is missing  `ImportError` that names it and the release to install
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.base import core, framework
+from paddle.distributed.fleet.base import topology
+from paddle.distributed.parallel import ParallelEnv
+
+TESTED_RELEASE = "3.3"
+
+_REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (paddle.Tensor, ("_is_initialized", "_clear_data", "_share_buffer_to")),
+    (paddle._C_ops, ("empty",)),
+    (paddle.optimizer.AdamW, ("_create_accumulators", "_moment1_acc_str", "_beta1_pow_acc_str")),
+    (core, ("TCPStore", "create_or_get_global_tcp_store")),
+    (topology, ("_HYBRID_PARALLEL_GROUP",)),
+)
+
+
+def check_release(version: str, required: tuple[tuple[Any, tuple[str, ...]], ...] = _REQUIRED) -> None:
+    """Warn about an untested Paddle release, and refuse one that lacks a private name that is needed.
+
+    Args:
+        version: Paddle's version, such as "3.3.1".
+        required: objects of Paddle, and names that each must have.
+
+    Raises:
+        ImportError: a name is missing.
+    """
+    remedy = f"install paddlepaddle {TESTED_RELEASE}"
+    missing = [f"{_name_of(owner)}.{name}" for owner, names in required for name in names if not hasattr(owner, name)]
+    if missing:
+        raise ImportError(f"paddlepaddle {version} lacks {', '.join(missing)}, which paddlenlp_ext needs; {remedy}")
+    if not f"{version}.".startswith(f"{TESTED_RELEASE}."):
+        warnings.warn(
+            f"paddlepaddle {version}: paddlenlp_ext is tested with {TESTED_RELEASE} only; if anything fails, {remedy}",
+            stacklevel=2,
+        )
+
+
+def _name_of(owner: Any) -> str:
+    return getattr(owner, "__qualname__", None) or owner.__name__
+
+
+check_release(paddle.__version__)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+empty_unchecked: Callable[..., paddle.Tensor] = paddle._C_ops.empty
+"""`paddle.empty(shape, dtype, place)` without its checks of the arguments, which cost 3 us a call."""
+
+
+def has_storage(tensor: paddle.Tensor) -> bool:
+    """Return whether a tensor has memory for its values; not so under `LazyGuard` and after `free_storage`."""
+    return tensor._is_initialized()
+
+
+def free_storage(tensor: paddle.Tensor) -> None:
+    """Free a tensor's memory, in place; its shape and dtype stay."""
+    tensor._clear_data()
+
+
+def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
+    """Let `target` use the memory of `source`, without a copy."""
+    source._share_buffer_to(target)
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def own_parameters(layer: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Return the live dictionary of a layer's own parameters, without those of its sublayers."""
+    return layer._parameters
+
+
+def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Return the live dictionary of a layer's own buffers, without those of its sublayers."""
+    return layer._buffers
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
+    """Create the state tensors of parameters that do not have them yet."""
+    optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
+
+
+def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:
+    """Return the state tensors: kind, such as "moment1", to parameter name to tensor."""
+    return optimizer._accumulators
+
+
+def master_weights(optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
+    """Return the fp32 copies of half-precision parameters, by parameter name."""
+    return optimizer._master_weights
+
+
+def parameter_groups(optimizer: paddle.optimizer.Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups as given to the optimizer."""
+    return optimizer._param_groups
+
+
+def adam_constants(optimizer: paddle.optimizer.AdamW) -> tuple[float, float, float]:
+    """Return beta1, beta2 and epsilon."""
+    return optimizer._beta1, optimizer._beta2, optimizer._epsilon
+
+
+def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, str]:
+    """Return the keys in `accumulators` of moment1, moment2, and the powers of beta1 and beta2."""
+    return (
+        optimizer._moment1_acc_str,
+        optimizer._moment2_acc_str,
+        optimizer._beta1_pow_acc_str,
+        optimizer._beta2_pow_acc_str,
+    )
+
+
+# -- process groups ---------------------------------------------------------------------------------------------------
+
+
+def gloo_group_class() -> Any:
+    """Return the class of gloo process groups; absent in a Paddle that was built without gloo."""
+    return core.ProcessGroupGloo
+
+
+def tcp_store(host: str, port: int, is_server: bool, num_clients: int) -> Any:
+    """Return a key-value store at `host:port`; the server waits for `num_clients`."""
+    return core.TCPStore(host, port, is_server, num_clients)
+
+
+def launcher_store() -> Any:
+    """Return the key-value store that the launcher started for all processes of the run."""
+    return core.create_or_get_global_tcp_store()
+
+
+def set_missing_device_id() -> None:
+    """Set the device number that pipelines read and that Paddle leaves unset without devices."""
+    if not hasattr(ParallelEnv, "_device_id"):
+        ParallelEnv._device_id = 0
+
+
+def forget_hybrid_groups() -> None:
+    """Let the next `fleet.init` of this process create new groups instead of returning the existing ones."""
+    topology._HYBRID_PARALLEL_GROUP = None
