@@ -1,4 +1,4 @@
-"""A conversation in the terminal: a line in, the answer streamed out."""
+"""Chat in the terminal: read a line, stream the answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TextIO
 from paddlenlp_ext.generation.generate import Decoder, generate
 
 History = list[tuple[str, str]]
-_INCOMPLETE_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
+_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to this
 
 
 class TextStream:
-    """Writes tokens as text as they come, whole characters only."""
+    """Write tokens as text as they arrive, complete characters only."""
 
     def __init__(self, decode: Callable[[list[int]], str], output: TextIO) -> None:
         self._decode, self._output = decode, output
@@ -21,7 +21,7 @@ class TextStream:
         self._written = ""
 
     def put(self, token: int) -> None:
-        """Write what this token adds, as far as it is certain."""
+        """Write the text that this token completes."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
         if text.endswith(_INCOMPLETE_CHARACTER) or not text.startswith(self._written):
@@ -29,7 +29,7 @@ class TextStream:
         self._write(text)
 
     def close(self) -> str:
-        """Write what was held back, and a line's end; returns the whole text."""
+        """Write the remaining text and a line break; return the whole text."""
         text = self._decode(self._tokens)
         self._write(text)
         self._output.write("\n")
@@ -50,21 +50,21 @@ def chat(
     output: TextIO | None = None,
     **options: Any,
 ) -> History:
-    """Answer line after line until /exit or the end of input; /reset forgets what was said. Returns the conversation.
+    """Answer each line until /exit or the end of input; /reset clears the conversation, which is returned at the end.
 
     Args:
         model: the decoder.
-        encode_prompt: (question, turns before it) to prompt ids.
-        decode: token ids to text.
+        encode_prompt: function from (question, earlier turns) to prompt ids.
+        decode: function from token ids to text.
         source: lines to answer, standard input by default; a terminal is shown a prompt, a pipe is not.
-        output: where answers go, standard output by default.
+        output: stream for the answers, standard output by default.
         options: further arguments of `generate`.
     """
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # what a first pass logs comes before the conversation
-        output.write("A line is a message. /reset forgets the conversation, /exit ends it.\n")
+        generate(model, [[0]], max_new_tokens=1)  # log lines of the first pass appear before the conversation
+        output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":
             break
@@ -77,7 +77,7 @@ def chat(
         try:
             prompt_ids = encode_prompt(question, history)
             generate(model, [prompt_ids], on_token=lambda _, token, put=stream.put: put(token), **options)
-        except KeyboardInterrupt:  # ends this answer, not the chat; the turn is forgotten
+        except KeyboardInterrupt:  # ends this answer, not the chat; the turn is dropped
             stream.close()
             continue
         history.append((question, stream.close()))

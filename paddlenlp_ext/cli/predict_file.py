@@ -1,4 +1,4 @@
-"""Answer a file's worth of prompts, and write the answers down as they come."""
+"""Answer the prompts of a file and write the answers as they are generated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.logging import get_logger
 
-_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; its lines are written when all of it is answered
+_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; its lines are written when it is complete
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
@@ -23,7 +23,7 @@ logger = get_logger("paddlenlp_ext.predict")
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """A prompt with what its line in the output says of it: the question, and the reference answer or ""."""
+    """Prompt with the question and the reference answer ("" if none) for its line of the output."""
 
     prompt_ids: Sequence[int]
     src: Any
@@ -31,19 +31,21 @@ class PredictionRow:
 
 
 def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
-    """Find out, before the time is spent, whether the answers can be written where they are to go.
+    """Check, before time is spent on answers, that they can be written.
 
     Raises:
-        ValueError: they would replace the rows, or can't be written there.
+        ValueError: the output file is the data file or a directory, or its directory is not writable.
     """
     output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
     if output.resolve() == data.resolve():
-        raise ValueError(f"--output_file {output_file} is the data file itself: its rows would be lost; name another.")
+        raise ValueError(
+            f"--output_file {output_file} is the data file itself, whose rows would be lost; choose another"
+        )
     if output.is_dir():
-        raise ValueError(f"--output_file {output_file} is a folder; name a file in it.")
+        raise ValueError(f"--output_file {output_file} is a directory; name a file in it")
     place = next(path for path in output.absolute().parents if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_file {output_file}: nothing can be written to {place}; name another.")
+        raise ValueError(f"--output_file {output_file}: {place} is not a writable directory; choose another path")
 
 
 def predict_file(
@@ -55,16 +57,16 @@ def predict_file(
     batch_size: int,
     **options: Any,
 ) -> None:
-    """Write one line {"src", "tgt", "output"} a row, in the order of `rows`.
+    """Write one line {"src", "tgt", "output"} for each row, in the order of `rows`.
 
-    Lines go to `.NAME.incomplete` beside the output file, a part at a time, and take its name when all are there: an
-    interrupted run leaves an earlier output file as it was, and its own lines in the other.
+    Lines go to `.NAME.incomplete` next to the output file, one part at a time; the file is renamed when it is complete.
+    An interrupted run leaves an earlier output file unchanged and its own lines in the incomplete file.
 
     Args:
         model: the decoder.
-        rows: prompts; those of similar length are decoded together.
-        decode: token ids to text.
-        output_file: where the lines go.
+        rows: prompts; prompts of similar length are decoded together.
+        decode: function from token ids to text.
+        output_file: file for the lines.
         batch_size: prompts decoded together.
         options: further arguments of `generate`.
     """
@@ -92,7 +94,7 @@ def predict_file(
 
 @contextmanager
 def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each finished row's number of tokens; a bar on a terminal, log lines elsewhere."""
+    """Yield a function to call with the token count of each finished row; show a bar on a terminal, else log lines."""
     started = time.perf_counter()
     done = tokens = 0
 

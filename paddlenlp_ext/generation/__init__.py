@@ -1,1 +1,1 @@
-"""Generation: sampling, the key-value cache, the loop over batches. Knows a model by two methods only."""
+"""Text generation: sampling, key-value cache, decoding loop. Of a model it uses only `hidden_states` and `logits`."""

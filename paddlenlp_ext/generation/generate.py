@@ -1,8 +1,6 @@
-"""Continue many prompts: sorted by length into batches, decoded step by step with a key-value cache.
+"""Batched generation: sort prompts by length into batches and decode step by step with a key-value cache.
 
 Shapes: B batch, S positions of the prompts, D hidden, V vocab.
-
-The choice of the next token for the rows of a batch.
 """
 
 from __future__ import annotations
@@ -23,19 +21,19 @@ from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
 
 
 class TokenChooser:
-    """Chooses the next token of each row; holds the rows' random streams."""
+    """Choose the next token of each row; holds the random generator of each row."""
 
     def __init__(self, options: DecodingOptions) -> None:
         self._options = options
         self._sampler = sampling.RowSampler(options.seed)
 
     def choose(self, logits_BV: paddle.Tensor, rows: Sequence[int], seen_ids: Sequence[Sequence[int]]) -> list[int]:
-        """Token ids for the rows of a batch.
+        """Return the next token id of each row of a batch.
 
         Args:
             logits_BV: [B, V], any float type.
-            rows: the number of each row among all prompts, which picks its random stream.
-            seen_ids: each row's prompt and generated tokens.
+            rows: number of each row among all prompts, which selects its random generator.
+            seen_ids: prompt and generated tokens of each row.
         """
         options = self._options
         is_greedy = options.decode_strategy == "greedy_search"
@@ -50,11 +48,11 @@ class TokenChooser:
         return self._sampler.draw(logits, rows).tolist()
 
 
-_COMPACTION_THRESHOLD = 0.25  # share of a batch that has ended before the others go on without it
+_COMPACTION_THRESHOLD = 0.25  # fraction of finished rows from which they are removed from the batch
 
 
 class Decoder(Protocol):
-    """What generation asks of a model: `models.decoder.CausalLM`, or a PEFT model around one."""
+    """Interface of a model for generation: `models.decoder.CausalLM`, or a PEFT model around one."""
 
     def hidden_states(
         self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
@@ -65,7 +63,7 @@ class Decoder(Protocol):
 
 @dataclass
 class _Row:
-    """A prompt on its way: what it has generated and whether it goes on."""
+    """State of one prompt: its generated tokens and whether it has ended."""
 
     number: int
     prompt: list[int]
@@ -74,7 +72,7 @@ class _Row:
     ended: bool = False
 
     def take(self, token: int, end_tokens: frozenset[int]) -> bool:
-        """Append a token unless it ends the row; says whether it was appended."""
+        """Append a token unless it ends the row; return True if it was appended."""
         if token in end_tokens:
             self.ended = True
             return False
@@ -101,35 +99,36 @@ def generate(
     on_token: Callable[[int, int], None] | None = None,
     on_row: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """Continue each prompt; returns the new tokens alone, in the order of `prompts`.
+    """Continue each prompt; return only the new tokens, in the order of `prompts`.
 
-    A row's tokens depend on the prompt, its number and the seed, not on the rows it shares a batch with. The token that
-    ends a row is not among its tokens: a row shorter than its limit has ended by itself. The model runs in evaluation
-    mode, without gradients, and each of its layers is put back into the mode it was in.
+    The tokens of a row depend on its prompt, its number and the seed, not on the other rows of its batch. The token
+    that
+    ends a row is not returned: a row shorter than its limit ended at an end token. The model runs in evaluation mode
+    without gradients; afterwards each layer is back in its former mode.
 
     Args:
         model: the decoder.
-        prompts: token ids, lists of any length from 1 on; no padding.
-        max_new_tokens: most tokens for a row.
+        prompts: token ids, lists of at least one token; no padding.
+        max_new_tokens: maximum number of new tokens per row.
         decode_strategy: "greedy_search" (temperature, top_k and top_p are not used) or "sampling".
-        temperature: divides the logits.
-        top_k: draw among this many likeliest tokens, 0 among all.
-        top_p: draw among the likeliest tokens that together reach this probability.
-        repetition_penalty: above 1 makes tokens that a row has seen less likely, with both strategies.
-        eos_token_id: the token or tokens that end a row; None lets every row reach its limit.
-        seed: of the draws.
+        temperature: divisor of the logits; lower is more deterministic.
+        top_k: sample from this many most likely tokens; 0: from all.
+        top_p: sample from the most likely tokens whose probabilities together reach this value.
+        repetition_penalty: values above 1 make tokens that a row has seen less likely, with both strategies.
+        eos_token_id: token or tokens that end a row; None lets every row reach its limit.
+        seed: seed of the sampling.
         batch_size: rows decoded together.
-        max_total_length: most tokens of a prompt and its continuation together, None for no such limit.
-        first_row: the number of `prompts[0]`, where a caller hands over one part of its prompts after another.
-        on_token: called with (row, token) as tokens come.
+        max_total_length: maximum number of tokens of a prompt and its continuation together, None for no such limit.
+        first_row: number of `prompts[0]`, for callers that pass their prompts in several calls.
+        on_token: called with (row, token) for each new token.
         on_row: called with (row, tokens) when a row has ended.
 
     Raises:
-        ValueError: an option out of range, no room after a prompt, an empty prompt or a token outside the vocabulary;
-            logits that are no numbers.
+        ValueError: an option out of range, no tokens left after a prompt, an empty prompt, a token outside the
+            vocabulary, or logits that are all NaN.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: it must be at least 1.")
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     options = DecodingOptions(
         max_new_tokens=max_new_tokens,
         decode_strategy=decode_strategy,
@@ -161,16 +160,16 @@ def _make_rows(
     rows = []
     for number, prompt in enumerate(prompts, start=first_row):
         if len(prompt) == 0:
-            raise ValueError(f"prompt {number} is empty: generation needs at least one token to start from.")
+            raise ValueError(f"prompt {number} is empty; generation needs at least one token to start from")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
             found = f"token ids from {min(prompt)} to {max(prompt)}"
-            raise ValueError(f"prompt {number} has {found}, the model a vocabulary of {vocab_size}.")
+            raise ValueError(f"prompt {number} has {found}, but the vocabulary has {vocab_size} tokens")
         limit = options.max_new_tokens
         if options.max_total_length is not None:
             limit = min(limit, options.max_total_length - len(prompt))
         if limit < 1:
             total = f"max_total_length {options.max_total_length}"
-            raise ValueError(f"prompt {number} has {len(prompt)} tokens: {total} leaves no room for more.")
+            raise ValueError(f"prompt {number} has {len(prompt)} tokens; {total} leaves no room for more")
         rows.append(_Row(number, [int(token) for token in prompt], limit))
     return rows
 
@@ -178,7 +177,7 @@ def _make_rows(
 def _decode(
     model: Decoder, rows: list[_Row], chooser: TokenChooser, end_tokens: frozenset[int]
 ) -> Iterator[tuple[_Row, int | None]]:
-    """Decode one batch to its end; yields (row, token) as each is chosen, None for a token that ended the row."""
+    """Decode one batch until all rows end; yield (row, token) for each choice, None for a token that ended the row."""
     width = max(len(row.prompt) for row in rows)
     cache = KVCache([width - len(row.prompt) for row in rows], prompt_end=width)
     logits_BV = _prefill(model, rows, width, cache)
@@ -200,9 +199,9 @@ def _decode(
 
 
 def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> paddle.Tensor:
-    """Run the left-padded prompts through the model; logits [B, V] of their last positions.
+    """Run the left-padded prompts through the model; return the logits [B, V] of their last positions.
 
-    In one pass: dynamic rope turns all positions of a pass by the longest.
+    All prompts take one forward pass: dynamic rope rotates every position of a pass by the longest row.
     """
     padding = [width - len(row.prompt) for row in rows]
     ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)
@@ -210,13 +209,13 @@ def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> pa
     positions_BS = paddle.to_tensor(positions_BS)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
-    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # of these argmax makes token 0, again and again
+    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax would return token 0 again and again
         raise ValueError(ALL_NAN_LOGITS)
     return logits_BV
 
 
 def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:
-    """Feed each row's newest token (an ended row's is not used any more); logits [B, V] for the next."""
+    """Run each row's newest token through the model (0 for ended rows, unused); return the logits [B, V]."""
     ids_B1 = paddle.to_tensor(np.array([[row.generated[-1] if row.generated else 0] for row in rows], dtype=np.int64))
     positions_B1 = cache.length - cache.key_starts.unsqueeze(1)
     return model.logits(model.hidden_states(ids_B1, position_ids=positions_B1, cache=cache)[:, -1])

@@ -1,7 +1,15 @@
-"""Keys and values of the positions already seen, kept layer by layer and written in place.
+"""Key-value cache: keys and values of earlier positions, stored per layer and updated in place.
 
-Rows of unequal length are padded on the left, so that the newest token of every row lies at one position.
-A prefix stands before all rows: no row's padding hides it, and neither `length` nor `key_starts` count it.
+Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix comes
+before all rows: no padding hides it, and neither `length` nor `key_starts` counts it. With a prefix of P = 2, rows of
+3 and 1 tokens, and two steps of decoding:
+
+                  prefix  prompt  new   free
+    row 0         p p     a a a   a a   0 0 ...    key_starts 0
+    row 1         p p     . . b   b b   0 0 ...    key_starts 2
+                          |<-length->|
+
+A query reads the prefix and its own row from `key_starts` to itself; with a window, only the newest of these.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, N query heads, K key-value heads, H head
 dimension.
@@ -17,11 +25,11 @@ import paddle
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.attention.decode import SeenPlaces, decode_attention, store_keys
 
-BLOCK = 128  # capacity comes in blocks, so that a step seldom copies what is stored
+BLOCK = 128  # capacity grows in blocks, so that few steps copy the stored keys and values
 
 
 class _LayerKeyValues:
-    """One layer's keys and values, [B, K, C, H]: the prefix, `length` positions, and then zeros."""
+    """Keys and values of one layer, [B, K, C, H]: the prefix, then `length` positions, then zeros."""
 
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
@@ -32,7 +40,7 @@ class _LayerKeyValues:
 
     @property
     def end(self) -> int:
-        """Where the zeros begin."""
+        """Index of the first free position."""
         return self.prefix_length + self.length
 
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
@@ -60,11 +68,11 @@ class _LayerKeyValues:
 
 
 class KVCache:
-    """Grows by a block when it is full; holds no gradient. It knows the layers that run in this process.
+    """Key-value cache of the layers in this process; grows by a block when it is full and holds no gradients.
 
     Attributes:
-        key_starts: int64 [B], the first real key of each left-padded row.
-        prompt_end: the column where all prompts end, None where nobody said.
+        key_starts: int64 [B], index of the first token of each left-padded row.
+        prompt_end: column where all prompts end, None if unknown.
     """
 
     def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
@@ -77,19 +85,19 @@ class KVCache:
 
     @property
     def is_new(self) -> bool:
-        """Whether it holds nothing yet, not even a prefix."""
+        """True while the cache holds nothing, not even a prefix."""
         return not self._layers
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Give every row these keys and values, a pair for each layer's number, before anything is appended."""
-        assert self.is_new, "a prefix comes first"
+        """Put keys and values before every row, one pair for each layer index; only allowed in a new cache."""
+        assert self.is_new, "set the prefix before appending"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
-        """All that a cache of one row without padding holds, for another cache to begin with."""
-        assert self._starts_B.tolist() == [0], "a prefix is one row"
+        """Return the content of a cache of one row without padding as the prefix of another cache."""
+        assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
         return {
             index: tuple(
                 x_BKCH[0, :, : layer.end].transpose([1, 0, 2]).contiguous() for x_BKCH in (layer.k_BKCH, layer.v_BKCH)
@@ -99,7 +107,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Positions held by every layer (padding included): where the next forward pass begins."""
+        """Number of positions in every layer, padding included: the column at which the next forward pass begins."""
         return next(reversed(self._layers.values())).length if self._layers else 0
 
     @paddle.no_grad()
@@ -113,11 +121,11 @@ class KVCache:
         scale: float,
         implementation: str | None = None,
     ) -> paddle.Tensor:
-        """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H].
+        """Append the keys and values of a layer and return the attention of the new queries over all, [B, S, N, H].
 
-        The stores are read in place; which of their places each position looks at is found out once a step, not once a
-        layer. Into an empty cache the queries come with all their keys: that is attention as in training, by
-        `implementation`, with padding as a document of its own.
+        The stored tensors are read in place. The visible ranges are computed once per step, not once per layer. In an
+        empty cache the queries come with all their keys, so attention runs as in training, by `implementation`, with
+        padding as a document of its own.
         """
         layer = self._layer(layer_index)
         start, num_queries = layer.length, q_BSNH.shape[1]
@@ -131,7 +139,7 @@ class KVCache:
 
     @paddle.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these, in this order."""
+        """Keep only the given rows, in the given order."""
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
         for layer in self._layers.values():
             layer.k_BKCH = paddle.index_select(layer.k_BKCH, index, axis=0)
@@ -153,9 +161,9 @@ class KVCache:
         return self._layouts[length, window]
 
     def _seen_places(self, start: int, layer: _LayerKeyValues, window: int | None) -> SeenPlaces:
-        """What the positions from `start` to the layer's end look at.
+        """Return the ranges of positions that the queries from `start` to the layer's end read.
 
-        A query inside the padding looks at itself, so that its unused row stays finite.
+        A query inside the padding reads only itself, so that its unused row stays finite.
         """
         wanted = (start, layer.length, window)
         if wanted not in self._seen:

@@ -1,4 +1,4 @@
-"""The options of decoding, checked once. Imports no Paddle: a command line is checked before that is loaded."""
+"""Decoding options and their checks. Imports no Paddle, so that a command line is checked before Paddle is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LATER = ("beam_search",)
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """How tokens are chosen and when a row ends; field by field the arguments of `generate`."""
+    """Options of token selection and of the end of a row; the fields are arguments of `generate`."""
 
     max_new_tokens: int
     decode_strategy: str = "greedy_search"
@@ -30,28 +30,32 @@ class DecodingOptions:
         check_strategy(self.decode_strategy)
         rules = (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature > 0, "above 0 (for the likeliest token use greedy_search)"),
+            ("temperature", self.temperature > 0, "above 0 (for the most likely token use greedy_search)"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 <= self.top_p <= 1, "from 0 to 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0 (1 is none)"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0 (1: no penalty)"),
             ("seed", self.seed >= 0, "0 or more"),
         )
         for name, holds, allowed in rules:
             if not holds:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {allowed}.")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
 
 def check_strategy(name: str) -> None:
-    """Raise a `ValueError` unless it is a decoding strategy that there is."""
+    """Check the name of a decoding strategy.
+
+    Raises:
+        ValueError: the strategy is unknown or not available yet.
+    """
     if name in _LATER:
-        raise ValueError(f"decode_strategy {name!r} is not available yet; use one of {', '.join(STRATEGIES)}.")
+        raise ValueError(f"decode_strategy {name!r} is not available yet; use one of {', '.join(STRATEGIES)}")
     if name not in STRATEGIES:
         hint = did_you_mean(name, STRATEGIES)
         raise ValueError(f"unknown decode_strategy {name!r}{hint} Known: {', '.join(STRATEGIES)}.")
 
 
 def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """End-of-sequence ids as configs give them (one, several, none) as a set."""
+    """Return end-of-sequence ids, which configs give as one id, several or none, as a set."""
     if token_ids is None:
         return frozenset()
     return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

@@ -1,6 +1,6 @@
-"""From logits to the next token: filters as pure functions, and a draw that no batch mate can change.
+"""Sampling: filters of logits as pure functions, and draws that do not depend on the other rows of a batch.
 
-Everything here is NumPy on the host: a draw is then the same on every device, and a row of logits is small.
+All functions use NumPy on the host, so that draws are the same on every device; a row of logits is small.
 Shapes: B batch, V vocab.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
-ALL_NAN_LOGITS = "no logit of a row is a number: the model's weights are damaged, or its training diverged."
+ALL_NAN_LOGITS = "all logits of a row are NaN; the model's weights are damaged, or its training diverged"
 
 
 def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
@@ -22,8 +22,8 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
 
     Args:
         logits_BV: [B, V].
-        seen_ids: for each row the tokens of its prompt and of what it generated, padding left out.
-        penalty: 1 changes nothing, above 1 discourages repetition.
+        seen_ids: prompt and generated tokens of each row, without padding.
+        penalty: 1 changes nothing, values above 1 discourage repetition.
     """
     if penalty == 1.0:
         return logits_BV
@@ -36,12 +36,12 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
 
 
 def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
-    """Divide by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
+    """Divide the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
     return logits_BV if temperature == 1.0 else logits_BV / np.float32(temperature)
 
 
 def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
-    """Set all but each row's `top_k` largest logits to -inf; 0 keeps all. Ties with the smallest kept one stay."""
+    """Set all but the `top_k` largest logits of each row to -inf; 0 keeps all. Ties with the smallest kept one stay."""
     vocab_size = logits_BV.shape[1]
     if top_k == 0 or top_k >= vocab_size:
         return logits_BV
@@ -50,10 +50,10 @@ def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
 
 
 def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
-    """Keep each row's nucleus (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
+    """Keep the nucleus of each row (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
 
-    A token stays while the mass of the more likely ones is below `top_p`; the likeliest always stays, and so do ties
-    with the least likely one kept. The rest become -inf.
+    A token stays while the mass of the more likely tokens is below `top_p`. The most likely token always stays, and so
+    do ties with the least likely kept token. All others become -inf.
     """
     if top_p >= 1.0:
         return logits_BV
@@ -67,15 +67,15 @@ def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
 
 
 def greedy(logits_BV: Logits) -> NDArray[np.int64]:
-    """The likeliest token of each row [B]; of equal ones the lowest id."""
+    """Return the most likely token of each row [B]; of equal ones the lowest id."""
     return np.argmax(logits_BV, axis=1)
 
 
 class RowSampler:
-    """Draws a token for each row, from a stream of random numbers of the row's own.
+    """Draw a token for each row from the row's own random generator.
 
-    The stream depends on (seed, row) alone, and each token takes one number of it: what a row draws does not depend
-    on which rows share its batch or how long they live.
+    The generator depends only on (seed, row), and each token takes one number from it. A row's draws therefore do not
+    depend on the other rows of its batch.
     """
 
     def __init__(self, seed: int) -> None:
@@ -83,10 +83,10 @@ class RowSampler:
         self._streams: dict[int, np.random.Generator] = {}
 
     def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Draw token ids [B] from softmax(logits_BV); `rows` names the row that each line belongs to.
+        """Draw token ids [B] from softmax(logits_BV); `rows` gives the row number of each line.
 
         Raises:
-            ValueError: a line without a number.
+            ValueError: a line without a finite logit.
         """
         pairs = zip(logits_BV, rows, strict=True)
         return np.array([_inverse_cdf(row_V, self._stream(row).random()) for row_V, row in pairs], dtype=np.int64)
@@ -98,7 +98,7 @@ class RowSampler:
 
 
 def _inverse_cdf(row_V: Logits, uniform: float) -> int:
-    """The token at which the cumulated probability, in the order of ids, passes `uniform` in [0, 1)."""
+    """Return the first token, in the order of ids, whose cumulative probability exceeds `uniform` in [0, 1)."""
     possible = np.flatnonzero(row_V > -np.inf)
     if not len(possible):
         raise ValueError(ALL_NAN_LOGITS)

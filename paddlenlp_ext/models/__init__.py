@@ -1,1 +1,1 @@
-"""One decoder, and the families that it becomes by their configurations."""
+"""Decoder-only language models: one decoder, configured for each family."""

@@ -1,4 +1,4 @@
-"""Decoders by name, folder or configuration."""
+"""Build decoders from a name, a folder or a configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class AutoModelForCausalLM:
-    """Builds the decoder that a configuration's `model_type` names; never instantiated itself."""
+    """Build the decoder that a configuration's `model_type` names; the class is never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -63,10 +63,14 @@ class AutoModelForCausalLM:
     ) -> CausalLM:
         """Build a model with random weights from a config.json dict; the same seed gives the same weights.
 
-        `name_or_path` is what the user called the model, if there is such a name.
+        Args:
+            config: the dict.
+            seed: seed of the weights.
+            dtype: format of the parameters: float32, bfloat16 or float16.
+            name_or_path: name by which the user refers to the model, if any.
 
         Raises:
-            ValueError: the configuration is not one that the decoder can be built from.
+            ValueError: the configuration is not supported by the decoder.
         """
         decoder_config = DecoderConfig.from_dict(config, name_or_path)
         with _default_dtype(dtype):
@@ -108,16 +112,16 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """Keep to attention in plain Paddle on an accelerator; the CPU has no flash kernels to decline."""
+    """Select attention in plain Paddle on an accelerator; the CPU has no flash kernels."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 
 
 @contextmanager
 def _default_dtype(dtype: str) -> Iterator[None]:
-    """Within the block new parameters have this format."""
+    """Create parameters in `dtype` within the block."""
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: a model's parameters are kept in one of {', '.join(DTYPES)}.")
+        raise ValueError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     before = paddle.get_default_dtype()
     paddle.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""A decoder's configuration, read from a Hugging Face config.json."""
+"""Configuration of a decoder, read from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ACTIVATIONS = ("silu", "swish")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Everything that shapes a decoder.
+    """Sizes and options of a decoder.
 
     Attributes:
         windows: sliding window of each layer, None where a layer sees its whole document.
-        tensor_plan: the family's table of how its weights are cut over devices.
-        source: the config.json dict it was read from, written back by `save_pretrained`.
-        name_or_path: what the user called the model, None for one that was not loaded.
+        tensor_plan: table of how the family's weights are sharded (sharding_spec.py).
+        source: the config.json dict, written back by `save_pretrained`.
+        name_or_path: name by which the user refers to the model, None if it was not loaded.
     """
 
     model_type: str
@@ -55,18 +55,20 @@ class DecoderConfig:
             ValueError: an unknown `model_type`, activation or rope type; a missing or impossible size.
         """
         if "model_type" not in source:
-            raise ValueError(f"config.json has no 'model_type'. Known: {', '.join(FAMILIES.names())}.")
+            raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
         family = FAMILIES.get(source["model_type"])
         read = _Reader(source, family)
         activation = read.value("hidden_act")
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"hidden_act {activation!r} in config.json is not supported. Known: {_ACTIVATIONS}.")
+            raise ValueError(
+                f"hidden_act {activation!r} in config.json is not supported; known: {', '.join(_ACTIVATIONS)}"
+            )
         hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
         num_kv_heads = read.size("num_key_value_heads", default=num_heads)
         if num_heads % num_kv_heads:
-            raise ValueError(f"{num_heads} attention heads do not divide among {num_kv_heads} num_key_value_heads.")
+            raise ValueError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
         if source.get("head_dim") is None and hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.")
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
         head_dim = read.size("head_dim", default=hidden_size // num_heads)
         return cls(
             model_type=source["model_type"],
@@ -90,7 +92,7 @@ class DecoderConfig:
         )
 
     def attention_shape(self, layer_index: int) -> AttentionShape:
-        """What the attention of one layer is built from."""
+        """Return the sizes and options of the attention of one layer."""
         return AttentionShape(
             hidden_size=self.hidden_size,
             num_heads=self.num_attention_heads,
@@ -115,27 +117,27 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 class _Reader:
-    """Values of a config.json, then the family's defaults, then those all families share."""
+    """Read config values: first from config.json, then the family's defaults, then the common defaults."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)
 
     def value(self, key: str) -> Any:
-        """The first value given for `key`; None where it is null or absent everywhere."""
+        """Return the first value given for `key`; None if it is null or absent everywhere."""
         for layer in self._layers:
             if key in layer:
                 return layer[key]
         return None
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number.
+        """Return a positive integer.
 
         Raises:
-            ValueError: it is missing, not a whole number, or below 1.
+            ValueError: the value is missing, not an integer, or below 1.
         """
         value = self.value(key)
         if value is None:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{key} in config.json must be a positive whole number, got {value!r}.")
+            raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
         return value

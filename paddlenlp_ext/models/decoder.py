@@ -1,4 +1,4 @@
-"""The one decoder: every family is this code under a different `DecoderConfig`.
+"""Decoder-only transformer; every model family is this code with a different `DecoderConfig`.
 
 Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 """
@@ -37,7 +37,7 @@ DocumentLengths = Sequence[Sequence[int]]
 
 
 class DecoderLayer(nn.Layer):
-    """Attention and feed-forward, each normalised before and added to the stream after."""
+    """Pre-norm decoder layer: attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__()
@@ -47,18 +47,19 @@ class DecoderLayer(nn.Layer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """One layer; [B, S, D] to [B, S, D]."""
+        """Map hidden states [B, S, D] to [B, S, D]."""
         attended_BSD = recompute_region("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
         x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
         return x_BSD + self.mlp(normed_BSD)
 
 
 class Decoder(nn.Layer):
-    """Embedding, layers and final norm: ids to hidden states.
+    """Embedding, layers and final norm: map token ids to hidden states.
 
     Attributes:
-        draw_seed: what the random numbers of a training pass follow from, each layer's from its index too: they are the
-            same whichever layers one process runs. None: from the generators as they stand.
+        recompute_plan: activations to recompute in the backward pass, None for none.
+        dropout_seed: seed of the random numbers of a training pass. Each layer's seed also depends on its index, so the
+            numbers are the same whichever layers a process runs. None: use the generators as they are.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -83,15 +84,15 @@ class Decoder(nn.Layer):
         return self.forward_embeddings(self.embed_tokens(input_ids_BS), inputs)
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """From input vectors [B, S, D], of whatever origin, to the hidden states after the final norm."""
+        """Map input embeddings [B, S, D] to the hidden states after the final norm, [B, S, D]."""
         return self.norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
-        """The stream [B, S, D] through the layers from `start` to `stop`."""
+        """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
-            # Recompute gives a block whose inputs want no gradient none for its weights either: under a frozen
-            # embedding nothing above it would train.
+            # Paddle's recompute computes no weight gradients for a block whose inputs require none: with a frozen
+            # embedding nothing would train.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -108,17 +109,17 @@ class Decoder(nn.Layer):
         cache: KeyValueCache | None,
         first_position: int = 0,
     ) -> AttentionInputs:
-        """What all layers share: rotation tables, and either the documents' layouts or the cache.
+        """Build the inputs that all layers share: rotation tables, and either the document layouts or the cache.
 
         `first_position` is added to every position id, given or not.
 
         Raises:
-            ValueError: document lengths together with a cache, or lengths that do not fill the rows.
+            ValueError: document lengths together with a cache, or lengths that do not sum to the row length.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
             if document_lengths is not None:
-                raise ValueError("document_lengths and cache exclude each other: a cache holds one document a row.")
+                raise ValueError("document_lengths and cache are both given; a cache holds one document per row")
             if position_ids_BS is None:
                 ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
                 position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
@@ -127,32 +128,34 @@ class Decoder(nn.Layer):
         layouts = {window: AttentionLayout.from_documents(rows, window) for window in set(self.windows)}
         layout = next(iter(layouts.values()))
         if len(rows) != batch or layout.row_length != length:
-            raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
+            raise ValueError(f"document_lengths {rows} do not sum to the rows of input_ids of shape {[batch, length]}")
         if position_ids_BS is None:
             position_ids_BS = paddle.to_tensor(layout.positions())
         return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
 class VocabParallelHead(Protocol):
-    """What is asked of a head whose rows are cut over devices."""
+    """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
 
     def join(self, logits: paddle.Tensor) -> paddle.Tensor:
-        """This device's logits to those of the whole vocabulary."""
+        """Gather the logits of the full vocabulary from this device's logits."""
         ...
 
     def cross_entropy(
         self, hidden_TD: paddle.Tensor, weight: paddle.Tensor, labels_T: paddle.Tensor
     ) -> tuple[paddle.Tensor, int]:
-        """As `ops.linear_cross_entropy.linear_cross_entropy`, with this device's rows of the weight."""
+        """Compute `ops.linear_cross_entropy.linear_cross_entropy` with this device's rows of the weight."""
         ...
 
 
 class CausalLM(nn.Layer):
-    """A decoder with a language-model head; parameter names are Hugging Face's.
+    """Decoder with a language-model head; parameter names are those of Hugging Face.
 
     Attributes:
-        vocab_parallel: how embedding and head are cut over devices, None while they are whole.
-        held_by_others: parameters of the model that this process goes without, another one having them.
+        quantization: how the linear layers are quantized, None for full precision.
+        vocab_parallel: sharding of embedding and lm_head along the vocabulary, None if they are not sharded.
+        remote_parameters: names of parameters that only other processes hold.
+        generation_config: keys of generation_config.json.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -174,19 +177,19 @@ class CausalLM(nn.Layer):
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or a `CausalLMOutput` with loss and logits where labels are given.
+        """Return logits [B, S, V], or a `CausalLMOutput` with loss and logits if labels are given.
 
         Args:
             input_ids: [B, S].
             attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
-            labels: [B, S], the ids to learn, -100 where there is nothing to learn; shifted here, not by the caller.
-                The loss is the mean over the target tokens.
-            position_ids: [B, S]; None counts from 0 in each document, or goes on from the cache.
+            labels: [B, S], target ids, -100 for positions without a target; shifted here, not by the caller. The loss
+                is the mean over the target tokens.
+            position_ids: [B, S]; None counts from 0 in each document, or continues from the cache.
             document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
-            cache: keys and values of the positions before these; it is brought up to date.
+            cache: keys and values of earlier positions; updated in place.
 
         Raises:
-            ValueError: a mask with gaps, or a shape that does not fit.
+            ValueError: a mask with gaps, or a shape that does not match.
         """
         return causal_lm_forward(
             self,
@@ -205,63 +208,61 @@ class CausalLM(nn.Layer):
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
-        """Return what the head reads, [B, S, D]; arguments as in `forward`."""
+        """Return the input of lm_head, [B, S, D]; arguments as in `forward`."""
         return self.model(input_ids, position_ids, document_lengths, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """What the head makes of hidden states [..., D]: [..., V], of the whole vocabulary."""
+        """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""
         logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
-        """The head's weight [V, D]: the embedding itself where the two are tied."""
+        """Return the weight of lm_head [V, D]; with tied embeddings, the embedding itself."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Keep less in training and compute it again in the backward pass: whole layers where `plan` is None.
+        """Recompute activations in the backward pass instead of saving them; `plan` None recomputes whole layers.
 
         Raises:
-            ValueError: the plan names layers that the model has not.
+            ValueError: the plan names layers that the model does not have.
         """
         plan = plan or RecomputePlan()
         plan.check_layers(len(self.model.layers))
         self.model.recompute_plan = plan
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Let the random numbers of the next training pass follow from this."""
+        """Set the seed of the random numbers of the next training pass; None uses the generators as they are."""
         self.model.dropout_seed = seed
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Shape of what goes from layer to layer, for ids [batch, length]."""
+        """Return the shape of the hidden states between layers for ids [batch, length]."""
         return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
-        """Ask every layer for one implementation of attention (ops/attention/__init__.py); None: the best
-        that can run.
-        """
+        """Select the attention backend of every layer (ops/attention/__init__.py); None: the fastest available one."""
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """The tokens at which generation ends."""
+        """Token ids at which generation ends."""
         return self.generation_config["eos_token_id"]
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
-        """Let generation end at these tokens too, here and wherever the saved model is loaded."""
+        """Add token ids at which generation ends, in this model and in its saved generation_config.json."""
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """Continue prompts; see `generate.generate.generate` for the options. Ends at `eos_token_ids` by default."""
+        """Continue prompts, by default until one of `eos_token_ids`; options as in `generation.generate.generate`."""
         return generate(self, prompts, **{"eos_token_id": self.eos_token_ids, **options})
 
     @property
     def dtype_name(self) -> str:
-        """The format in which matrices are stored, or were before they were quantized."""
+        """Format in which matrices are stored; for quantized ones, the format before quantization."""
         return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
 
     def tensors_to_save(self) -> dict[str, Any]:
-        """What `save_pretrained` writes, by the names in files."""
+        """Return the tensors that `save_pretrained` writes, by their names in files."""
         return dict(named_tensors(self, self.dtype_name))
 
     def save_pretrained(
@@ -270,10 +271,15 @@ class CausalLM(nn.Layer):
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
         tensors: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write config.json, generation_config.json and safetensors as transformers lays them out.
+        """Write config.json, generation_config.json and safetensors in the layout of transformers.
 
-        A tied head is left out, as there. Quantized weights stay so; quantization/storage.py has their layout.
-        `tensors` stand for `tensors_to_save` where these are parts.
+        A tied lm_head is left out, as in transformers. Quantized weights stay quantized (layout:
+        quantization/storage.py).
+
+        Args:
+            folder: created if absent.
+            max_shard_bytes: size at which the next file begins.
+            tensors: the tensors to write in place of `tensors_to_save()`, for example gathered from shards.
         """
         dtype = self.dtype_name
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
@@ -281,15 +287,16 @@ class CausalLM(nn.Layer):
         save_sharded(folder, self.tensors_to_save() if tensors is None else tensors, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
-        """Take the weights of a saved model of the same configuration.
+        """Load the weights of a saved model with the same configuration.
 
         Raises:
-            ValueError: the stored tensors are not this model's; the message names those missing, surplus, misshapen.
+            ValueError: the stored tensors are another model's; the message lists missing, unexpected and misshapen
+                ones.
         """
         load_weights(self, open_weights(folder), self.remote_parameters)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """Every parameter of a plain model learns at the run's learning rate."""
+        """Return 1: every parameter of a plain model uses the run's learning rate."""
         return 1.0
 
 

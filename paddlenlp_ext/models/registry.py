@@ -1,4 +1,4 @@
-"""Families of decoders by the `model_type` of their config.json; the walk of this package fills the table."""
+"""Registry of decoder families by the `model_type` of config.json; importing a family's module registers it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from paddlenlp_ext.utils.registry import Registry
 
 
 class ConfigReader(Protocol):
-    """What a family reads its config through: the file's values over the defaults."""
+    """Interface through which a family reads its config: values of the file over defaults."""
 
     def value(self, key: str) -> Any:
-        """The value of `key`, None where it is null or absent."""
+        """Return the value of `key`; None if it is null or absent."""
         ...
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The positive whole number under `key`."""
+        """Return the positive integer under `key`."""
         ...
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family: what its config leaves out, where it differs from Llama, how its weights are cut.
+    """Properties of a decoder family: default config values, differences from Llama, sharding of the weights.
 
     Attributes:
-        architecture: the class that config.json names to transformers and to servers.
-        differences: from the config to `DecoderConfig`'s `qkv_bias`, `output_bias`, `qk_norm` and `windows`.
-        tensor_plan: layer name patterns to styles (plan.py).
-        defaults: what the family's config.json means where it says nothing.
+        architecture: class name in config.json for transformers and inference servers.
+        differences: function from the config to `DecoderConfig`'s `qkv_bias`, `output_bias`, `qk_norm` and `windows`.
+        tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
+        defaults: values of keys that the family's config.json leaves out.
     """
 
     architecture: str
@@ -43,15 +43,17 @@ FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")
 
 
 def full_attention(config: ConfigReader) -> tuple[None, ...]:
-    """No window on any layer."""
+    """Return None as the window of every layer."""
     return (None,) * config.size("num_hidden_layers")
 
 
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """The windows of Qwen's configs: `layer_types`, or else every layer from `max_window_layers` on slides.
+    """Return the window of each layer in Qwen's configs.
+
+    `layer_types` decides; without it every layer from `max_window_layers` on has a window.
 
     Raises:
-        ValueError: `layer_types` holds an unknown word or has another length than there are layers.
+        ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
     """
     num_layers = config.size("num_hidden_layers")
     if not config.value("use_sliding_window") or config.value("sliding_window") is None:
@@ -63,8 +65,8 @@ def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
     if unknown or len(types) != num_layers:
         raise ValueError(
-            f"layer_types in config.json: {len(types)} entries for {num_layers} layers, unknown words {unknown}. "
-            "Known: full_attention, sliding_attention."
+            f"layer_types in config.json: {len(types)} entries for {num_layers} layers, unknown {unknown}; "
+            "known: full_attention, sliding_attention"
         )
     window = config.size("sliding_window")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -1,4 +1,18 @@
-"""Self-attention with grouped heads: projections, optional q/k norms, rotation, and the attention op.
+"""Causal self-attention with grouped heads: projections, optional q/k norms, rotary embedding, attention op.
+
+Several documents packed into one row do not see each other, and each counts its positions from 0. With
+`document_lengths` [[3, 2]], x marks the keys that a query reads:
+
+    document        a a a b b
+    position_ids    0 1 2 0 1
+
+    query a 0       x
+          a 1       x x
+          a 2       x x x
+          b 0             x
+          b 1             x x
+
+A learned prefix stands before every document: each query also reads all P positions of the prefix.
 
 Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, D hidden.
 """
@@ -20,7 +34,7 @@ from paddlenlp_ext.ops.rope import apply_rope
 
 
 class KeyValueCache(Protocol):
-    """What attention asks of a cache; generation/kv_cache.py has the real one."""
+    """Interface of the cache that attention uses; generation/kv_cache.py implements it."""
 
     length: int
     key_starts: paddle.Tensor
@@ -35,22 +49,23 @@ class KeyValueCache(Protocol):
         scale: float,
         implementation: str | None,
     ) -> paddle.Tensor:
-        """Append a layer's new keys and values and let the new queries look at all of them; [B, S, N, H]."""
+        """Append the keys and values of a layer and return the attention of the new queries over all, [B, S, N, H]."""
         ...
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What all layers of one forward pass share.
+    """Inputs that all layers of one forward pass share.
 
     Attributes:
         cos, sin: rotation tables of the positions, fp32 [B, S, H].
-        layouts: the documents, as each layer's window (None for none) sees them; empty when decoding with a cache.
+        layouts: document layout for each window that a layer uses (None: no window); empty when decoding with a cache.
         cache: keys and values of earlier steps, None outside generation.
-        prefix: learned keys and values of one layer that every document sees before its own; a cache holds its own.
-        num_shared: so many positions at the start of the (only) row are seen by every document of the layouts, which
-            are about the positions behind them.
-        adapter_inputs: what an adapter around the layers wants to know of this pass; nobody else reads it.
+        prefix: learned keys and values of one layer, placed before those of every document. A cache holds its own
+            prefix.
+        num_shared: number of positions at the start of the (only) row that every document sees. The layouts describe
+            the positions after them.
+        adapter_inputs: data of this pass for an adapter around the layers; no other code reads it.
     """
 
     cos: paddle.Tensor
@@ -80,7 +95,7 @@ class Attention(nn.Layer):
     """Causal self-attention of one decoder layer.
 
     Attributes:
-        implementation: which twin of the attention op runs, None for the best that can.
+        implementation: backend of the attention op, None for the fastest available one.
     """
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
@@ -98,7 +113,7 @@ class Attention(nn.Layer):
         self.k_norm = RMSNorm(shape.head_dim, shape.qk_norm_epsilon) if has_norms else None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Mix each position with those it may look at; [B, S, D] to [B, S, D]."""
+        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
         q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
         q_BSNH = self._heads(q_BSE, self.q_norm)
         k_BSKH = self._heads(k_BSE, self.k_norm)
@@ -143,6 +158,6 @@ class Attention(nn.Layer):
         return paddle.concat([before_1PNH, behind_1SNH], axis=1)
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
-        # The number of heads is read off the projection: tensor parallelism leaves fewer of them on a device.
+        # Infer the number of heads from the projection: under tensor parallelism a device holds only some of them.
         x_BSNH = x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])
         return x_BSNH if norm is None else norm(x_BSNH)

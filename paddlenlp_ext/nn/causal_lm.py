@@ -1,10 +1,10 @@
-"""Forward pass of a causal language model as users of transformers call it: attention mask in, loss out.
+"""Forward pass of a causal language model with the arguments of transformers: attention mask in, loss out.
 
     input_ids         . .  a b c d  . .        padding on the left and on the right
     attention_mask    0 0  1 1 1 1  0 0
-    document_lengths  [2,  4,       2]         padding is a document of its own: no real token sees it
+    document_lengths  [2,  4,       2]         padding becomes a document of its own, so no real token sees it
     labels            - -  - b c d  - -        -: -100
-    targets           - -  b c d -  - -        one position to the left; a document's first token is nobody's target
+    targets           - -  b c d -  - -        shifted by one to the left; a document's first token is never a target
 
 Shapes: B batch, S sequence, D hidden, V vocabulary.
 """
@@ -25,32 +25,32 @@ PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
 
 
 class CausalLM(Protocol):
-    """Parts of a language model that its forward pass is made of."""
+    """Interface of a language model that `causal_lm_forward` uses."""
 
     vocab_parallel: Any
 
     def hidden_states(self, input_ids: paddle.Tensor, **inputs: Any) -> paddle.Tensor:
-        """Return what the head reads, [B, S, D]."""
+        """Return the input of lm_head, [B, S, D]."""
         ...
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return [..., V] for hidden states [..., D]."""
+        """Return logits [..., V] for hidden states [..., D]."""
         ...
 
     def head_weight(self) -> paddle.Tensor:
-        """Return the head's weight [V, D]."""
+        """Return the weight of lm_head, [V, D]."""
         ...
 
 
 class CausalLMOutput:
     """Loss and logits of a forward pass with labels.
 
-    It reads as an output of transformers (`output.loss`, `output.logits`), as PaddleNLP's pair
-    (`loss, logits = output`, `output[0]`), and as the loss itself (`output.backward()`, `float(output)`).
+    Usable as an output of transformers (`output.loss`, `output.logits`), as PaddleNLP's pair (`loss, logits = output`,
+    `output[0]`), and as the loss itself (`output.backward()`, `float(output)`).
 
     Attributes:
         loss: mean cross entropy of the target tokens, an fp32 scalar.
-        logits: [B, S, V], computed when they are first asked for: the loss does without them.
+        logits: [B, S, V], computed on first access: the loss does not need them.
     """
 
     def __init__(self, loss: paddle.Tensor, make_logits: Callable[[], paddle.Tensor]) -> None:
@@ -107,24 +107,24 @@ def causal_lm_forward(
     prompt_lengths_of: PromptLengths | None = None,
     **inputs: Any,
 ) -> paddle.Tensor | CausalLMOutput:
-    """Return logits [B, S, V], or a `CausalLMOutput` where labels are given.
+    """Return logits [B, S, V], or a `CausalLMOutput` if labels are given.
 
     Args:
-        model: where the parts are.
+        model: the language model.
         input_ids: [B, S].
         attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
-        labels: [B, S], -100 where no token is learned; `labels[:, i]` is the label of `input_ids[:, i]`.
+        labels: [B, S], -100 for positions without a target; `labels[:, i]` is the label of `input_ids[:, i]`.
         document_lengths: lengths of the documents in each row, in place of a mask.
-        prompt_lengths_of: makes the argument `prompt_lengths` of `hidden_states` out of targets [B, S] and document
-            lengths, for a model that reads it.
+        prompt_lengths_of: function from targets [B, S] and document lengths to the argument `prompt_lengths` of
+            `hidden_states`, for models that take it.
         inputs: further arguments of `hidden_states`.
 
     Raises:
-        ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not fit.
+        ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not match.
     """
     if attention_mask is not None:
         if document_lengths is not None or inputs.get("cache") is not None:
-            raise ValueError("attention_mask: document_lengths and a cache say where rows begin; give one of the three")
+            raise ValueError("attention_mask: document_lengths or a cache is given too; give one of the three")
         document_lengths = _documents_of(attention_mask, input_ids.shape)
     if document_lengths is not None:
         inputs["document_lengths"] = document_lengths
@@ -142,13 +142,15 @@ def causal_lm_forward(
 
 
 def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[list[int]] | None:
-    """Return the document lengths of padded rows; None where nothing is padded.
+    """Return the document lengths of padded rows; None if nothing is padded.
 
     Raises:
-        ValueError: the shape is another, or a row has padding between tokens.
+        ValueError: the shape differs from `shape`, or a row has padding between tokens.
     """
     if list(attention_mask.shape) != list(shape):
-        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}; it needs that of input_ids, {shape}")
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be that of input_ids, {shape}"
+        )
     mask_BS = attention_mask.astype("bool").numpy()
     if mask_BS.all():
         return None
@@ -165,13 +167,13 @@ def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[l
 
 
 def _targets(labels: paddle.Tensor, shape: Sequence[int], document_lengths: DocumentLengths | None) -> paddle.Tensor:
-    """Return what each position is to predict, int64 [B, S].
+    """Return the target of each position, int64 [B, S].
 
     Raises:
-        ValueError: the shape is another.
+        ValueError: the shape differs from `shape`.
     """
     if list(labels.shape) != list(shape):
-        raise ValueError(f"labels have shape {list(labels.shape)}; they need that of input_ids, {shape}")
+        raise ValueError(f"labels have shape {list(labels.shape)}; it must be that of input_ids, {shape}")
     end_B1 = paddle.full([shape[0], 1], IGNORED, dtype="int64")
     targets_BS = paddle.concat([labels.astype("int64")[:, 1:], end_B1], axis=1)
     if document_lengths is None:

@@ -1,4 +1,4 @@
-"""The feed-forward half of a decoder layer."""
+"""Feed-forward block of a decoder layer (SwiGLU, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.swiglu import swiglu
 
 
 class FeedForward(nn.Layer):
-    """`down(silu(gate(x)) * up(x))`."""
+    """Gated feed-forward block: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class FeedForward(nn.Layer):
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., hidden_size] to the same shape."""
+        """Map [..., hidden_size] to [..., hidden_size]."""
         gate, up = recompute_region("mlp_column_ln", self._gate_and_up, x)
         return recompute_region("mlp_row_ln", self.down_proj, swiglu(gate, up))
 

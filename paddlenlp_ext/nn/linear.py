@@ -1,4 +1,4 @@
-"""A dense layer whose weight lies as Hugging Face stores it."""
+"""Linear layer with the weight layout of Hugging Face."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paddlenlp_ext.ops.linear import linear
 
 
 class Linear(nn.Layer):
-    """`x @ weight^T + bias` with weight [out_features, in_features].
+    """Linear layer `x @ weight^T + bias` with weight [out_features, in_features].
 
-    A weight with `stop_gradient` set costs nothing in the backward pass: only the input's gradient is made
+    A weight with `stop_gradient` set costs nothing in the backward pass: only the gradient of the input is computed
     (tests/nn/test_linear.py).
     """
 
@@ -26,24 +26,24 @@ class Linear(nn.Layer):
 
     @property
     def compute_dtype(self) -> paddle.dtype:
-        """The format of the activations, which adapters share."""
+        """Dtype of the activations and of adapters on this layer."""
         return beside(self.weight.dtype)
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """The weight, float32 [out, in]; not to be written to."""
+        """Return the weight as float32 [out, in]. The result must not be written to: it may be the parameter itself."""
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features], in the format that the product gives (half under autocast)."""
+        """Map [..., in_features] to [..., out_features], in the dtype of the matrix product (half under autocast)."""
         return linear(x, self.weight, self.bias)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The same without the bias."""
+        """Map [..., in_features] to [..., out_features] without adding the bias."""
         return linear(x, self.weight)
 
     def as_frozen_linear(self) -> FrozenLinear | None:
-        """What an adapter makes one step with; None where weight or bias trains."""
+        """Return the layer as an operand of a fused adapter op; None if the weight or the bias trains."""
         stands = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if stands else None
 

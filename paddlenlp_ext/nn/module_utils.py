@@ -1,7 +1,4 @@
-"""Parameters that start from given values.
-
-Layers of a model by their dotted names.
-"""
+"""Helpers for layers and parameters: create a parameter from an array, get or replace a layer by its dotted name."""
 
 from __future__ import annotations
 
@@ -11,12 +8,15 @@ from paddle import nn
 
 
 def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str) -> paddle.Tensor:
-    """A parameter for `layer` that starts as `value`, rounded to the floating-point format `dtype`."""
+    """Create a parameter of `layer` with the values `value`, rounded to the floating-point format `dtype`."""
     return layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=_FromArray(value))
 
 
 class _FromArray(nn.initializer.Initializer):
-    """As Paddle's `Assign`, which hands every number over as a Python object: a second for each ten million."""
+    """Initializer that copies an array at once.
+
+    Paddle's `Assign` passes every number as a Python object, which takes a second for each ten million.
+    """
 
     def __init__(self, value: np.ndarray) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _FromArray(nn.initializer.Initializer):
 
 
 def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
-    """Put `layer` at the dotted `name`."""
+    """Replace the layer at the dotted `name` by `layer`."""
     parent_name, _, leaf = name.rpartition(".")
     parent = layer_at(model, parent_name)
     if leaf.isdigit():
@@ -39,7 +39,7 @@ def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
 
 
 def layer_at(model: nn.Layer, name: str) -> nn.Layer:
-    """The sublayer of that dotted name ("" is the model itself)."""
+    """Return the sublayer with the dotted `name`; "" returns the model itself."""
     for part in name.split(".") if name else ():
         model = model[int(part)] if part.isdigit() else getattr(model, part)
     return model

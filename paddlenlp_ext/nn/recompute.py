@@ -1,11 +1,13 @@
-"""What a training pass keeps for its way back, and what it computes again there.
+"""Activation recomputation: choose which activations are saved and which are computed again in the backward pass.
 
-The layers name their places (`recompute_region("flash_attn", function, tensors)`) and know nothing else; a plan says
-what is done at them. Every choice gives the same numbers: what is computed again is the same, random numbers included.
+Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
+`RecomputePlan` decides what happens in each region. All plans give the same numbers, random numbers included.
 
-    full        a layer's input is kept, the layer is run again
-    full_attn   the same for its attention, with the projections
-    core_attn   the same for attention between the projections: queries, keys and values are kept
+| granularity | recomputed | saved |
+|---|---|---|
+| full | the layer | its input |
+| full_attn | attention with its projections | the input of attention |
+| core_attn | attention between the projections | queries, keys and values |
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
-"""Which granularity computes a place again as a block of its own."""
+"""Granularity at which a region is recomputed as a block of its own."""
 
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """What is computed again.
+    """Selection of the activations to recompute.
 
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
-        excluded_layers: layers that keep everything.
+        excluded_layers: layers that save all activations.
         saved_regions: region -> the number of layers, from the first, in which the region's result is saved although
             the layer is recomputed; -1 for all layers. This saves the region's computation and, under tensor
             parallelism, its communication. Only with "full".
@@ -47,29 +49,29 @@ class RecomputePlan:
 
     @classmethod
     def from_config(cls, options: TrainConfig) -> RecomputePlan | None:
-        """The plan of `config.train`, None where nothing is computed again."""
+        """Build the plan that `config.train` describes; None if nothing is recomputed."""
         if not options.recompute:
             return None
         layers = frozenset(parse_layers(options.no_recompute_layers))
         return cls(options.recompute_granularity, layers, parse_refined(options.refined_recompute))
 
     def check_layers(self, num_layers: int) -> None:
-        """Refuse layers that a model has not.
+        """Check that the excluded layers exist in a model of `num_layers` layers.
 
         Raises:
-            ValueError: names them.
+            ValueError: one or more do not exist; the message lists them.
         """
         missing = sorted(layer for layer in self.excluded_layers if not 0 <= layer < num_layers)
         if missing:
             raise ValueError(f"no_recompute_layers names {missing}; the model's layers are 0 to {num_layers - 1}")
 
     def saves(self, place: str, layer: int) -> bool:
-        """Whether a place's result stays in that layer, which is run again."""
+        """Return True if the region's result is saved in `layer`, which is recomputed."""
         number = self.saved_regions.get(place, 0)
         return number == -1 or layer < number
 
     def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """`layer(x, inputs)`, of which only what the plan keeps stays; `x` must want a gradient."""
+        """Return `layer(x, inputs)`, saving only the activations that the plan selects; `x` must require a gradient."""
         if index in self.excluded_layers:
             return layer(x, inputs)
         state = _LayerRecompute(self, index)
@@ -82,12 +84,12 @@ class RecomputePlan:
 
 
 def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)`, where a plan may keep the result or compute it again.
+    """Return `function(*arguments)`, whose result a plan may save or compute again.
 
     Args:
-        place: its name.
-        function: of these tensors and of parameters; what else it reads must not want a gradient.
-        arguments: tensors (at "full_attn" also what is none).
+        place: name of the region.
+        function: function of the tensors and of parameters; other values that it reads must not require gradients.
+        arguments: tensors; at "full_attn" also other objects.
     """
     state = _current[-1]
     if state is None:
@@ -101,13 +103,13 @@ def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) 
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute, in the products of the first time: bfloat16 may be off by the time of the second."""
+    """Recompute a block with the matrix product precision of its first run: bf16 products may be off by then."""
     return recompute(capture_precision(function), *arguments)
 
 
 @dataclass(frozen=True)
 class _RegionRecord:
-    """A kept computation: its own graph, from copies of its inputs, and the random numbers' state behind it."""
+    """Saved computation of a region: its own graph from copies of the inputs, and the random state after it."""
 
     inputs: tuple[paddle.Tensor, ...]
     outputs: tuple[paddle.Tensor, ...]
@@ -116,14 +118,14 @@ class _RegionRecord:
 
 
 class _LayerRecompute:
-    """One layer's way forwards, and the same way again before it comes back."""
+    """State of one recomputed layer: its forward pass, and the same pass again before its backward pass."""
 
     def __init__(self, plan: RecomputePlan, layer: int) -> None:
         self.plan, self.layer = plan, layer
         self._records: deque[_RegionRecord] = deque()
 
     def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:
-        """The first time compute and keep; the second time give what was kept."""
+        """Compute and save the region the first time; return the saved result the second time."""
         if paddle.is_grad_enabled():
             record = self._records.popleft()
             paddle.set_rng_state(record.random_state)
@@ -141,7 +143,7 @@ class _LayerRecompute:
 
 
 class _SavedRegion(PyLayer):
-    """A kept computation joined to the tensors that were computed again."""
+    """Autograd node that joins a saved region to the recomputed tensors around it."""
 
     @staticmethod
     def forward(ctx, record, *tensors):

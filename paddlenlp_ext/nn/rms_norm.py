@@ -1,4 +1,4 @@
-"""Root mean square normalisation as a layer."""
+"""Root mean square normalization layer (arXiv:1910.07467)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Layer):
-    """Normalises the last axis, of `size`, and scales it by a learned weight that starts at one."""
+    """Normalize the last axis, of `size`, and scale it by a learned weight that is initialized to one."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -19,9 +19,9 @@ class RMSNorm(nn.Layer):
         self.weight = self.create_parameter([size], dtype=dtype, default_initializer=ones)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to the same shape."""
+        """Map [..., size] to [..., size]."""
         return rms_norm(x, self.weight, self.epsilon)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """`x + addend`, and that sum normalised; both [..., size]."""
+        """Return `x + addend` and the normalized sum, both [..., size]."""
         return add_rms_norm(x, addend, self.weight, self.epsilon)

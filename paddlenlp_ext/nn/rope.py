@@ -1,4 +1,4 @@
-"""Rotary position embedding: a config's settings to inverse frequencies, positions to tables.
+"""Rotary position embedding: inverse frequencies from a config's settings, rotation tables from positions.
 
 Sources: rotary angles arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN arXiv:2309.00071; dynamic
 NTK-aware scaling as published with YaRN; the smoothed scaling of Llama 3.1 as its model card's config describes it.
@@ -20,14 +20,14 @@ _NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """How a model turns its heads.
+    """Rotary settings of a model.
 
     Attributes:
         head_dim: H, even.
         theta: base of the frequencies.
-        rope_type: "default" or a scaling's name.
-        max_position_embeddings: the config's longest context.
-        scaling: the scaling's own numbers (`factor`, `low_freq_factor`, ...).
+        rope_type: "default" or the name of a scaling.
+        max_position_embeddings: maximum context in the config.
+        scaling: parameters of the scaling (`factor`, `low_freq_factor`, ...).
     """
 
     head_dim: int
@@ -40,23 +40,27 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
 
-        Of two that say something different, the one that transformers takes: `rope_scaling`, and
-        `original_max_position_embeddings` where it stands beside them.
+        Contradictions are resolved as transformers does: `rope_scaling` wins, and so does an
+        `original_max_position_embeddings` next to it.
 
         Raises:
             ValueError: an unknown rope type, an odd head dimension, or settings that differ by layer type.
         """
         given = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if any(isinstance(value, Mapping) for value in given.values()):
-            raise ValueError(f"rope settings by layer type ({', '.join(given)}) are not supported.")
+            raise ValueError(
+                f"rope settings by layer type ({', '.join(given)}) are not supported; use one for all layers"
+            )
         rope_type = given.get("rope_type") or given.get("type") or "default"
         if rope_type not in ROPE_TYPES:
-            raise ValueError(f"unknown rope type {rope_type!r} in the model's config. Known: {', '.join(ROPE_TYPES)}.")
+            raise ValueError(f"unknown rope type {rope_type!r} in config.json; known: {', '.join(ROPE_TYPES)}")
         if head_dim % 2:
-            raise ValueError(f"head_dim {head_dim}: rotary position embedding turns pairs, it must be even.")
+            raise ValueError(
+                f"head_dim {head_dim} in config.json must be even: rotary embedding rotates pairs of channels"
+            )
         rotated_share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         if rotated_share not in (None, 1, 1.0):
-            raise ValueError(f"partial_rotary_factor {rotated_share}: only heads that turn whole (1.0) are supported.")
+            raise ValueError(f"partial_rotary_factor {rotated_share} in config.json is not supported; only 1.0 is")
         theta = given.get("rope_theta", config.get("rope_theta"))
         scaling = {key: value for key, value in given.items() if key not in _NOT_SCALING}
         trained = config.get("original_max_position_embeddings")
@@ -66,21 +70,21 @@ class RopeSettings:
         return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number among the scaling's own.
+        """Return a number of the scaling's parameters.
 
         Raises:
-            ValueError: it is missing and has no default.
+            ValueError: the number is missing and has no default.
         """
         value = self.scaling.get(key)
         if value is None:
             value = default
         if value is None:
-            raise ValueError(f"rope type {self.rope_type!r} needs {key!r} in the model's rope settings.")
+            raise ValueError(f"rope type {self.rope_type!r} needs {key!r} in the rope settings of config.json")
         return float(value)
 
     @property
     def max_context(self) -> int:
-        """The most positions that the frequencies are made for: the config's context, or the trained one stretched."""
+        """Maximum number of positions that the frequencies cover, scaling included."""
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
         trained = self.number("original_max_position_embeddings", self.max_position_embeddings)
@@ -101,14 +105,14 @@ def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Past the trained context the base grows with the length, so that the slowest frequency just covers it."""
+    """Increase the base beyond the trained context, so that the slowest frequency just covers the length."""
     factor, dim, trained = settings.number("factor"), settings.head_dim, settings.max_position_embeddings
     stretch = factor * max(length, trained) / trained - (factor - 1)
     return _plain(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended by how often they turn."""
+    """Stretch long wavelengths by `factor`, keep short ones, and interpolate between by the number of turns."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     trained = settings.number("original_max_position_embeddings")
     plain = _plain(settings)
@@ -118,7 +122,7 @@ def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Interpolate slow frequencies, keep fast ones, ramp between; the tables are scaled by YaRN's temperature."""
+    """Interpolate slow frequencies, keep fast ones, ramp between; scale the tables by YaRN's temperature."""
     longest, dim = settings.max_position_embeddings, settings.head_dim
     trained = settings.number("original_max_position_embeddings", longest)
     factor = settings.number("factor", longest / trained)
@@ -156,11 +160,11 @@ ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] =
 
 
 class RotaryEmbedding:
-    """Makes the cosine and sine tables of given positions; holds no parameters."""
+    """Compute the cosine and sine tables of given positions; no parameters."""
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
-        self._make(0)  # a missing number is an error now, not at the first batch
+        self._make(0)  # report a missing number now, not at the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, H]."""

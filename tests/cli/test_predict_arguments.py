@@ -61,7 +61,7 @@ def test_a_switch_alone_means_true():
         ([*MODEL, "--use_flash_attention", "maybe"], "'maybe' is neither true nor false"),
         ([*MODEL, "--dtype", "int3"], "--dtype int3 is not one of float32, bfloat16, float16"),
         ([*MODEL, "--decode_strategy", "beam_search"], "'beam_search' is not available yet"),
-        ([*MODEL, "--top_p", "2"], "top_p is 2.0: it must be from 0 to 1"),
+        ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
         ([*MODEL, "--batch_size", "0"], "--batch_size is 0: it must be at least 1"),
         ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "one adapter at a time"),
         ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),

@@ -56,7 +56,7 @@ def test_as_prefix_is_all_there_is():
     np.testing.assert_array_equal(v_prefix.numpy(), v[0].numpy())
     other = KVCache(STARTS)
     other.set_prefix({0: (k_prefix, v_prefix)})
-    with pytest.raises(AssertionError, match="comes first"):
+    with pytest.raises(AssertionError, match="before appending"):
         other.set_prefix({0: (k_prefix, v_prefix)})
 
 

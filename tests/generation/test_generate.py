@@ -49,7 +49,7 @@ def test_a_model_whose_training_diverged_answers_with_an_error(strategy):
     model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
     weight = model.parameters()[3]
     weight.set_value(paddle.full(weight.shape, float("nan")))
-    with pytest.raises(ValueError, match="no logit of a row is a number: the model's weights are damaged"):
+    with pytest.raises(ValueError, match="all logits of a row are NaN; the model's weights are damaged"):
         generate(model, random_prompts((5, 1)), max_new_tokens=4, decode_strategy=strategy)
 
 
@@ -99,7 +99,7 @@ def test_the_end_token_is_left_out_and_a_full_row_has_its_limit():
 def test_max_total_length_counts_the_prompt():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
     assert [len(row) for row in generate(model, prompts, max_new_tokens=10, max_total_length=9)] == [3, 6]
-    with pytest.raises(ValueError, match="prompt 0 has 6 tokens: max_total_length 6 leaves no room"):
+    with pytest.raises(ValueError, match="prompt 0 has 6 tokens; max_total_length 6 leaves no room"):
         generate(model, prompts, max_new_tokens=10, max_total_length=6)
 
 
@@ -144,9 +144,9 @@ def test_modes_and_gradients_are_as_before():
     [
         ({"decode_strategy": "beam_search"}, "'beam_search' is not available yet"),
         ({"decode_strategy": "greedy"}, "did you mean 'greedy_search'"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0: it must be at least 1"),
-        ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
-        ({"top_p": 1.5}, "top_p is 1.5: it must be from 0 to 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be from 0 to 1"),
         ({"top_k": -1}, "top_k is -1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"seed": -1}, "seed is -1"),

@@ -86,5 +86,5 @@ def test_a_row_draws_the_same_whoever_shares_its_batch():
 def test_a_row_without_a_number_is_an_error_that_says_so():
     """Of a model whose training diverged, whatever the filters."""
     logits = np.full((1, 9), np.nan, np.float32)
-    with pytest.raises(ValueError, match="no logit of a row is a number: the model's weights are damaged"):
+    with pytest.raises(ValueError, match="all logits of a row are NaN; the model's weights are damaged"):
         sampling.RowSampler(seed=0).draw(sampling.keep_top_p(sampling.keep_top_k(logits, 3), 0.7), [0])

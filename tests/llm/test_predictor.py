@@ -237,8 +237,8 @@ def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
         (["--data_file", "absent.json"], "'absent.json' is no file"),
         (["--output_file", "ROWS"], "is the data file itself"),
-        (["--output_file", "FOLDER"], "is a folder"),
-        (["--output_file", "ROWS/output.json"], "nothing can be written to .*data.json"),
+        (["--output_file", "FOLDER"], "is a directory"),
+        (["--output_file", "ROWS/output.json"], "data.json is not a writable directory"),
     ],
 )
 def test_a_mistake_is_one_clear_error(base, data_file, words, message):

@@ -19,10 +19,10 @@ from tests.models.tiny_model import TINY, make_model
             r"unknown model_type 'lama'; did you mean 'llama'\? Known: llama, mistral, qwen2, qwen3",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
-        ({"vocab_size": None}, "vocab_size in config.json must be a positive whole number, got None"),
+        ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
         ({"hidden_size": 32.0}, "hidden_size .* got 32.0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers .* got 0"),
-        ({"num_key_value_heads": 3}, "4 attention heads do not divide among 3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
         ({"rope_scaling": {"type": "su"}}, "unknown rope type 'su'"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
@@ -34,7 +34,7 @@ def test_what_cannot_be_built_is_refused(changes, message):
 
 
 def test_a_missing_model_type_lists_the_known():
-    with pytest.raises(ValueError, match=r"no 'model_type'\. Known: llama"):
+    with pytest.raises(ValueError, match=r"no 'model_type'; known: llama"):
         DecoderConfig.from_dict({"vocab_size": 3})
 
 

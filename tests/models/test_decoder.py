@@ -79,9 +79,9 @@ def test_positions_restart_in_each_document_unless_given():
 def test_documents_must_fill_the_rows():
     model, ids = make_model(), random_ids(1, 9)
     for documents in ([[4, 4]], [[9], [9]]):
-        with pytest.raises(ValueError, match=r"do not fill input_ids of shape \[1, 9\]"):
+        with pytest.raises(ValueError, match=r"do not sum to the rows of input_ids of shape \[1, 9\]"):
             model(ids, document_lengths=documents)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="a cache holds one document per row"):
         model(ids, document_lengths=[[9]], cache=KVCache([0]))
 
 

@@ -91,7 +91,7 @@ def test_dynamic_scaling_waits_for_the_trained_length():
 @pytest.mark.parametrize(
     ("config", "head_dim", "message"),
     [
-        ({"rope_scaling": {"rope_type": "longrope"}}, 8, "unknown rope type 'longrope'.*Known: default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, 8, "unknown rope type 'longrope'.*known: default, linear"),
         ({"rope_scaling": {"rope_type": "linear"}}, 8, "'linear' needs 'factor'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, 8, "by layer type"),
         ({}, 7, "head_dim 7"),
