@@ -110,7 +110,7 @@ class PeftConfig(metaclass=ConfigType):
         raise NotImplementedError
 
     def before_quantizing(
-        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
         """What is quantized in place of a layer's weight: the weight itself, unless the adapter starts with a part.
 
@@ -119,7 +119,7 @@ class PeftConfig(metaclass=ConfigType):
         Args:
             name: of the layer.
             weight: float32 [out, in], not to be written to.
-            rounded: what a weight of that layer becomes when it is quantized and dequantized.
+            quantize_dequantize: what a weight of that layer becomes when it is quantized and dequantized.
         """
         return weight
 
@@ -127,11 +127,11 @@ class PeftConfig(metaclass=ConfigType):
         self,
         name: str,
         weight: paddle.Tensor,
-        rounded: Callable[[paddle.Tensor], paddle.Tensor],
+        quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor],
         tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
         """As `before_quantizing`, for the base of a stored adapter, whose tensors say what was taken off."""
-        return self.before_quantizing(name, weight, rounded)
+        return self.before_quantizing(name, weight, quantize_dequantize)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
         """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""

@@ -43,13 +43,13 @@ class AdapterFiles:
     """How the base was quantized in training, None where it was not."""
 
     def before_quantizing(
-        self, name: str, weight: paddle.Tensor, rounded: Callable[[paddle.Tensor], paddle.Tensor]
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
         """What is quantized in place of a weight of the base, so that it is what the adapter was trained over.
 
         Arguments as `PeftConfig.before_quantizing`'s.
         """
-        return self.config.before_quantizing_again(name, weight, rounded, self.tensors)
+        return self.config.before_quantizing_again(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
         """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.

@@ -19,7 +19,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.merge.files import merge_adapter
-from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, choose
+from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, select_kept_ranks
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
@@ -221,18 +221,18 @@ def test_budget_by_the_formula():
     assert [schedule.budget(step) for step in (1, 10, 11, 45, 79, 80, 81, 100)] == [
         48, 48, int(32 * (69 / 70) ** 3 + 16), 20, 16, 16, 16, 16,
     ]  # fmt: skip
-    assert [step for step in range(1, 101) if schedule.chooses(step)] == list(range(15, 81, 5))
+    assert [step for step in range(1, 101) if schedule.updates_ranks(step)] == list(range(15, 81, 5))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
         BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
 
 
 def test_the_best_of_the_whole_model_stay():
     scores = {"a": np.array([5.0, 1.0, 3.0]), "b": np.array([2.0, 4.0])}
-    assert {name: kept.tolist() for name, kept in choose(scores, 3).items()} == {
+    assert {name: kept.tolist() for name, kept in select_kept_ranks(scores, 3).items()} == {
         "a": [True, False, True],
         "b": [False, True],
     }
-    assert all(kept.all() for kept in choose(scores, 5).values())
+    assert all(kept.all() for kept in select_kept_ranks(scores, 5).values())
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_base_and_start_are_pefts(steps: int):
     config = LoftQConfig(rank=LOFTQ_RANK, alpha=LOFTQ_RANK, iters=steps)
     ours = dequantize(quantize(config.before_quantizing("w", weight, lambda w: dequantize(quantize(w, NF4))), NF4))
     np.testing.assert_allclose(ours.numpy(), base, atol=1e-6)
-    start = config.starts["w"]
+    start = config.initial_factors["w"]
     np.testing.assert_allclose(paddle.matmul(start.b, start.a).numpy(), update, atol=1e-5)
 
 
@@ -133,11 +133,11 @@ def test_over_a_base_that_lacks_the_start_it_is_not_taken_off_again():
 def test_only_targets_are_touched():
     config = LoftQConfig(rank=4, iters=2, target_modules=["q_proj"])
     model = quantized(config)
-    assert set(config.starts) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
+    assert set(config.initial_factors) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
     assert model.model.layers[0].self_attn.q_proj.is_residual
     assert not model.model.layers[0].self_attn.k_proj.is_residual
     get_peft_model(model, config)
-    assert not config.starts, "the layers have them now"
+    assert not config.initial_factors, "the layers have them now"
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])

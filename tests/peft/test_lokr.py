@@ -13,7 +13,7 @@ from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.methods.lokr import LoKrConfig, split
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig, factorize
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.adapters import logits_of, tiny_model, train
@@ -35,8 +35,8 @@ from tests.common.adapters import logits_of, tiny_model, train
         (36, 5, (4, 9)),
     ],
 )
-def test_split(size: int, factor: int, parts: tuple[int, int]):
-    assert split(size, factor) == parts
+def test_factorize(size: int, factor: int, parts: tuple[int, int]):
+    assert factorize(size, factor) == parts
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_it_is_the_decoder_run_on_vectors_before_the_tokens(family: str):
         before = paddle.to_tensor([known] * len(INPUT_IDS))
         wanted = base(paddle.concat([before, ids], axis=1)).numpy()[:, 4:]
         model = prompted(base)
-        model.base_model.model.embed_tokens.start_from(np.array(known))
+        model.base_model.model.embed_tokens.init_from_tokens(np.array(known))
         np.testing.assert_allclose(model(ids).numpy(), wanted, rtol=0, atol=1e-5)
         positions = paddle.to_tensor(np.tile(np.arange(11), (2, 1)))
         np.testing.assert_allclose(model(ids, position_ids=positions).numpy(), wanted, rtol=0, atol=1e-5)

@@ -130,7 +130,7 @@ def test_in_one_product_or_two_it_is_the_same(original: Path):
 def test_layers_that_read_the_same_share_what_is_kept(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     layers = dict(adapter_layers(model.base_model))
-    model._see_inputs(layers, lambda: loss_of(model).backward())
+    model._record_inputs(layers, lambda: loss_of(model).backward())
     sums = {name: id(layer.inputs) for name, layer in layers.items()}
     of = {leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")}
     assert len(set(of.values())) == 1

@@ -44,7 +44,7 @@ class BudgetSchedule:
     total_steps: int
 
     def __post_init__(self) -> None:
-        if self.warmup >= self.last_choice:
+        if self.warmup >= self.last_update_step:
             raise ValueError(
                 f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of {self.total_steps} in "
                 "which ranks are cut: lower them, leave them out (a tenth and three tenths of the run), or train "
@@ -52,7 +52,7 @@ class BudgetSchedule:
             )
 
     @property
-    def last_choice(self) -> int:
+    def last_update_step(self) -> int:
         """The step at which the final choice is made."""
         return self.total_steps - self.final
 
@@ -60,24 +60,26 @@ class BudgetSchedule:
         """How many singular values may stay after step `step`, counted from 1."""
         if step <= self.warmup:
             return self.initial
-        if step >= self.last_choice:
+        if step >= self.last_update_step:
             return self.target
-        left = 1 - (step - self.warmup) / (self.last_choice - self.warmup)
+        left = 1 - (step - self.warmup) / (self.last_update_step - self.warmup)
         return int((self.initial - self.target) * left**3 + self.target)
 
-    def chooses(self, step: int) -> bool:
+    def updates_ranks(self, step: int) -> bool:
         """Whether singular values are chosen after step `step`."""
-        return step == self.last_choice or (self.warmup < step < self.last_choice and step % self.interval == 0)
+        return step == self.last_update_step or (
+            self.warmup < step < self.last_update_step and step % self.interval == 0
+        )
 
 
 Triplets = Mapping[str, paddle.Tensor]
 """The trained values of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
 
 
-class HasVectors(Protocol):
+class SupportsFeatureMean(Protocol):
     """A layer whose P and Q may be cut over several ranks."""
 
-    def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
+    def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
         ...
 
@@ -97,7 +99,7 @@ class ImportanceAverages:
             for name, value in triplets.items():
                 importance = (value.astype("float32") * value.grad.astype("float32")).abs()
                 key = f"{layer_name}.{name}"
-                sensitivity, uncertainty = self._of(key, importance)
+                sensitivity, uncertainty = self._averages_of(key, importance)
                 sensitivity = self.beta1 * sensitivity + (1 - self.beta1) * importance
                 uncertainty = self.beta2 * uncertainty + (1 - self.beta2) * (importance - sensitivity).abs()
                 for average in (sensitivity, uncertainty):
@@ -105,16 +107,16 @@ class ImportanceAverages:
                 self.averages |= {f"{key}.sensitivity": sensitivity, f"{key}.uncertainty": uncertainty}
 
     @paddle.no_grad()
-    def scores(self, layers: Mapping[str, HasVectors]) -> dict[str, np.ndarray]:
+    def scores(self, layers: Mapping[str, SupportsFeatureMean]) -> dict[str, np.ndarray]:
         """The score [r] of each layer's triplets."""
         scores = {}
         for name, layer in layers.items():
-            mean = layer.mean_of_vectors
+            mean = layer.mean_over_features
             of_vectors = mean(self._importance(f"{name}.lora_A"), 1) + mean(self._importance(f"{name}.lora_B"), 0)
             scores[name] = (self._importance(f"{name}.lora_E").flatten() + of_vectors).numpy()
         return scores
 
-    def _of(self, key: str, like: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def _averages_of(self, key: str, like: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         kept = (self.averages.get(f"{key}.{kind}") for kind in ("sensitivity", "uncertainty"))
         sensitivity, uncertainty = (paddle.zeros_like(like) if average is None else average for average in kept)
         return sensitivity, uncertainty
@@ -123,7 +125,7 @@ class ImportanceAverages:
         return self.averages[f"{key}.sensitivity"] * self.averages[f"{key}.uncertainty"]
 
 
-def choose(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
+def select_kept_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
     """Layer -> bool [r], which of its triplets stay: the `budget` best of the whole model.
 
     Where the worst of those that would stay ties with the best of those that would go, both go.

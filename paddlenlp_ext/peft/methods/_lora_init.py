@@ -45,7 +45,7 @@ class LoRALinearWithInit(LoRALinear):
     Args:
         base, rank, scaling, dropout, seed, name: as `LoRALinear`'s.
         keep_start: whether the start belongs to the adapter's state; without, it can be computed again.
-        base_lacks_start: whether the base was quantized without the start, so that it is not to be taken off again.
+        base_is_residual: whether the base was quantized without the start, so that it is not to be taken off again.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LoRALinearWithInit(LoRALinear):
         dropout: float,
         seed: int,
         name: str,
-        keep_start: bool = True,
+        persist_init: bool = True,
         base_is_residual: bool = False,
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
@@ -65,25 +65,25 @@ class LoRALinearWithInit(LoRALinear):
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, base.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([base.out_features, rank], dtype=start_dtype)
-        self.register_buffer(A_START, zeros_A, persistable=keep_start)
-        self.register_buffer(B_START, zeros_B, persistable=keep_start)
+        self.register_buffer(A_START, zeros_A, persistable=persist_init)
+        self.register_buffer(B_START, zeros_B, persistable=persist_init)
 
     @paddle.no_grad()
-    def start_at(
+    def set_initial_factors(
         self,
         a: paddle.Tensor,
         b: paddle.Tensor,
-        taken_a: paddle.Tensor | None = None,
-        taken_b: paddle.Tensor | None = None,
+        removed_a: paddle.Tensor | None = None,
+        removed_b: paddle.Tensor | None = None,
     ) -> None:
         """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes.
 
         All are those of the whole layer; of one that is cut, this part's are taken.
         """
-        set_own_part(self.lora_A.weight, a)
-        set_own_part(self.lora_B.weight, b)
-        set_own_part(self.lora_A_start, a if taken_a is None else taken_a)
-        set_own_part(self.lora_B_start, b if taken_b is None else taken_b)
+        set_local_shard(self.lora_A.weight, a)
+        set_local_shard(self.lora_B.weight, b)
+        set_local_shard(self.lora_A_start, a if removed_a is None else removed_a)
+        set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
@@ -114,19 +114,19 @@ class LoRALinearWithInit(LoRALinear):
         return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}
 
 
-def set_own_part(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
+def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
     """Give a tensor its values, or where it is cut, its part of them."""
     cut = shard_of(tensor)
     tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
 
 
-MARK = "paddlenlp_ext"
+METADATA_FIELD = "paddlenlp_ext"
 """Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(kw_only=True)
-class OffsetLoRAConfig(LoRAConfig):
+class LoRAWithInitConfig(LoRAConfig):
     """Options of a LoRA that counts from a start of its own, and how it is written and read.
 
     Class attributes:
@@ -139,43 +139,45 @@ class OffsetLoRAConfig(LoRAConfig):
 
     refines: ClassVar[str | None] = "lora"
     variant: ClassVar[str]
-    noted_options: ClassVar[tuple[str, ...]] = ()
-    lost_start: ClassVar[str]
+    recorded_options: ClassVar[tuple[str, ...]] = ()
+    missing_init_reason: ClassVar[str]
 
-    def noted(self, model: nn.Layer) -> dict[str, Any]:
+    def recorded_fields(self, model: nn.Layer) -> dict[str, Any]:
         """What a file has to say of the method beside LoRA's options. `model` carries the adapter."""
-        return {name: getattr(self, name) for name in self.noted_options}
+        return {name: getattr(self, name) for name in self.recorded_options}
 
-    def as_noted(self, noted: Mapping[str, Any]) -> OffsetLoRAConfig:
-        """This config with what `noted` wrote into the file that it is read from."""
-        return replace(self, **{name: noted[name] for name in self.noted_options if name in noted})
+    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
+        """This config with what `recorded_fields` wrote into the file that it is read from."""
+        return replace(
+            self, **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
+        )
 
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        return doubled_fields(self.variant, super().to_adapter_config(model), self.noted(model))
+        return to_rank_2r_fields(self.variant, super().to_adapter_config(model), self.recorded_fields(model))
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return doubled(tensors)
+        return to_rank_2r(tensors)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return halved(tensors)
+        return from_rank_2r(tensors)
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        return is_doubled(cls.variant, fields) or fields.get("init_lora_weights") == cls.variant
+        return is_rank_2r(cls.variant, fields) or fields.get("init_lora_weights") == cls.variant
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
-        if is_doubled(cls.variant, fields):
-            config = super().from_adapter_config(halved_fields(fields))
-            assert isinstance(config, OffsetLoRAConfig)
-            return config.as_noted(fields[MARK])
+        if is_rank_2r(cls.variant, fields):
+            config = super().from_adapter_config(from_rank_2r_fields(fields))
+            assert isinstance(config, LoRAWithInitConfig)
+            return config.with_recorded_options(fields[METADATA_FIELD])
         start = fields.get("init_lora_weights")
         if start is not True:
-            raise ValueError(f"init_lora_weights={start!r} {cls.lost_start}")
+            raise ValueError(f"init_lora_weights={start!r} {cls.missing_init_reason}")
         return super().from_adapter_config(fields)
 
 
-def doubled(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The adapter's tensors as those of a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
     stored = {}
     for name, tensor in tensors.items():
@@ -188,8 +190,8 @@ def doubled(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def halved(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The reverse of `doubled`; a tensor of another name stays, to be named as a stranger by whoever loads it."""
+def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The reverse of `to_rank_2r`; a tensor of another name stays, to be named as a stranger by whoever loads it."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -202,15 +204,15 @@ def halved(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return own
 
 
-def doubled_fields(variant: str, fields: Mapping[str, Any], noted: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; what they were stands under `MARK`.
+def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; the originals are under `METADATA_FIELD`.
 
-    `noted` stands there too: what the variant alone has to know again.
+    `recorded_fields` stands there too: what the variant alone has to know again.
     """
     wider = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
         **fields,
-        MARK: {"switch": variant, **{name: fields[name] for name in _OPTIONS}, **noted},
+        METADATA_FIELD: {"switch": variant, **{name: fields[name] for name in _OPTIONS}, **recorded_fields},
         "r": 2 * fields["r"],
         "rank_pattern": {name: 2 * rank for name, rank in fields["rank_pattern"].items()},
         "lora_alpha": wider * fields["lora_alpha"],
@@ -218,13 +220,13 @@ def doubled_fields(variant: str, fields: Mapping[str, Any], noted: Mapping[str, 
     }
 
 
-def is_doubled(variant: str, fields: Mapping[str, Any]) -> bool:
-    """Whether `doubled_fields` wrote this, for that variant."""
-    mark = fields.get(MARK)
+def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
+    """Whether `to_rank_2r_fields` wrote this, for that variant."""
+    mark = fields.get(METADATA_FIELD)
     return isinstance(mark, Mapping) and mark.get("switch") == variant
 
 
-def halved_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `doubled_fields`."""
-    options = {name: value for name, value in fields[MARK].items() if name in _OPTIONS}
-    return {**{name: value for name, value in fields.items() if name != MARK}, **options}
+def from_rank_2r_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `to_rank_2r_fields`."""
+    options = {name: value for name, value in fields[METADATA_FIELD].items() if name in _OPTIONS}
+    return {**{name: value for name, value in fields.items() if name != METADATA_FIELD}, **options}

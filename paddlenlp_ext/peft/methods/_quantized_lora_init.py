@@ -20,37 +20,37 @@ from paddle import nn
 
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, OffsetLoRAConfig
+from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.module_patterns import matches
 
-SVDS = ("fast", "exact")
+SVD_CHOICES = ("fast", "exact")
 """How triplets are found: by random projection, or the whole SVD."""
-Rounded = Callable[[paddle.Tensor], paddle.Tensor]
+QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 
 
-class Start(NamedTuple):
+class InitialFactors(NamedTuple):
     """Where a layer begins, A [r, in] and B [out, r], and what its base was quantized without, A' and B'."""
 
     a: paddle.Tensor
     b: paddle.Tensor
-    taken_a: paddle.Tensor
-    taken_b: paddle.Tensor
+    removed_a: paddle.Tensor
+    removed_b: paddle.Tensor
 
 
 @dataclass(kw_only=True)
-class LoRABeforeQuantizing(OffsetLoRAConfig):
+class QuantizedInitLoRAConfig(LoRAWithInitConfig):
     """Options of LoRA that starts from the weights before they are quantized.
 
     `before_quantizing` has to see the weights of a quantized base, and the same object has to wrap its layers.
     """
 
-    starts: dict[str, Start] = field(default_factory=dict, compare=False, repr=False)
+    initial_factors: dict[str, InitialFactors] = field(default_factory=dict, compare=False, repr=False)
     """By layer: what `before_quantizing` found and `wrap` has not taken yet."""
     over_residual: bool = field(default=False, compare=False)
     """Whether a stored adapter was trained over a base that lacks what was taken off."""
-    start: Literal["new", "stored", "computed again"] = field(default="new", compare=False)
+    init: Literal["new", "stored", "recomputed"] = field(default="new", compare=False)
     """Where the start comes from: the base, and stored from then on; a file; the base, each time."""
 
     @cached_property
@@ -58,37 +58,45 @@ class LoRABeforeQuantizing(OffsetLoRAConfig):
         """The adapter that the run starts from."""
         return read_adapter(self.path)
 
-    def before_quantizing(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> paddle.Tensor:
+    def before_quantizing(
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+    ) -> paddle.Tensor:
         if self.path:
-            return self._from_path.before_quantizing(name, weight, rounded)
-        if not self.adapts(name):
+            return self._from_path.before_quantizing(name, weight, quantize_dequantize)
+        if not self.is_target(name):
             return weight
-        start = self.find_start(name, weight, rounded)
-        self.starts[name] = start
-        return self._without(name, weight, start.taken_a, start.taken_b)
+        factors = self.find_initial_factors(name, weight, quantize_dequantize)
+        self.initial_factors[name] = factors
+        return self._without(name, weight, factors.removed_a, factors.removed_b)
 
     def before_quantizing_again(
-        self, name: str, weight: paddle.Tensor, rounded: Rounded, tensors: Mapping[str, np.ndarray]
+        self,
+        name: str,
+        weight: paddle.Tensor,
+        quantize_dequantize: QuantizeDequantize,
+        tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
         """What the file says was taken off: found anew on another device, it might differ."""
-        starts = [tensors.get(f"{name}.{start}") for start in (A_START, B_START)]
-        if any(start is None for start in starts):
-            return super().before_quantizing_again(name, weight, rounded, tensors)
+        removed = [tensors.get(f"{name}.{leaf}") for leaf in (A_START, B_START)]
+        if any(array is None for array in removed):
+            return super().before_quantizing_again(name, weight, quantize_dequantize, tensors)
         if not self.over_residual:
             return weight
-        taken_a, taken_b = (paddle.to_tensor(start, place=weight.place) for start in starts)
-        return self._without(name, weight, taken_a, taken_b)
+        removed_a, removed_b = (paddle.to_tensor(array, place=weight.place) for array in removed)
+        return self._without(name, weight, removed_a, removed_b)
 
     def _without(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
         if not bool(b.any()):
             return weight
         return weight - self.rank_and_scaling(name)[1] * paddle.matmul(b, a)
 
-    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+    def find_initial_factors(
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+    ) -> InitialFactors:
         """The start of a layer from its weight, float32 [out, in], and what quantizing makes of a weight."""
         raise NotImplementedError
 
-    def adapts(self, name: str) -> bool:
+    def is_target(self, name: str) -> bool:
         """Whether the linear layer `name` is a target."""
         if self.target_modules in (None, (ALL_LINEAR,)):
             return True
@@ -100,25 +108,29 @@ class LoRABeforeQuantizing(OffsetLoRAConfig):
         Raises:
             ValueError: the base was quantized without asking this config, or for another adapter.
         """
-        start, is_stored = self.starts.pop(name, None), self.start == "stored"
-        if (start is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
+        factors, is_stored = self.initial_factors.pop(name, None), self.init == "stored"
+        if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
                 f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
                 "with weight_quantize_algo and this adapter's config together."
             )
         rank, scaling = self.rank_and_scaling(name)
         layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_is_residual=base.is_residual)
-        if start is not None:
-            layer.start_at(*start)
+        if factors is not None:
+            layer.set_initial_factors(*factors)
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def noted(self, model: nn.Layer) -> dict[str, Any]:
+    def recorded_fields(self, model: nn.Layer) -> dict[str, Any]:
         lacking = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
-        return {**super().noted(model), "over_residual": lacking}
+        return {**super().recorded_fields(model), "over_residual": lacking}
 
-    def as_noted(self, noted: Mapping[str, Any]) -> OffsetLoRAConfig:
-        return replace(super().as_noted(noted), over_residual=bool(noted.get("over_residual")), start="stored")
+    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
+        return replace(
+            super().with_recorded_options(recorded_fields),
+            over_residual=bool(recorded_fields.get("over_residual")),
+            init="stored",
+        )
 
 
 def principal_factors(

@@ -117,7 +117,7 @@ TINY = "TinyIntervention"
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _InterventionKind:
     """What tells the four apart: is the projection orthonormal, and is the state's own part taken away."""
 
     orthonormal: bool
@@ -125,10 +125,10 @@ class _Kind:
 
 
 _KINDS = {
-    "LoreftIntervention": _Kind(orthonormal=True, subtracts=True),
-    "NoreftIntervention": _Kind(orthonormal=False, subtracts=True),
-    "DireftIntervention": _Kind(orthonormal=True, subtracts=False),
-    "NodireftIntervention": _Kind(orthonormal=False, subtracts=False),
+    "LoreftIntervention": _InterventionKind(orthonormal=True, subtracts=True),
+    "NoreftIntervention": _InterventionKind(orthonormal=False, subtracts=True),
+    "DireftIntervention": _InterventionKind(orthonormal=True, subtracts=False),
+    "NodireftIntervention": _InterventionKind(orthonormal=False, subtracts=False),
 }
 INTERVENTION_TYPES = (*_KINDS, TINY)
 
@@ -163,7 +163,7 @@ class LowRankIntervention(nn.Layer):
     """
 
     def __init__(
-        self, kind: _Kind, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
+        self, kind: _InterventionKind, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
     ) -> None:
         super().__init__()
         self.subtracts, self.activation = kind.subtracts, ACTIVATIONS[act_fn]

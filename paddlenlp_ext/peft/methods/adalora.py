@@ -27,8 +27,13 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
-from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, ImportanceAverages, Triplets, choose
-from paddlenlp_ext.peft.methods.lora import IDLE_IN_PEFT
+from paddlenlp_ext.peft.methods._adalora_allocator import (
+    BudgetSchedule,
+    ImportanceAverages,
+    Triplets,
+    select_kept_ranks,
+)
+from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -37,7 +42,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
-_START = 0.02  # standard deviation of P's and Q's entries
+_INIT_STD = 0.02  # standard deviation of P's and Q's entries
 _EPSILON = 1e-5  # PEFT adds it to the rank that it divides by
 _MASK = "kept"
 
@@ -56,14 +61,14 @@ class AdaLoRAModel(PeftModel):
         named = adapter_layers(self.base_model)
         return {name: layer for name, layer in named if isinstance(layer, AdaLoRALinear) and layer.rank}
 
-    def own_layers(self) -> dict[str, AdaLoRALinear]:
+    def local_layers(self) -> dict[str, AdaLoRALinear]:
         """Those of them that this process has."""
         return {name: layer for name, layer in self.layers().items() if layer.is_materialized}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """How far P and Q are from orthonormal; a stage's share of the mean over all layers."""
-        own = self.own_layers().values()
-        distances = [distance for layer in own for distance in layer.distances_from_orthonormal()]
+        own = self.local_layers().values()
+        distances = [distance for layer in own for distance in layer.orthogonality_errors()]
         if not distances or self.peft_config.orth_reg_weight == 0:
             return None
         return paddle.stack(distances).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
@@ -79,16 +84,16 @@ class AdaLoRAModel(PeftModel):
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """Take the step's gradients in, and cut singular values where the schedule says so."""
-        layers, schedule = self.own_layers(), self._schedule(total_steps)
-        if step < schedule.last_choice or step == 1:  # a run of one step has no earlier one to choose by
+        layers, schedule = self.local_layers(), self._schedule(total_steps)
+        if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier one to choose by
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
-        if schedule.chooses(step):
-            self.kept = choose(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
-        if schedule.chooses(step) or step > schedule.last_choice:
+        if schedule.updates_ranks(step):
+            self.kept = select_kept_ranks(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
+        if schedule.updates_ranks(step) or step > schedule.last_update_step:
             for name, kept in self.kept.items():
                 if name in layers:
                     layers[name].cut(kept)
-        if step >= schedule.last_choice:
+        if step >= schedule.last_update_step:
             self.importance.averages.clear()
 
     def training_state(self) -> dict[str, paddle.Tensor]:
@@ -100,7 +105,7 @@ class AdaLoRAModel(PeftModel):
         """The reverse of `training_state`."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
-        self.importance.averages, layers = {}, self.own_layers()
+        self.importance.averages, layers = {}, self.local_layers()
         for name in sorted(tensors.keys() - masks.keys()):
             layer_name, leaf, _ = name.rsplit(".", 2)
             if layer_name not in layers:
@@ -256,7 +261,7 @@ class AdaLoRAConfig(PeftConfig):
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
         read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT itself passes over the last two
-        refuse_unread_fields(fields, read | IDLE_IN_PEFT)
+        refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         pattern = fields.get("rank_pattern") or {}
         return cls(
             **{name: fields[name] for name in same if name in fields},
@@ -286,7 +291,7 @@ class AdaLoRALinear(LinearAdapter):
         super().__init__(base)
         self.rank, self.scaling, self.dropout = rank, scaling, dropout
         a, b = (
-            generator_for(seed, f"{name}.{leaf}").normal(0, _START, shape).astype(np.float32)
+            generator_for(seed, f"{name}.{leaf}").normal(0, _INIT_STD, shape).astype(np.float32)
             for leaf, shape in (("lora_A", (rank, base.in_features)), ("lora_B", (base.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
@@ -324,7 +329,7 @@ class AdaLoRALinear(LinearAdapter):
         """The trained values."""
         return {"lora_A": self.lora_A, "lora_E": self.lora_E, "lora_B": self.lora_B}
 
-    def distances_from_orthonormal(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def orthogonality_errors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Frobenius norms of Q Q^T - I and P^T P - I, float32."""
         q, p = self.lora_A.astype("float32"), self.lora_B.astype("float32")
         grams = (
@@ -334,7 +339,7 @@ class AdaLoRALinear(LinearAdapter):
         of_q, of_p = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
         return of_q, of_p
 
-    def mean_of_vectors(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
+    def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
         over = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
         size = over(paddle.full([], float(matrix.shape[axis])))

@@ -37,7 +37,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
 KINDS = ("houlsby", "parallel")
-PLACES = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}
+LOCATIONS = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": F.tanh}
 _FIELDS = ("size", "where", "kind", "activation", "scale", "dropout")
 
@@ -55,7 +55,7 @@ class BottleneckConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
 
     size: int = option(64, help="Width of the bottleneck.", minimum=1, maximum=65536)
-    where: str = option("both", help="Which halves of a layer get one.", choices=tuple(PLACES))
+    where: str = option("both", help="Which halves of a layer get one.", choices=tuple(LOCATIONS))
     kind: str = option("houlsby", help="Behind a half (houlsby) or beside it (parallel).", choices=KINDS)
     activation: str = option("gelu", help="Between the two matrices.", choices=tuple(ACTIVATIONS))
     scale: float = option(1.0, help="Multiplies what the adapter adds; 4 in the paper of parallel adapters.", above=0)
@@ -63,14 +63,14 @@ class BottleneckConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         require_whole("adapter_size", self.size)
-        require_choice("adapter_where", self.where, PLACES)
+        require_choice("adapter_where", self.where, LOCATIONS)
         require_choice("adapter_kind", self.kind, KINDS)
         require_choice("adapter_activation", self.activation, ACTIVATIONS)
         require_positive("adapter_scale", self.scale)
         require_share("adapter_dropout", self.dropout)
 
     def targets(self, model: nn.Layer) -> list[str]:
-        leaves = PLACES[self.where]
+        leaves = LOCATIONS[self.where]
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:

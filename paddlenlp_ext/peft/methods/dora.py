@@ -60,14 +60,14 @@ class DoRALinear(LoRALinear):
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
-        squares_O = _squared_rows(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])
-        self.register_buffer("base_squares", squares_O, persistable=False)
+        squares_O = _squared_row_norms(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])
+        self.register_buffer("base_squared_norms", squares_O, persistable=False)
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]."""
         result = self.base(x)
-        stretch_O = self.lora_magnitude_vector / self.direction_lengths().astype(self.dtype)
+        stretch_O = self.lora_magnitude_vector / self.direction_norms().astype(self.dtype)
         if self.dropout and self.training:
             x = self.apply_dropout(x)
             unbiased = self.base.forward_without_bias(x)
@@ -87,20 +87,20 @@ class DoRALinear(LoRALinear):
         return super().saved_activation_size() + 2 * self.out_features
 
     @paddle.no_grad()
-    def direction_lengths(self) -> paddle.Tensor:
+    def direction_norms(self) -> paddle.Tensor:
         """c: the lengths of the rows of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
             along = self.reduce_over_inputs(self.base.forward_without_bias(self.lora_A.weight).astype("float32").T)
             own = paddle.matmul(b, self.reduce_over_inputs(paddle.matmul(a, a, transpose_y=True)))
-        return (self.base_squares + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
+        return (self.base_squared_norms + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
         """m (W + s B A) / c - W, float32 [out, in]."""
         weight = self.base.weight_value()
         a, b = super().low_rank_factors()
         directed = weight + paddle.matmul(b, a)
-        lengths_O = _squared_rows(directed).sqrt()
+        lengths_O = _squared_row_norms(directed).sqrt()
         return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight
 
     def low_rank_factors(self) -> None:
@@ -110,9 +110,9 @@ class DoRALinear(LoRALinear):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """m and |w_i|^2 are cut with the outputs."""
         axis = 0 if style == "colwise" else None
-        return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squares": axis}
+        return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squared_norms": axis}
 
 
 @paddle.no_grad()
-def _squared_rows(weight: paddle.Tensor) -> paddle.Tensor:
+def _squared_row_norms(weight: paddle.Tensor) -> paddle.Tensor:
     return weight.astype("float32").square().sum(axis=1)

@@ -24,10 +24,10 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
-    SVDS,
-    LoRABeforeQuantizing,
-    Rounded,
-    Start,
+    SVD_CHOICES,
+    InitialFactors,
+    QuantizeDequantize,
+    QuantizedInitLoRAConfig,
     principal_factors,
 )
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -38,7 +38,7 @@ from paddlenlp_ext.quantization.linear import QuantizedLinear
 
 @PEFT_METHODS.register("loftq")
 @dataclass(kw_only=True)
-class LoftQConfig(LoRABeforeQuantizing):
+class LoftQConfig(QuantizedInitLoRAConfig):
     """LoftQ: LoRA over a quantized base that starts from the quantization error.
 
     Raises:
@@ -46,8 +46,8 @@ class LoftQConfig(LoRABeforeQuantizing):
     """
 
     variant: ClassVar[str] = "loftq"
-    noted_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
-    lost_start: ClassVar[str] = (
+    recorded_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
+    missing_init_reason: ClassVar[str] = (
         "belongs to a base that PEFT quantized on its way, which the file does not hold: merge it there, or train "
         "again."
     )
@@ -65,23 +65,25 @@ class LoftQConfig(LoRABeforeQuantizing):
     svd: str = option(
         "fast",
         help="LoftQ: how triplets are found: fast (random projection) or exact (whole SVD).",
-        choices=SVDS,
+        choices=SVD_CHOICES,
         key="loftq_svd",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_whole("loftq_iters", self.iters)
-        require_choice("loftq_svd", self.svd, SVDS)
+        require_choice("loftq_svd", self.svd, SVD_CHOICES)
 
-    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
+    def find_initial_factors(
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+    ) -> InitialFactors:
         rank, scaling = self.rank_and_scaling(name)
         a, b = paddle.zeros([rank, weight.shape[1]]), paddle.zeros([weight.shape[0], rank])
         for _ in range(self.iters):
-            taken_a, taken_b = a, b
-            error = weight - rounded(weight - scaling * paddle.matmul(b, a))
+            removed_a, removed_b = a, b
+            error = weight - quantize_dequantize(weight - scaling * paddle.matmul(b, a))
             a, b = principal_factors(error, rank, scaling, name, exact=self.svd == "exact")
-        return Start(a, b, taken_a, taken_b)
+        return InitialFactors(a, b, removed_a, removed_b)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
         if isinstance(base, QuantizedLinear):

@@ -85,31 +85,31 @@ class LoHaLinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by the cheaper of two ways to the same numbers."""
-        if not self._is_narrow():
-            delta = self._elementwise(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
+        if not self._uses_factors():
+            delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
-        inner, outer = _products(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
+        inner, outer = _khatri_rao_factors(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
         narrow = paddle.matmul(x, inner, transpose_y=True) * self.scaling
         return self.base(x) + paddle.matmul(narrow, outer, transpose_y=True)
 
-    def _is_narrow(self) -> bool:
+    def _uses_factors(self) -> bool:
         """Whether going through r^2 inner features is cheaper than making the whole matrix."""
         inner_rank, size = self.hada_w1_a.shape[1] ** 2, self.in_features * self.out_features
         return inner_rank * (self.in_features + self.out_features) < size
 
     def saved_activation_size(self) -> float:
         """The inner features, where there are any."""
-        return self.hada_w1_a.shape[1] ** 2 if self._is_narrow() else 0
+        return self.hada_w1_a.shape[1] ** 2 if self._uses_factors() else 0
 
     def delta_weight(self) -> paddle.Tensor:
         """s (A1 B1) * (A2 B2), float32 [out, in]."""
-        return self._elementwise(*self._in_float32())
+        return self._hadamard_delta(*self._in_float32())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """B s and A, r^2 wide; None where that is no lower than the update's full rank."""
         if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
             return None
-        inner, outer = _products(*self._in_float32())
+        inner, outer = _khatri_rao_factors(*self._in_float32())
         return inner * self.scaling, outer
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
@@ -121,11 +121,13 @@ class LoHaLinear(LinearAdapter):
         factors = (self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
         return tuple(factor.astype("float32") for factor in factors)
 
-    def _elementwise(self, a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor) -> paddle.Tensor:
+    def _hadamard_delta(
+        self, a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor
+    ) -> paddle.Tensor:
         return paddle.matmul(a1, b1) * paddle.matmul(a2, b2) * self.scaling
 
 
-def _products(
+def _khatri_rao_factors(
     a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """B [r^2, in] and A [out, r^2], whose product A B is (A1 B1) * (A2 B2)."""

@@ -106,7 +106,7 @@ class LoKrLinear(LinearAdapter):
         base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
         rank: r.
         scaling: s.
-        factor: as `split`'s.
+        factor: as `factorize`'s.
         decompose_both: W1 may be decomposed too.
         seed, name: fix the values at the start.
     """
@@ -117,31 +117,31 @@ class LoKrLinear(LinearAdapter):
         super().__init__(base)
         self.scaling = scaling
         self.keeps_input = base.in_features > base.out_features  # else it is turned first
-        (a, b), (c, d) = split(base.out_features, factor), split(base.in_features, factor)
+        (a, b), (c, d) = factorize(base.out_features, factor), factorize(base.in_features, factor)
 
-        def start(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
+        def new_factor(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
             value = np.zeros(shape, np.float32) if zero else kaiming_uniform(shape, seed, f"{name}.{own_name}")
             setattr(self, own_name, self.new_parameter(value))
 
         if decompose_both and rank < max(a, c) / 2:
-            start("lokr_w1_a", (a, rank), zero=True)
-            start("lokr_w1_b", (rank, c))
+            new_factor("lokr_w1_a", (a, rank), zero=True)
+            new_factor("lokr_w1_b", (rank, c))
         else:
-            start("lokr_w1", (a, c), zero=True)
+            new_factor("lokr_w1", (a, c), zero=True)
         if rank < max(b, d) / 2:
-            start("lokr_w2_a", (b, rank))
-            start("lokr_w2_b", (rank, d))
+            new_factor("lokr_w2_a", (b, rank))
+            new_factor("lokr_w2_b", (rank, d))
         else:
-            start("lokr_w2", (b, d))
+            new_factor("lokr_w2", (b, d))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
         w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
         if self.in_features <= self.out_features:  # the side that is turned twice is the smaller one then
-            inner = _along_last(_along_middle(inner, w1), w2)
+            inner = _apply_to_last_axis(_apply_to_middle_axis(inner, w1), w2)
         else:
-            inner = _along_middle(_along_last(inner, w2), w1)
+            inner = _apply_to_middle_axis(_apply_to_last_axis(inner, w2), w1)
         return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
 
     def saved_activation_size(self) -> float:
@@ -155,7 +155,7 @@ class LoKrLinear(LinearAdapter):
 
     def delta_weight(self) -> paddle.Tensor:
         """s W1 (x) W2, float32 [out, in]."""
-        w1, w2 = (self._product(name) for name in ("lokr_w1", "lokr_w2"))
+        w1, w2 = (self._full_factor(name) for name in ("lokr_w1", "lokr_w2"))
         return paddle.kron(w1, w2) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
@@ -173,12 +173,12 @@ class LoKrLinear(LinearAdapter):
         whole = getattr(self, name, None)
         return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if whole is None else [whole]
 
-    def _product(self, name: str) -> paddle.Tensor:
+    def _full_factor(self, name: str) -> paddle.Tensor:
         first, *rest = (matrix.astype("float32") for matrix in self._matrices(name))
         return paddle.matmul(first, rest[0]) if rest else first
 
 
-def _along_last(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+def _apply_to_last_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
     """The product of the matrices applied to the last of three axes, as products of whole matrices."""
     rows = x.reshape([-1, x.shape[-1]])
     for matrix in reversed(matrices):
@@ -186,11 +186,11 @@ def _along_last(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tenso
     return rows.reshape([*x.shape[:-1], -1])
 
 
-def _along_middle(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
-    return _along_last(x.transpose([0, 2, 1]), matrices).transpose([0, 2, 1])
+def _apply_to_middle_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
+    return _apply_to_last_axis(x.transpose([0, 2, 1]), matrices).transpose([0, 2, 1])
 
 
-def split(size: int, factor: int = -1) -> tuple[int, int]:
+def factorize(size: int, factor: int = -1) -> tuple[int, int]:
     """Two whole numbers whose product is `size`.
 
     Args:

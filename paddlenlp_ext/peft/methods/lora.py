@@ -41,8 +41,8 @@ from paddlenlp_ext.sharding_spec import Style
 
 # Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
 # a run went.
-IDLE_IN_PEFT = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
-IDLE_IN_PADDLENLP = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
+IGNORED_PEFT_FIELDS = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
+IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 
 
 @PEFT_METHODS.register("lora")
@@ -122,7 +122,7 @@ class LoRAConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
-        read |= {"layers_to_transform", "layers_pattern", *IDLE_IN_PEFT}
+        read |= {"layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
         if fields.get("init_lora_weights") in (True, "gaussian"):  # how A and B began; others change the base too
             read.add("init_lora_weights")
         refuse_unread_fields(fields, read)
@@ -139,7 +139,7 @@ class LoRAConfig(PeftConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "rslora", "target_modules", "lora_plus_scale", "scaling"}
-        refuse_unread_fields(fields, read | IDLE_IN_PADDLENLP)
+        refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
             rank=fields.get("r", 8),
             alpha=fields.get("lora_alpha", 8),
@@ -178,15 +178,15 @@ class LoRALinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
-        base = self._base_in_step()
+        base = self._fusable_base()
         if base is None:
             return self.base(x) + self.lora_update(x)
         return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
 
     def in_one_step(self) -> bool:
-        return self._base_in_step() is not None
+        return self._fusable_base() is not None
 
-    def _base_in_step(self) -> FrozenLinear | None:
+    def _fusable_base(self) -> FrozenLinear | None:
         """The base as a part of one step with the update; None where it is a step of its own."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 

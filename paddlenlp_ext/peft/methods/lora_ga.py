@@ -28,7 +28,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, OffsetLoRAConfig
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.option_checks import require_positive, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -56,8 +56,8 @@ class LoRAGAModel(PeftModel):
             run_batch()
         for name, layer in layers.items():
             gradient, layer.gradient = layer.gradient, None
-            whole = layer.whole_gradient(gradient.total)
-            layer.start_at(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
+            whole = layer.full_gradient(gradient.total)
+            layer.set_initial_factors(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
         logger.info(
             "LoRA-GA: %d layers start from the gradient of %d batches", len(layers), self.peft_config.ga_batches
         )
@@ -65,7 +65,7 @@ class LoRAGAModel(PeftModel):
 
 @PEFT_METHODS.register("lora_ga")
 @dataclass(kw_only=True)
-class LoRAGAConfig(OffsetLoRAConfig):
+class LoRAGAConfig(LoRAWithInitConfig):
     """LoRA-GA: LoRA that starts from the gradient of a few batches.
 
     Raises:
@@ -73,7 +73,7 @@ class LoRAGAConfig(OffsetLoRAConfig):
     """
 
     variant: ClassVar[str] = "lora_ga"
-    lost_start: ClassVar[str] = (
+    missing_init_reason: ClassVar[str] = (
         "began at gradients that the file does not hold: save it from PEFT with "
         "path_initial_model_for_weight_conversion, as a plain LoRA."
     )
@@ -134,7 +134,7 @@ class LoRAGALinear(LoRALinearWithInit):
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
 
-    def whole_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
+    def full_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
         """The gradient [out, in] of the whole weight, of which this layer may have a part."""
         if self.shard_group is None:
             return part

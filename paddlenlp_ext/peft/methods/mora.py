@@ -31,7 +31,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.methods.lora import IDLE_IN_PADDLENLP
+from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -110,7 +110,7 @@ class MoRAConfig(PeftConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> MoRAConfig:
         read = {"use_mora", "r", "lora_dropout", "target_modules"}
         read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # without effect there: MoRA's scale is 1
-        refuse_unread_fields(fields, read | IDLE_IN_PADDLENLP)
+        refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
             rank=fields.get("r", 8),
             dropout=fields.get("lora_dropout", 0.0),

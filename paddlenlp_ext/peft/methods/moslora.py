@@ -41,7 +41,7 @@ class MoSLoRAModel(PeftModel):
         whole, factors = self.whole_state(tensors), {}
         for name, layer in adapter_layers(self.base_model):
             a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
-            factors[name] = Factors(*_folded(a, mixer, b, layer.scaling))
+            factors[name] = Factors(*_fold_mixer(a, mixer, b, layer.scaling))
         save_as_lora(self, folder, factors)
 
 
@@ -91,14 +91,14 @@ class MoSLoRALinear(LoRALinear):
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """A and s B M."""
-        return _folded(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
+        return _fold_mixer(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """As LoRA's; the mixer is whole."""
         return {**super().sharding_axes(style), "lora_AB.weight": None}
 
 
-def _folded(
+def _fold_mixer(
     a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """A [r, in] and s B M [out, r], float32."""

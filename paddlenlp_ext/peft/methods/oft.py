@@ -181,7 +181,7 @@ class OFTLinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; the rotation costs b multiplications a feature."""
-        return self.base(turn(x, self.rotation().astype(x.dtype)))
+        return self.base(rotate_blocks(x, self.rotation().astype(x.dtype)))
 
     def rotation(self) -> paddle.Tensor:
         """R by blocks, float32 [k, b, b], or [1, b, b] where blocks share."""
@@ -197,7 +197,7 @@ class OFTLinear(LinearAdapter):
     def delta_weight(self) -> paddle.Tensor:
         """W R^T - W, float32 [out, in]."""
         weight = self.base.weight_value()
-        return turn(weight, self.rotation().transpose([0, 2, 1])) - weight
+        return rotate_blocks(weight, self.rotation().transpose([0, 2, 1])) - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Blocks are cut with the inputs; where blocks share, nothing is."""
@@ -219,7 +219,7 @@ class OFTLinear(LinearAdapter):
             )
 
 
-def turn(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
+def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
     """x [..., in] times the block-diagonal matrix of `blocks` [k or 1, b, b]."""
     num_blocks, size, _ = blocks.shape
     if num_blocks == 1:

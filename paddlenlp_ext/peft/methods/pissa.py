@@ -30,10 +30,10 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layers import has_values
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
-    SVDS,
-    LoRABeforeQuantizing,
-    Rounded,
-    Start,
+    SVD_CHOICES,
+    InitialFactors,
+    QuantizeDequantize,
+    QuantizedInitLoRAConfig,
     principal_factors,
 )
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -44,7 +44,7 @@ from paddlenlp_ext.quantization.linear import QuantizedLinear
 
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
-class PiSSAConfig(LoRABeforeQuantizing):
+class PiSSAConfig(QuantizedInitLoRAConfig):
     """PiSSA: LoRA that starts from the leading singular triplets of each weight.
 
     Raises:
@@ -52,8 +52,8 @@ class PiSSAConfig(LoRABeforeQuantizing):
     """
 
     variant: ClassVar[str] = "pissa"
-    noted_options: ClassVar[tuple[str, ...]] = ("svd",)
-    lost_start: ClassVar[str] = (
+    recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
+    missing_init_reason: ClassVar[str] = (
         "began at an SVD with random numbers that the file does not hold: save it from PEFT with "
         "path_initial_model_for_weight_conversion, as a plain LoRA."
     )
@@ -64,7 +64,7 @@ class PiSSAConfig(LoRABeforeQuantizing):
     svd: str = option(
         "fast",
         help="How the triplets are found: fast (random projection) or exact (whole SVD: minutes for a large matrix).",
-        choices=SVDS,
+        choices=SVD_CHOICES,
         key="pissa_svd",
     )
 
@@ -72,34 +72,38 @@ class PiSSAConfig(LoRABeforeQuantizing):
         if self.alpha is None:
             self.alpha = self.rank**0.5 if self.rslora else self.rank
         super().__post_init__()
-        require_choice("pissa_svd", self.svd, SVDS)
+        require_choice("pissa_svd", self.svd, SVD_CHOICES)
 
-    def find_start(self, name: str, weight: paddle.Tensor, rounded: Rounded) -> Start:
-        exact = self.start == "computed again" or self.svd == "exact"
+    def find_initial_factors(
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+    ) -> InitialFactors:
+        exact = self.init == "recomputed" or self.svd == "exact"
         a, b = principal_factors(weight, *self.rank_and_scaling(name), name, exact)
-        return Start(a, b, a, b)
+        return InitialFactors(a, b, a, b)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
-        again = self.start == "computed again"
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, keep_start=not again)
-        if self.start != "stored" and has_values(base):
-            layer.start_at(*principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact"))
+        again = self.init == "recomputed"
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=not again)
+        if self.init != "stored" and has_values(base):
+            layer.set_initial_factors(
+                *principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact")
+            )
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        if self.start == "computed again":
+        if self.init == "recomputed":
             return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": "pissa"}
         return super().to_adapter_config(model)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(tensors) if self.start == "computed again" else super().to_stored(tensors)
+        return dict(tensors) if self.init == "recomputed" else super().to_stored(tensors)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(tensors) if self.start == "computed again" else super().from_stored(tensors)
+        return dict(tensors) if self.init == "recomputed" else super().from_stored(tensors)
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
@@ -112,10 +116,10 @@ class PiSSAConfig(LoRABeforeQuantizing):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         if fields.get("init_lora_weights") != "pissa":
             return super().from_adapter_config(fields)
-        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), start="computed again")
+        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), init="recomputed")
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
         # There s is 1 whatever alpha says.
-        return replace(config, alpha=config.rank, rslora=False, start="computed again")
+        return replace(config, alpha=config.rank, rslora=False, init="recomputed")

@@ -31,6 +31,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.ops.attention import KeyValuePrefix
@@ -44,13 +45,12 @@ from paddlenlp_ext.peft.layers import (
     has_values,
     kaiming_uniform,
 )
-from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
 from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement
 
-_START = 0.02  # standard deviation of keys and values at the start: small against a model's own
+_INIT_STD = 0.02  # standard deviation of keys and values at the start: small against a model's own
 
 
 class PrefixEncoder(nn.Layer):
@@ -94,7 +94,7 @@ class PrefixAttention(AdapterLayer):
         shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
         self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
         if hidden_size is None:
-            start = _START * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
+            start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
             self.prefix = new_parameter(self, start, self.dtype)
         else:
             weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
@@ -107,11 +107,11 @@ class PrefixAttention(AdapterLayer):
             prefix_P2KH = self.prefix
         else:
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
-            prefix_P2KH = self._own_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
+            prefix_P2KH = self._local_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
         if self.dropout and self.training:
             whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
             # Drawn for all heads: the same entries drop however many of them are here.
-            prefix_P2KH = prefix_P2KH * self._own_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
+            prefix_P2KH = prefix_P2KH * self._local_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
         return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
@@ -130,7 +130,7 @@ class PrefixAttention(AdapterLayer):
             for parameter in encoder.parameters():
                 set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
 
-    def _own_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
+    def _local_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
         """Of all heads, those of this rank."""
         if self.shard_group is None:
             return prefix_P2KH
@@ -148,7 +148,7 @@ class PrefixModel(PeftModel):
         first = next(layer for _, layer in adapter_layers(model))
         if first.hidden_size is None:
             if peft_config.init == "vocab" and self._own_layers():
-                self._start_from_tokens(first.seed)
+                self._init_from_tokens(first.seed)
         else:
             self.prefix_encoder = PrefixEncoder(
                 first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
@@ -161,11 +161,11 @@ class PrefixModel(PeftModel):
         return [layer for _, layer in adapter_layers(self.base_model) if has_values(layer.base.k_proj)]
 
     @paddle.no_grad()
-    def _start_from_tokens(self, seed: int) -> None:
+    def _init_from_tokens(self, seed: int) -> None:
         """Let the prefix be what tokens drawn at random leave in every layer."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
-        made = keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
+        made = decoder_keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
         for layer in self._own_layers():
             pair = made[layer.base.layer_index]
             layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
@@ -206,10 +206,10 @@ class PrefixModel(PeftModel):
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
                 own[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
         for name in [name for name in own if name.endswith(self.UNSHIFTED)]:
-            own[name.replace(self.UNSHIFTED, "prefix")] = self._shifted(own.pop(name))
+            own[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(own.pop(name))
         super().load_tensors(own, where)
 
-    def _shifted(self, prefix_P2KH: np.ndarray) -> np.ndarray:
+    def _shift_keys(self, prefix_P2KH: np.ndarray) -> np.ndarray:
         """The prefix that has the same scores when the document's positions begin at P: its keys turned by P."""
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
@@ -223,11 +223,20 @@ class PrefixModel(PeftModel):
         """Keys and values that a projection makes, [P, 2 * E] for each layer, from the adapter's own tensors."""
         encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
         hidden_PF = project(*encoder).tanh()
-        names = [name.removesuffix("_weight") for name in in_layer_order(tensors) if name.endswith(".prefix_weight")]
+        names = [name.removesuffix("_weight") for name in sort_by_layer(tensors) if name.endswith(".prefix_weight")]
         return [project(hidden_PF, tensors[f"{name}_weight"], tensors[f"{name}_bias"]) for name in names]
 
 
-def in_layer_order(names: Iterable[str]) -> list[str]:
+@paddle.no_grad()
+def decoder_keys_and_values(decoder: nn.Layer, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
+    """Keys and values of every layer that runs here, by its number, for vectors at positions 0 to P-1; no gradient."""
+    cache = KVCache([0])
+    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only their number counts
+    decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
+    return cache.as_prefix()
+
+
+def sort_by_layer(names: Iterable[str]) -> list[str]:
     """Names with a layer's number in them, in the order of the layers: 2 before 10, however they come."""
     return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
@@ -238,7 +247,7 @@ def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> pad
 
 
 STORED = "prompt_embeddings"
-STARTS = ("vocab", "random")
+INIT_CHOICES = ("vocab", "random")
 _LEARNED_PROJECTION = "prefix_encoder."
 
 
@@ -273,7 +282,7 @@ class PrefixTuningConfig(PeftConfig):
     init: str = option(
         "vocab",
         help="Start: what tokens drawn at random leave in every layer (vocab), or small noise (random).",
-        choices=STARTS,
+        choices=INIT_CHOICES,
         key="prefix_init",
     )
     projection: bool = option(
@@ -290,7 +299,7 @@ class PrefixTuningConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         require_whole("num_prefix_tokens", self.num_tokens)
-        require_choice("prefix_init", self.init, STARTS)
+        require_choice("prefix_init", self.init, INIT_CHOICES)
         require_share("prefix_dropout", self.dropout)
         if self.projection_hidden_size is not None:
             require_whole("prefix_projection_hidden_size", self.projection_hidden_size)
@@ -339,7 +348,7 @@ class PrefixTuningConfig(PeftConfig):
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Keys and values of all layers side by side, [P, layers * 2 * E]; what makes them beside it, to train on."""
         if not self.projection:
-            return {STORED: paddle.concat([tensors[name].flatten(1) for name in in_layer_order(tensors)], axis=1)}
+            return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
         made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(made, axis=1), **tensors}
 

@@ -25,15 +25,15 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.cpu.bf16 import beside
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
-from paddlenlp_ext.peft.methods._virtual_tokens import keys_and_values
+from paddlenlp_ext.peft.methods.prefix_tuning import decoder_keys_and_values
 from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
 STORED = "prompt_embeddings"
-STARTS = ("vocab", "random", "text")
-_PEFT_STARTS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
+INIT_CHOICES = ("vocab", "random", "text")
+_PEFT_INITS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
 _LAYER = "model.embed_tokens"
 
 
@@ -44,7 +44,7 @@ class PromptModel(PeftModel):
         super().__init__(model, peft_config)
         embedding = model.model.embed_tokens
         if peft_config.init == "text" and has_values(embedding):
-            embedding.start_from(_token_ids(peft_config, model.config.name_or_path))
+            embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
 
     def hidden_states(
         self,
@@ -65,7 +65,7 @@ class PromptModel(PeftModel):
         num_before = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
-                cache.set_prefix(keys_and_values(decoder, prompt_PD))
+                cache.set_prefix(decoder_keys_and_values(decoder, prompt_PD))
             inputs = decoder.attention_inputs(
                 input_ids, position_ids, document_lengths, cache, first_position=num_before
             )
@@ -119,15 +119,15 @@ class PromptTuningConfig(PeftConfig):
     init: str = option(
         "vocab",
         help="Start: embeddings of tokens drawn at random (vocab), of a text's tokens (text), or noise (random).",
-        choices=STARTS,
+        choices=INIT_CHOICES,
     )
     init_text: str | None = option(None, help="The text that they start from, cut or repeated to their number.")
     tokenizer_name_or_path: str | None = option(None, help="Tokenizer of that text. Unset: the model's own.")
 
     def __post_init__(self) -> None:
         require_whole("prompt_tuning_num_tokens", self.num_tokens)
-        self.init = _PEFT_STARTS.get(self.init, self.init)
-        require_choice("prompt_tuning_init", self.init, STARTS)
+        self.init = _PEFT_INITS.get(self.init, self.init)
+        require_choice("prompt_tuning_init", self.init, INIT_CHOICES)
         if (self.init == "text") != bool(self.init_text):
             raise ValueError(
                 f"prompt_tuning_init={self.init!r} with prompt_tuning_init_text={self.init_text!r}: "
@@ -195,7 +195,7 @@ class PromptEmbedding(AdapterLayer):
             spread = float(base.weight.astype("float32").std())
             self._set(spread * generator.standard_normal(shape, np.float32))
         else:
-            self.start_from(generator.integers(0, base.weight.shape[0], num_tokens))
+            self.init_from_tokens(generator.integers(0, base.weight.shape[0], num_tokens))
 
     @property
     def weight(self) -> paddle.Tensor:
@@ -207,7 +207,7 @@ class PromptEmbedding(AdapterLayer):
         prompt_PD = self.prompt_embeddings
         return prompt_PD if self.is_materialized else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
-    def start_from(self, token_ids: np.ndarray) -> None:
+    def init_from_tokens(self, token_ids: np.ndarray) -> None:
         """Let each vector be the embedding of a token."""
         self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
 

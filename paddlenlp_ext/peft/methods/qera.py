@@ -37,7 +37,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, OffsetLoRAConfig, set_own_part
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -48,10 +48,10 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
-INPUTS = ("correlated", "independent")
+INPUT_CHOICES = ("correlated", "independent")
 """Whether R is taken whole or as its diagonal."""
-_NOISE = 1e-6  # of R's largest eigenvalue: below it sums in float32 say nothing of a direction
-_FOREIGN = 0.5  # of a weight's norm: more than this no format loses
+_MIN_RELATIVE_EIGENVALUE = 1e-6  # of R's largest eigenvalue: below it sums in float32 say nothing of a direction
+_MAX_RELATIVE_ERROR = 0.5  # of a weight's norm: more than this no format loses
 
 
 class QERAModel(PeftModel):
@@ -67,33 +67,35 @@ class QERAModel(PeftModel):
         if self.peft_config.path:
             return  # the adapter that is gone on with has its repairs
         layers = {
-            name: layer for name, layer in adapter_layers(self.base_model) if layer.is_materialized and layer.loses
+            name: layer
+            for name, layer in adapter_layers(self.base_model)
+            if layer.is_materialized and layer.is_quantized
         }
-        source = _original_weights(self.config.name_or_path) if layers else None
-        self._see_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
+        source = _open_original_weights(self.config.name_or_path) if layers else None
+        self._record_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
         lost = left = 0.0
         for name, layer in layers.items():
-            error = layer.lost_weight(source, name)
-            a, b, before, after = least_output_error(error, layer.inputs.root, layer.rank, name)
-            layer.repair_by(a, b)
+            error = layer.quantization_error(source, name)
+            a, b, before, after = minimize_output_error(error, layer.inputs.root, layer.rank, name)
+            layer.set_correction(a, b)
             layer.inputs, lost, left = None, lost + before, left + after
         share = 1 - left / lost if lost else 0.0
         logger.info("QERA: %d layers repaired, %.0f %% of the squared output error made good", len(layers), 100 * share)
 
-    def _see_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
+    def _record_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
         """Run the batches with all layers looking at what they read."""
-        sight = Sight(self.peft_config.inputs == "correlated")
+        recorder = InputRecorder(self.peft_config.inputs == "correlated")
         for layer in layers.values():
-            layer.sight = sight
+            layer.recorder = recorder
         for _ in range(self.peft_config.batches):
             run_batch()
         for layer in layers.values():
-            layer.sight = None
+            layer.recorder = None
 
 
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
-class QERAConfig(OffsetLoRAConfig):
+class QERAConfig(LoRAWithInitConfig):
     """QERA: LoRA over a quantized base whose layers' outputs are repaired first.
 
     Raises:
@@ -101,7 +103,7 @@ class QERAConfig(OffsetLoRAConfig):
     """
 
     variant: ClassVar[str] = "qera"
-    lost_start: ClassVar[str] = "names a start that the file does not hold: train again."
+    missing_init_reason: ClassVar[str] = "names a start that the file does not hold: train again."
     model_class: ClassVar[type[nn.Layer] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no QERA
@@ -113,14 +115,14 @@ class QERAConfig(OffsetLoRAConfig):
     inputs: str = option(
         "correlated",
         help="QERA: correlated looks at how inputs go together, independent at the size of each alone, in less memory.",
-        choices=INPUTS,
+        choices=INPUT_CHOICES,
         key="qera_inputs",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_whole("qera_batches", self.batches)
-        require_choice("qera_inputs", self.inputs, INPUTS)
+        require_choice("qera_inputs", self.inputs, INPUT_CHOICES)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> QERALinear:
         return QERALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
@@ -129,7 +131,7 @@ class QERAConfig(OffsetLoRAConfig):
         return replace(super().warm_start(stored), batches=self.batches, inputs=self.inputs)
 
 
-class InputSum:
+class InputCorrelation:
     """R of the layers that read one tensor: float32 [in, in], or [in] for its diagonal.
 
     Raises:
@@ -153,44 +155,46 @@ class InputSum:
         self._tokens += x_TI.shape[0]
 
     @cached_property
-    def root(self) -> Root:
+    def root(self) -> CorrelationRoot:
         """R's root, found once for all layers that share it."""
         if not bool(paddle.isfinite(self._total).all()):
             raise ValueError("an input is not finite in the first batches: look at the first rows of the data.")
-        values, turn = _eigh(self._total) if self._correlated else (self._total, None)
+        values, eigenvectors = _eigh(self._total) if self._correlated else (self._total, None)
         self._total = None
         mean = values / self._tokens
-        return Root(mean.clip(min=max(_NOISE * float(mean.max()), 1e-30)).sqrt(), turn)
+        return CorrelationRoot(
+            mean.clip(min=max(_MIN_RELATIVE_EIGENVALUE * float(mean.max()), 1e-30)).sqrt(), eigenvectors
+        )
 
 
-class Root(NamedTuple):
-    """R = Q diag(scale^2) Q^T; `scale` [in], `turn` Q [in, in], None for a diagonal R."""
+class CorrelationRoot(NamedTuple):
+    """R = Q diag(scale^2) Q^T; `scale` [in], `eigenvectors` Q [in, in], None for a diagonal R."""
 
     scale: paddle.Tensor
-    turn: paddle.Tensor | None
+    eigenvectors: paddle.Tensor | None
 
     def times(self, matrix: paddle.Tensor) -> paddle.Tensor:
         """matrix [..., in] Q diag(scale)."""
-        return (matrix if self.turn is None else paddle.matmul(matrix, self.turn)) * self.scale
+        return (matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors)) * self.scale
 
     def undone(self, matrix: paddle.Tensor) -> paddle.Tensor:
         """The reverse: matrix diag(scale)^-1 Q^T."""
         matrix = matrix / self.scale
-        return matrix if self.turn is None else paddle.matmul(matrix, self.turn, transpose_y=True)
+        return matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors, transpose_y=True)
 
 
-class Sight:
+class InputRecorder:
     """Gives layers that read the same tensor one sum, which the first of them adds to."""
 
     def __init__(self, correlated: bool) -> None:
         self._correlated = correlated
-        self._last: tuple[paddle.Tensor, InputSum] | None = None
+        self._last: tuple[paddle.Tensor, InputCorrelation] | None = None
 
-    def see(self, layer: QERALinear, x: paddle.Tensor) -> None:
+    def record(self, layer: QERALinear, x: paddle.Tensor) -> None:
         """Add what the layer reads, x [..., in], or its part of it."""
         if self._last is None or self._last[0] is not x:
-            layer.inputs = layer.inputs or InputSum(self._correlated)
-            layer.inputs.add(layer.whole_inputs(x.detach().reshape([-1, x.shape[-1]])))
+            layer.inputs = layer.inputs or InputCorrelation(self._correlated)
+            layer.inputs.add(layer.full_inputs(x.detach().reshape([-1, x.shape[-1]])))
             self._last = (x, layer.inputs)
         layer.inputs = self._last[1]
 
@@ -204,12 +208,12 @@ class QERALinear(LoRALinearWithInit):
         loses: whether the base is quantized.
     """
 
-    sight: Sight | None = None
-    inputs: InputSum | None = None
+    recorder: InputRecorder | None = None
+    inputs: InputCorrelation | None = None
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
-        self.loses = isinstance(base, QuantizedLinear)
+        self.is_quantized = isinstance(base, QuantizedLinear)
 
     @property
     def rank(self) -> int:
@@ -218,9 +222,9 @@ class QERALinear(LoRALinearWithInit):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; both updates in one product of rank 2r where there is no dropout between them."""
-        if self.sight is not None:
-            self.sight.see(self, x)
-        base = self._base_in_step()
+        if self.recorder is not None:
+            self.recorder.record(self, x)
+        base = self._fusable_base()
         if base is None:
             return super().adapter_forward(x)
         a = paddle.concat([self.lora_A.weight, self.lora_A_start])
@@ -228,18 +232,18 @@ class QERALinear(LoRALinearWithInit):
         return lora_linear(x, base, a, b, self.scaling)
 
     def in_one_step(self) -> bool:
-        return self._base_in_step() is not None
+        return self._fusable_base() is not None
 
-    def repair_by(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
+    def set_correction(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
         """Add b a to the whole weight for good, a [r, in] and b [out, r]."""
-        set_own_part(self.lora_A_start, a)
-        set_own_part(self.lora_B_start, b / -self.scaling)
+        set_local_shard(self.lora_A_start, a)
+        set_local_shard(self.lora_B_start, b / -self.scaling)
 
-    def whole_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
+    def full_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
         """All inputs, of which this layer may read a part."""
         return x_TI if self.shard_group is None or self.style != "rowwise" else self.shard_group.all_gather(x_TI, 1)
 
-    def lost_weight(self, source: WeightSource, name: str) -> paddle.Tensor:
+    def quantization_error(self, source: WeightSource, name: str) -> paddle.Tensor:
         """What quantizing took from the whole weight, float32 [out, in].
 
         Raises:
@@ -250,7 +254,7 @@ class QERALinear(LoRALinearWithInit):
             stored = self.shard_group.all_gather(stored, 0 if self.style == "colwise" else 1)
         weight = paddle.to_tensor(source.read(f"{name}.weight", "float32"), place=stored.place)
         error = weight - stored
-        if not float(error.norm()) <= _FOREIGN * float(weight.norm()):
+        if not float(error.norm()) <= _MAX_RELATIVE_ERROR * float(weight.norm()):
             raise ValueError(
                 f"{name}: the weight in {source.path} is not the one that this base was quantized from, and qera "
                 "starts from the difference of the two: train over the stored weights (continue_training: true)."
@@ -258,7 +262,7 @@ class QERALinear(LoRALinearWithInit):
         return error
 
 
-def _original_weights(name_or_path: str | None) -> WeightSource:
+def _open_original_weights(name_or_path: str | None) -> WeightSource:
     """Where the weights are in plain numbers.
 
     Raises:
@@ -273,8 +277,8 @@ def _original_weights(name_or_path: str | None) -> WeightSource:
     return open_weights(path)
 
 
-def least_output_error(
-    error: paddle.Tensor, root: Root, rank: int, name: str
+def minimize_output_error(
+    error: paddle.Tensor, root: CorrelationRoot, rank: int, name: str
 ) -> tuple[paddle.Tensor, paddle.Tensor, float, float]:
     """A [r, in] and B [out, r] whose product leaves the least of `error` [out, in] in the output.
 

@@ -42,7 +42,7 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 
 @dataclass(frozen=True)
-class Positions:
+class PositionSpec:
     """`first` positions from a prompt's beginning and `last` at its end."""
 
     first: int
@@ -65,7 +65,7 @@ class Document:
     prompt_length: int
 
 
-def parse_positions(text: str) -> Positions:
+def parse_positions(text: str) -> PositionSpec:
     """Read "f7+l7", "f7" or "l3".
 
     Raises:
@@ -79,7 +79,7 @@ def parse_positions(text: str) -> Positions:
         counts[match[1]] = int(match[2])
     else:
         if any(counts.values()):
-            return Positions(counts.get("f", 0), counts.get("l", 0))
+            return PositionSpec(counts.get("f", 0), counts.get("l", 0))
     raise ValueError(
         f'position={text!r} names no positions; write "f7" for the first 7 of the prompt, "l7" for its last 7, or '
         '"f7+l7" for both.'
@@ -129,7 +129,7 @@ def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, pro
     ]
 
 
-def chosen_slots(documents: Sequence[Document], positions: Positions) -> np.ndarray:
+def selected_indices(documents: Sequence[Document], positions: PositionSpec) -> np.ndarray:
     """The slots to change, int64, ascending, each once."""
     chosen: list[int] = []
     for document in documents:
@@ -141,7 +141,7 @@ def chosen_slots(documents: Sequence[Document], positions: Positions) -> np.ndar
     return np.array(chosen, dtype=np.int64)
 
 
-_DOCUMENTED_SPELLINGS = {"LoReftIntervention": "LoreftIntervention"}
+_INTERVENTION_ALIASES = {"LoReftIntervention": "LoreftIntervention"}
 _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bias", "dropout")
 
 
@@ -167,18 +167,18 @@ class ReftModel(PeftModel):
         Raises:
             ValueError: prompt lengths that do not fit the documents, or that come together with a cache.
         """
-        num_rows, num_slots = input_ids.shape
+        num_rows, row_length = input_ids.shape
         if cache is None:
-            documents = packed_documents(document_lengths or [[num_slots]] * num_rows, prompt_lengths)
+            documents = packed_documents(document_lengths or [[row_length]] * num_rows, prompt_lengths)
         elif prompt_lengths is not None:
             raise ValueError("prompt_lengths and cache exclude each other: the cache knows where its prompts end.")
         else:
             seen = cache.length
-            prompt_end = getattr(cache, "prompt_end", None) or seen or num_slots
+            prompt_end = getattr(cache, "prompt_end", None) or seen or row_length
             key_starts = cache.key_starts.tolist() if seen < prompt_end else [prompt_end] * num_rows
-            documents = cached_documents(key_starts, seen, num_slots, prompt_end)
-        slots = chosen_slots(documents, parse_positions(self.peft_config.position))
-        chosen = ChosenSlots(paddle.to_tensor(slots) if len(slots) else None)
+            documents = cached_documents(key_starts, seen, row_length, prompt_end)
+        indices = selected_indices(documents, parse_positions(self.peft_config.position))
+        chosen = SelectedPositions(paddle.to_tensor(indices) if len(indices) else None)
         decoder = self.base_model.model
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache)
         inputs = dataclasses.replace(inputs, adapter_inputs=chosen)
@@ -210,7 +210,7 @@ class ReFTConfig(PeftConfig):
     intervention_type: str = option(
         "LoreftIntervention",
         help="What is done to h.",
-        choices=(*INTERVENTION_TYPES, *_DOCUMENTED_SPELLINGS),
+        choices=(*INTERVENTION_TYPES, *_INTERVENTION_ALIASES),
         key="intervention_type",
     )
     rank: int = option(8, help="Directions in which h is changed.", minimum=1, key="rank", arguments=("r",))
@@ -221,7 +221,7 @@ class ReFTConfig(PeftConfig):
     dropout: float = option(0.0, help="Dropout on what is changed, while training.", minimum=0, below=1, key="dropout")
 
     def __post_init__(self) -> None:
-        self.intervention_type = _DOCUMENTED_SPELLINGS.get(self.intervention_type, self.intervention_type)
+        self.intervention_type = _INTERVENTION_ALIASES.get(self.intervention_type, self.intervention_type)
         for key, known in (("intervention_type", INTERVENTION_TYPES), ("act_fn", tuple(ACTIVATIONS))):
             value = getattr(self, key)
             if value not in known:
@@ -265,7 +265,7 @@ class ReFTConfig(PeftConfig):
 
 
 @dataclass(frozen=True)
-class ChosenSlots:
+class SelectedPositions:
     """The slots of one forward pass that are changed, int64 [P] in the flattened batch; None for none."""
 
     index: paddle.Tensor | None
@@ -283,7 +283,7 @@ class ReftLayer(AdapterLayer):
         """[B, S, D] to [B, S, D]. The chosen positions come with the pass, so that a recomputed layer has its own."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
-        assert isinstance(chosen, ChosenSlots), "ReFT's layers run under ReftModel.hidden_states alone"
+        assert isinstance(chosen, SelectedPositions), "ReFT's layers run under ReftModel.hidden_states alone"
         if chosen.index is None:
             return h_BSD
         h_TD = h_BSD.flatten(0, 1)

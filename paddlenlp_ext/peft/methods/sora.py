@@ -82,12 +82,12 @@ class SoRAModel(PeftModel):
         logger.info(
             "SoRA: %d of %d ranks are open, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)
         )
-        lora = self.peft_config.finished(ranks)
+        lora = self.peft_config.finished_lora_config(ranks)
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
         for name in ranks:
             own = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
-            a, b = as_lora(*own, opened[name])
+            a, b = gated_to_lora(*own, opened[name])
             plain |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
         self.write_files(folder, lora.peft_type, fields, plain)
 
@@ -146,7 +146,7 @@ class SoRAConfig(PeftConfig):
         shape = {name: getattr(stored, name) for name in ("rank", "alpha", "target_modules")}
         return dataclasses.replace(self, **shape)
 
-    def finished(self, ranks: Mapping[str, int]) -> LoRAConfig:
+    def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
         """The LoRA with these ranks (layer -> rank) and this method's scale."""
         assert self.alpha is not None
         scaling, usual = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
@@ -227,7 +227,7 @@ class SoRALinear(LinearAdapter):
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
 
 
-def as_lora(
+def gated_to_lora(
     a: paddle.Tensor, b: paddle.Tensor, gate: paddle.Tensor, ranks: np.ndarray
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """A [r', in] with the gate [r] multiplied in, and B [out, r'], of those ranks and in A's own format."""

@@ -227,8 +227,8 @@ class VeRALinear(LinearAdapter):
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
         inner = self.apply_dropout(x)
-        inner = paddle.matmul(inner, self._own_columns(), transpose_y=True) * self.vera_lambda_d
-        b = self._own_rows() * self.vera_lambda_b.unsqueeze(-1)
+        inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
+        b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
 
     def saved_activation_size(self) -> float:
@@ -237,8 +237,8 @@ class VeRALinear(LinearAdapter):
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """diag(d) A and diag(b) B."""
-        a = self._own_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
-        b = self._own_rows().astype("float32") * self.vera_lambda_b.astype("float32").unsqueeze(-1)
+        a = self._input_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
+        b = self._output_rows().astype("float32") * self.vera_lambda_b.astype("float32").unsqueeze(-1)
         return a, b
 
     def shared_state(self) -> dict[str, paddle.Tensor]:
@@ -255,8 +255,8 @@ class VeRALinear(LinearAdapter):
         elif style == "rowwise":
             self.first_input = group.index * self.in_features
 
-    def _own_columns(self) -> paddle.Tensor:
+    def _input_columns(self) -> paddle.Tensor:
         return self.projections.a[:, self.first_input : self.first_input + self.in_features]
 
-    def _own_rows(self) -> paddle.Tensor:
+    def _output_rows(self) -> paddle.Tensor:
         return self.projections.b[self.first_output : self.first_output + self.out_features]
