@@ -1,1 +1,1 @@
-"""Files and folders of models: weights, configs, tokenizers, training state. Knows files, not models."""
+"""Files and directories of models: weights, configs, tokenizers, training state. Depends on files, not on models."""

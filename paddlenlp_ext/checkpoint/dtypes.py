@@ -1,7 +1,7 @@
-"""Number formats of stored tensors, in NumPy alone.
+"""Number formats of stored tensors, in NumPy only.
 
-NumPy has no bfloat16: such a tensor travels as its bits in a `uint16` array, which is also how Paddle hands one to
-NumPy and takes it back (`Tensor.numpy()`, `Tensor.set_value`). A format's name therefore always goes with the array.
+NumPy has no bfloat16. A bfloat16 tensor is passed as its bits in a `uint16` array, which is also how Paddle exports and
+imports one (`Tensor.numpy()`, `Tensor.set_value`). The name of the format is therefore always passed with the array.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
     rounded = np.empty(bits.size, dtype="<u2")
-    for start in range(0, bits.size, _CHUNK):  # in pieces that stay in the cache, so that no temporary is tensor-sized
+    for start in range(0, bits.size, _CHUNK):  # in chunks that fit the cache: no tensor-sized temporaries
         piece = bits[start : start + _CHUNK]
         kept = piece + (np.uint32(0x7FFF) + ((piece >> np.uint32(16)) & np.uint32(1)))
         is_nan = (piece & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        kept[is_nan] = piece[is_nan] | np.uint32(0x400000)  # adding could carry a NaN into infinity or beyond
+        kept[is_nan] = piece[is_nan] | np.uint32(0x400000)  # rounding could carry a NaN over into infinity
         rounded[start : start + _CHUNK] = kept >> np.uint32(16)
     return rounded.reshape(np.shape(values))
 
 
 def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
-    """Widen bfloat16 bits (uint16) to float32: exact."""
+    """Widen bfloat16 bits (uint16) to float32; exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(bits.shape)
 
 
 def cast(values: np.ndarray, stored: str, wanted: str) -> np.ndarray:
-    """Turn an array whose format is named `stored` into format `wanted`; no copy where the two agree.
+    """Convert an array from the format named `stored` to the format `wanted`; no copy if the two are equal.
 
     Raises:
         ValueError: one of the two is a floating format and the other is not.
@@ -61,7 +61,7 @@ def cast(values: np.ndarray, stored: str, wanted: str) -> np.ndarray:
     if stored == wanted:
         return values
     if (stored in FLOATING) != (wanted in FLOATING):
-        raise ValueError(f"a {stored} tensor can't be read as {wanted}: only floating formats turn into one another")
+        raise ValueError(f"a {stored} tensor cannot be read as {wanted}; only floating formats convert into each other")
     if stored == "bfloat16":
         values = bfloat16_to_float32(values)
     if wanted == "bfloat16":

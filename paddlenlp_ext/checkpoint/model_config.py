@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a model, or what a GGUF file says instead of them."""
+"""Read and write config.json and generation_config.json; for a GGUF file, derive both from its metadata."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The model's config, as the dict that stands in a Hugging Face config.json.
+    """Return the config of a model as the dict of a Hugging Face config.json.
 
     Args:
-        path: a Hugging Face folder or a .gguf file (`resolve_model` gives either).
+        path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
 
     Raises:
-        ValueError: no config.json, a damaged one, one without `model_type`, or a GGUF architecture that is not known.
+        ValueError: no config.json, a damaged one, one without `model_type`, or an unknown GGUF architecture.
     """
     path = Path(path)
     if path.suffix == ".gguf" and path.is_file():
@@ -27,9 +27,9 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
         return config_from_gguf(open_gguf(path))
     if not path.is_dir():
-        raise ValueError(f"{path}: no such folder")
+        raise ValueError(f"{path}: no such directory")
     if not (path / "config.json").is_file():
-        raise ValueError(f"{path}: no config.json there; expected a Hugging Face model folder")
+        raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is not known')
@@ -37,13 +37,13 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any], dtype: str | None = None) -> None:
-    """Write config.json, keys sorted.
+    """Write config.json with sorted keys.
 
     Args:
-        folder: made if absent.
-        config: what stands in it.
-        dtype: the weights' format, if `config` may say another. It is named once, under the key that the config has:
-            transformers 5 writes `dtype` and believes it rather than the older `torch_dtype`.
+        folder: created if absent.
+        config: content of the file.
+        dtype: format of the weights, if it may differ from `config`. It is written once, under the key that the config
+            has: transformers 5 writes `dtype` and prefers it to the older `torch_dtype`.
     """
     if dtype is not None:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -52,23 +52,23 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-    """Write generation_config.json, keys sorted."""
-    if config.get("eos_token_id") == []:  # transformers asks for the first of a list, and takes null for no end
+    """Write generation_config.json with sorted keys."""
+    if config.get("eos_token_id") == []:  # transformers reads the first entry of a list; null means no end
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Where generation ends and what it is sampled with.
+    """Return the end tokens and the sampling options of a model.
 
-    generation_config.json wins over config.json, also with a null, as in transformers; a GGUF file's metadata stands
-    for both.
+    generation_config.json wins over config.json, also with a null, as in transformers. The metadata of a GGUF file
+    stands in for both.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
 
     Returns:
-        The keys of generation_config.json, if there is one, and always `eos_token_id` (a list, maybe empty),
+        The keys of generation_config.json, if the file exists, and always `eos_token_id` (a list, possibly empty),
         `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:

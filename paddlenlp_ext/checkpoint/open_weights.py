@@ -1,4 +1,4 @@
-"""Open the weights of a folder or a file, whatever their format."""
+"""Open the weights of a folder or file in any supported format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
     Raises:
-        ValueError: nothing readable there, a damaged file, an index that contradicts its shards, or pickles only.
+        ValueError: no readable weights, a damaged file, an index that contradicts its shards, or only pickles.
     """
     path = Path(path)
     if path.is_file():
@@ -33,16 +33,16 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
 
 
 def _nothing_readable(folder: Path) -> str:
-    """Say why a folder without model.safetensors can't be opened, and what to do."""
+    """Explain why a folder without model.safetensors cannot be opened, and what to do."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth", ".pdparams", ".ckpt"))]
     ggufs = [name for name in found if name.endswith(".gguf")]
     if pickles:
         return (
-            f"{folder}: holds pickled weights only ({', '.join(pickles[:3])}). Reading a pickle can run any code "
-            "inside it, so it is refused; write the folder again as safetensors where it came from "
+            f"{folder}: holds only pickled weights ({', '.join(pickles[:3])}). Reading a pickle can run any code "
+            "in it, so they are not read; save the model as safetensors in the library it came from "
             "(model.save_pretrained(folder) in transformers)"
         )
     if ggufs:
-        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); give the path of the one that is meant"
-    return f"{folder}: neither model.safetensors nor model.safetensors.index.json is there"
+        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); give the path of one of them"
+    return f"{folder}: neither model.safetensors nor model.safetensors.index.json exists"

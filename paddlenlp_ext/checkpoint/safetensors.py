@@ -1,14 +1,10 @@
-"""Reading safetensors: one file, or shards under an index.
+"""Read and write safetensors (https://github.com/huggingface/safetensors#format), one tensor in memory at a time.
 
-The library checks the header (https://github.com/huggingface/safetensors#format); the bytes are then read here, because
-without PyTorch the library gives no bfloat16 to NumPy. Reading, unlike mapping, keeps one tensor in memory at a time
-instead of letting the whole file pile up in the process beside the model.
+Reading: the library checks the header; the bytes are read here, because without PyTorch the library cannot return
+bfloat16 to NumPy.
 
-Writing safetensors in Hugging Face's layout, one tensor in memory at a time.
-
-The library's `serialize_file` wants a whole file's tensors at once. The format is a length, a JSON header and the
-bytes (https://github.com/huggingface/safetensors#format), and the header needs only shapes, so the bytes can follow
-one tensor at a time.
+Writing: the library's `serialize_file` needs all tensors of a file at once. A file is a length, a JSON header that
+needs only the shapes, and the bytes, so the bytes can be written one tensor at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ FORMAT_OF_CODE = {
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of a file: its format code, shape and first byte counted from the file's start."""
+    """Entry of one tensor: its format code, shape and offset of the first byte from the start of the file."""
 
     code: str
     shape: tuple[int, ...]
@@ -56,10 +52,10 @@ class _Entry:
 
 
 class SafetensorsFile(WeightSource):
-    """The tensors of one .safetensors file.
+    """Tensors of one .safetensors file.
 
     Raises:
-        ValueError: the file is missing, cut short or not safetensors.
+        ValueError: the file is missing, truncated or not safetensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,18 +81,18 @@ class SafetensorsFile(WeightSource):
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
-            # Mapped, not read: nothing is copied, and of a part only the pages that hold it come into memory. Mode "c"
-            # lets a caller write into what it got, and the file stays as it is.
+            # Map instead of read: nothing is copied, and of a shard only its own pages come into memory. Mode "c"
+            # (copy on write) lets the caller write into the array and leaves the file unchanged.
             whole = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
-                f"{self.path}: the file ends inside tensor {name}; it changed after it was opened"
+                f"{self.path}: the file ends inside tensor {name}; it was changed after it was opened"
             ) from error
         values = np.asarray(whole) if cut is None else np.array(whole[cut.index])
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:
-        """All tensors in their stored formats, read-only and mapped: only what is looked at comes into memory."""
+        """Return all tensors in their stored formats, read-only and memory-mapped: only accessed pages are read."""
         if not self._entries:
             return {}
         content = np.memmap(self.path, np.uint8, "r")
@@ -109,14 +105,14 @@ class SafetensorsFile(WeightSource):
 
 
 class ShardedSafetensors(WeightSource):
-    """The tensors that a `model.safetensors.index.json` spreads over the files beside it.
+    """Tensors of several files, listed in a `model.safetensors.index.json`.
 
     Args:
         index: the index file.
 
     Raises:
-        ValueError: the index is damaged, names a missing file, one outside its folder, or a tensor its file lacks, or
-            leaves out a tensor of its files.
+        ValueError: the index is damaged, names a missing file, a file outside its folder or a tensor that the file
+            lacks, or omits a tensor of its files.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -140,12 +136,12 @@ class ShardedSafetensors(WeightSource):
         if tensors:
             raise ValueError(
                 f"{self.path}: {len(tensors)} {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
-                "the shards and the index are not of one save"
+                "the shards and the index are from different saves"
             )
 
     def _open_shard(self, file: str) -> SafetensorsFile:
         if file != os.path.basename(file) or file in ("", ".", ".."):
-            raise ValueError(f"{self.path}: the index points outside its own folder ({file!r}); it is refused")
+            raise ValueError(f"{self.path}: the index names a file outside its folder ({file!r})")
         shard = self.path.parent / file
         if not shard.is_file():
             raise ValueError(f"{self.path}: shard {file} is missing from {self.path.parent}; copy or download it again")
@@ -165,14 +161,14 @@ class ShardedSafetensors(WeightSource):
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Let the library check the whole header against the file's size, then read where each tensor starts."""
+    """Let the library check the header against the file's size, then read where each tensor starts."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
         with safe_open(path, framework="np"):
             pass
     except SafetensorError as error:
-        raise ValueError(f"{path}: damaged, cut short or not safetensors ({error}); fetch it again") from error
+        raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); fetch it again") from error
     with open(path, "rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
@@ -186,16 +182,16 @@ def _read_header(path: Path) -> dict[str, _Entry]:
 
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
-_METADATA = {"format": "pt"}  # transformers asks for it
+_METADATA = {"format": "pt"}  # required by transformers
 _CODE_OF_FORMAT = {name: code for code, name in FORMAT_OF_CODE.items()}
 _OWN_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is made only when its turn to be written comes, such as a merged weight.
+    """Tensor whose values are computed when it is written, such as a merged weight.
 
-    `read()` gives a NumPy array of that shape in the named format (`bfloat16`: its bits as uint16).
+    `read()` returns a NumPy array of `shape` in the format `dtype` (`bfloat16`: its bits as uint16).
     """
 
     shape: tuple[int, ...]
@@ -204,7 +200,7 @@ class LazyTensor:
 
 
 def as_lazy(tensor: Any) -> LazyTensor:
-    """Wrap a Paddle tensor or a NumPy array; a LazyTensor is returned as it is."""
+    """Wrap a Paddle tensor or a NumPy array as a LazyTensor; a LazyTensor is returned unchanged."""
     if isinstance(tensor, LazyTensor):
         return tensor
     if isinstance(tensor, np.ndarray):
@@ -217,7 +213,7 @@ def write_safetensors(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one file, in one step: it appears under its name only when it is whole.
+    """Write one file atomically: it appears under its name only when it is complete.
 
     Args:
         path: the file to write.
@@ -233,16 +229,18 @@ def save_sharded(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: str | None = None,
 ) -> list[Path]:
-    """Write `model.safetensors`, or shards and `model.safetensors.index.json`, as transformers lays them out.
+    """Write `model.safetensors`, or shards and `model.safetensors.index.json`, in the layout of transformers.
 
-    Weights of an earlier save in the folder are removed once the new ones stand, so that no reader mixes the two. Where
-    shards take the names of the earlier ones, the old index goes first: an interrupted save is no model then.
+    Weights of an earlier save in the folder are removed once the new ones are complete, so that no reader mixes the
+    two.
+    If shards take the names of earlier ones, the old index is removed first: after an interruption the folder then does
+    not load.
 
     Args:
-        folder: made if absent.
+        folder: created if absent.
         named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name.
         max_shard_bytes: size at which the next shard begins; a larger single tensor gets a file of its own.
-        dtype: floating tensors are written in this format; None keeps each one's own.
+        dtype: format in which floating tensors are written; None keeps the format of each.
 
     Returns:
         The files written.
@@ -275,9 +273,9 @@ def save_sharded(
 def _prepare(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
 ) -> list[tuple[str, LazyTensor]]:
-    """Wrap all tensors, changing the format of the floating ones, in the order of their names.
+    """Wrap all tensors, convert the floating ones, and sort by name.
 
-    However the writers of a run come by its tensors, the same tensors make the same files.
+    The order does not depend on how a run produces its tensors: the same tensors give the same files.
     """
     pairs = list(named_tensors.items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
@@ -286,7 +284,7 @@ def _prepare(
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Dotted parts that are numbers count as numbers: layer 10 comes after layer 9."""
+    """Sort key in which numeric parts of a dotted name compare as numbers: layer 10 comes after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
@@ -314,7 +312,7 @@ def _cut(tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int) -> lis
 
 
 def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata: Mapping[str, str] | None) -> None:
-    # Wide formats first: then every tensor starts at a multiple of its item size, as readers that map the file want.
+    # Wide formats first: every tensor then starts at a multiple of its item size, as memory-mapping readers require.
     ordered = sorted(tensors, key=lambda pair: -NUMPY_DTYPE[pair[1].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -333,9 +331,9 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
             for name, tensor in ordered:
                 values = tensor.read()
                 made, announced = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
-                assert made == announced, f"{name} was made as {made}, announced as {announced}"
+                assert made == announced, f"{name} was read as {made}, but its header entry is {announced}"
                 file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         draft.replace(path)
-    except OSError as error:  # a full disk, most likely: what was written goes, and the message says where
+    except OSError as error:  # most likely a full disk: remove the partial file, name the path
         draft.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,4 +1,4 @@
-"""Tokenizers: `transformers` in its PyTorch-free part, from a Hugging Face folder or out of a GGUF file."""
+"""Load tokenizers with the PyTorch-free part of `transformers`, from a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     """Load the tokenizer of a model.
 
     Args:
-        name_or_path: whatever `resolve_model` takes.
+        name_or_path: any name that `resolve_model` accepts.
 
     Returns:
-        A transformers tokenizer; its `chat_template` is the model's own, if it has one. Where the model names no
-        padding token, the end-of-text token pads; labels say what is learned, so as text it is still learned.
+        A transformers tokenizer. Its `chat_template` is the model's own, if there is one. If the model names no padding
+        token, the end-of-text token is used for padding; labels, not ids, mark the target tokens, so an end-of-text
+        token in the data is still a target.
 
     Raises:
-        ValueError: no such model, no tokenizer files, or files that transformers can't read.
+        ValueError: no such model, no tokenizer files, or files that transformers cannot read.
     """
     path = resolve_model(name_or_path)
     tokenizer = _from_gguf(path) if path.is_file() else _from_folder(path)
@@ -36,11 +37,11 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
 
 
 class AutoTokenizer:
-    """`AutoTokenizer.from_pretrained(name_or_path)`, the spelling that users of transformers and PaddleNLP know."""
+    """Tokenizer loader with the spelling of transformers and PaddleNLP."""
 
     @staticmethod
     def from_pretrained(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-        """See `load_tokenizer`."""
+        """Load the tokenizer of a model; see `load_tokenizer`."""
         return load_tokenizer(name_or_path)
 
 
@@ -52,12 +53,12 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(f"{folder}: no tokenizer there (looked for {', '.join(_TOKENIZER_FILES)})")
-    # Its only advice on import is that PyTorch is absent, as it may be here.
+        raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
+    # The only advice that transformers prints on import is that PyTorch is absent, which is fine here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 
     try:
         return TransformersTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"{folder}: transformers can't read the tokenizer there: {error}") from error
+        raise ValueError(f"{folder}: transformers cannot read the tokenizer: {error}") from error

@@ -1,4 +1,4 @@
-"""What a run needs beside the model to go on where it stopped: tensors in safetensors, the rest in JSON. No pickles."""
+"""Training state next to the model, for resuming: tensors in safetensors, all else in JSON. No pickles."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ STATE_FILE = "training_state.json"  # written last: a folder that has it is comp
 def save_training_state(
     folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any], part: str = ""
 ) -> None:
-    """Write the optimizer's tensors and everything else that resuming needs.
+    """Write the optimizer's tensors and all other state that resuming needs.
 
     Args:
-        folder: the checkpoint's folder, made if absent.
+        folder: folder of the checkpoint, created if absent.
         tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format, so nothing is rounded.
-        state: what JSON can hold. Floats come back bit for bit.
-        part: distinguishes the files of ranks that keep different parts, such as `rank1`; empty for the only one.
+        state: JSON-serializable values. Floats are restored bit for bit.
+        part: suffix of the files of ranks that hold different parts, such as `rank1`; empty if there is one part.
 
     Raises:
-        ValueError: `state` holds what JSON can't.
+        ValueError: `state` is not JSON-serializable.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         text = json.dumps({"num_tensors": len(tensors), "state": dict(state)}, indent=1)
     except TypeError as error:
-        raise ValueError(f"training state for {folder}: {error}; keep arrays in `tensors`") from error
+        raise ValueError(f"training state for {folder}: {error}; pass arrays in `tensors`") from error
     write_safetensors(folder / _named(TENSORS_FILE, part), tensors)
     write_text(folder / _named(STATE_FILE, part), text + "\n")
 
 
 def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple[SafetensorsFile, dict[str, Any]]:
-    """Open what `save_training_state` wrote.
+    """Open the files that `save_training_state` wrote.
 
     Returns:
         The tensors, to be read one at a time with `.read(name)` (bfloat16 as its bits, see dtypes.py), and the state.
@@ -54,13 +54,13 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
     tensors = SafetensorsFile(folder / _named(TENSORS_FILE, part))
     if not isinstance(content.get("state"), dict) or content.get("num_tensors") != len(tensors.names()):
         raise ValueError(
-            f"{file}: does not belong to {tensors.path.name} beside it, which holds {len(tensors.names())} tensors; "
+            f"{file}: does not match {tensors.path.name}, which holds {len(tensors.names())} tensors; "
             "resume from another checkpoint"
         )
     return tensors, content["state"]
 
 
 def _named(file: str, part: str) -> str:
-    """`training_state.json` or, for a part, `training_state-rank1.json`."""
+    """Return `training_state.json` or, for a part, `training_state-rank1.json`."""
     path = Path(file)
     return f"{path.stem}-{part}{path.suffix}" if part else file

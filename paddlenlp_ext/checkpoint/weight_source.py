@@ -1,4 +1,4 @@
-"""A set of named tensors on disk, whatever the file format."""
+"""Interface of a set of named tensors on disk, for all file formats."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ class WeightSource(ABC):
     """Named tensors on disk, with Hugging Face names, read one at a time."""
 
     path: Path
-    """The file or folder, for messages."""
+    """File or folder, for messages."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """All tensor names, in the file's order."""
+        """Return the names of all tensors in the order of the file."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, without reading it."""
+        """Return the shape of a tensor without reading it."""
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """The stored format by NumPy's name or `bfloat16`; for a quantized tensor, the format it is read in."""
+        """Return the stored format, a NumPy name or `bfloat16`; of a quantized tensor, the format it is read in."""
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
-        """Read one tensor, or a part of it.
+        """Read a tensor or a shard of it.
 
         Args:
             name: one of `names()`.
-            dtype: format to return, None for the stored one. `bfloat16` comes as its bits in uint16 (see dtypes.py).
-            cut: which part; None for the whole.
+            dtype: format to return, None for the stored one. `bfloat16` is returned as its bits in uint16 (see
+                dtypes.py).
+            cut: the shard to read; None for the full tensor.
 
         Returns:
-            An array to read or write at will. It may be a view of the file: copy what is to stay when that changes.
+            An array that may be read and written. It may be a view of the file: copy it to keep it after the file
+            changes.
 
         Raises:
-            ValueError: the file ends early, or the stored format can't become the asked one.
+            ValueError: the file ends early, or the stored format cannot be converted to `dtype`.
         """

@@ -1,1 +1,1 @@
-"""Base weights in few bits: how they are made, and the linear that computes with them."""
+"""Quantized base weights: quantization, storage, and the linear layer that computes with them."""

@@ -1,4 +1,4 @@
-"""The `quantization_config` of a config.json: what is quantized, for us and for other programs."""
+"""Read and write the `quantization_config` of a config.json, for this project and for other programs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paddlenlp_ext.quantization.model import quantizable_linears, quantized_line
 from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
 
 _OURS = "paddlenlp_ext"
-"""`quant_method` where no other program reads the weights; and the entry of our options, in any case."""
+"""`quant_method` if no other program reads the weights; also the key of our options, in all cases."""
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
-"""What may share a scale there, 32 to 4096; of scales themselves 64 at least."""
+"""Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
 
 
 def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) -> dict[str, Any]:
-    """A config.json that says how the model's layers are stored.
+    """Return a config.json dict that describes how the model's layers are stored.
 
     Args:
-        config: what else stands in it; what it said of an earlier quantization goes.
-        model: `model.quantization` says how its layers were quantized, if they were.
-        dtype: the format that another program is to multiply in.
+        config: the other keys; an earlier quantization in it is dropped.
+        model: the model; `model.quantization` describes its quantized layers.
+        dtype: compute format for other programs.
     """
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     algos = {layer.stored.algo for layer in quantized_linears(model).values()}
@@ -52,10 +52,10 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """The options that a config.json names; None for a model in plain numbers.
+    """Return the quantization that a config.json describes; None for a model in full precision.
 
     Raises:
-        ValueError: it was quantized by a method that is not read here.
+        ValueError: the quantization method is not supported.
     """
     if not config:
         return None
@@ -63,8 +63,8 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
         return options_from_dict(config[_OURS])
     if config.get("quant_method") != "bitsandbytes" or not config.get("load_in_4bit"):
         raise ValueError(
-            f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not read "
-            "here; known: bitsandbytes in 4 bits, and what this project saves. Start from the original model."
+            f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not "
+            "supported; known: bitsandbytes in 4 bits, and paddlenlp_ext; start from the original model"
         )
     return QuantizationConfig(
         algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))
@@ -72,18 +72,20 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
 
 
 def options_to_dict(options: QuantizationConfig) -> dict[str, Any]:
-    """The options as they stand in JSON files."""
+    """Return the quantization options as a JSON-serializable dict."""
     fields = dataclasses.asdict(options)
     return {**fields, "algo": options.algo if isinstance(options.algo, str) else dict(options.algo)}
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """The reverse of `options_to_dict`.
+    """Build the quantization options from a dict of `options_to_dict`.
 
     Raises:
-        ValueError: an entry that is not known, or a value out of its range.
+        ValueError: an unknown key, or a value out of range.
     """
     known = {field.name for field in dataclasses.fields(QuantizationConfig)}
     if "algo" not in fields or not known >= fields.keys():
-        raise ValueError(f"quantization options {dict(fields)} are not understood; known: {', '.join(sorted(known))}.")
+        raise ValueError(
+            f"quantization options {dict(fields)} have unknown keys or no algo; known: {', '.join(sorted(known))}"
+        )
     return QuantizationConfig(**fields)

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is stored in few bits and does not train."""
+"""Linear layer with a frozen quantized weight."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _TENSORS = ("codes", "scales", "group_scales", "offset")
 
 
 class QuantizedLinear(nn.Layer):
-    """`x @ weight^T + bias` with a packed weight [out_features, in_features].
+    """Linear layer `x @ weight^T + bias` with a packed weight [out_features, in_features].
 
-    The packed weight lies in the buffers `codes`, `scales` and, with double quantization, `group_scales` and `offset`:
-    they move, save and load with the layer.
+    The packed weight is stored in the buffers `codes`, `scales` and, with double quantization, `group_scales` and
+    `offset`, so it moves, saves and loads with the layer.
 
     Args:
-        weight: from `quant.quantize`.
+        weight: result of `quantization.quantize`.
         bias: [out_features], or None.
-        compute_dtype: the format of the activations, and of adapters on this layer.
+        compute_dtype: format of the activations, and of adapters on this layer.
     """
 
     def __init__(
@@ -51,30 +51,30 @@ class QuantizedLinear(nn.Layer):
 
     @property
     def stored(self) -> QuantizedWeight:
-        """The packed weight, over the layer's own tensors."""
+        """Packed weight over the layer's own tensors."""
         return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
 
     def shard_weight(self, cut: Shard) -> None:
-        """Go on as a part of the layer, cut along its weight's outputs (axis 0) or inputs (1); the bias is left alone.
+        """Replace the weight by a shard of it, along its outputs (axis 0) or inputs (axis 1); the bias is not changed.
 
         Raises:
-            ValueError: as `quant.parts.sharded_block_size`.
+            ValueError: as `slicing.sharded_block_size`.
         """
         self._take(slice_weight(self.stored, cut))
 
     @property
     def is_residual(self) -> bool:
-        """Whether a part of the original weight was taken off before quantizing, which an adapter adds again."""
+        """True if an initialization (PiSSA, LoftQ) subtracted a part from the weight before quantization."""
         return self._format.is_residual
 
     @property
     def num_bytes(self) -> int:
-        """What the packed weight occupies."""
+        """Size of the packed weight in bytes."""
         return self.stored.num_bytes
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """The dequantized weight, float32 [out, in]: made anew at every call."""
+        """Return the dequantized weight, float32 [out, in]; a new tensor at every call."""
         return dequantize(self.stored)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -82,11 +82,11 @@ class QuantizedLinear(nn.Layer):
         return self.as_frozen_linear()(x)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The same without the bias."""
+        """Map [..., in_features] to [..., out_features] without adding the bias."""
         return quantized_linear(x, self.stored)
 
     def as_frozen_linear(self) -> FrozenLinear:
-        """What an adapter makes one step with."""
+        """Return the layer as an operand of a fused adapter op."""
         return FrozenQuantized(self.stored, self.bias)
 
     def extra_repr(self) -> str:

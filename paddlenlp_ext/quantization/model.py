@@ -1,4 +1,4 @@
-"""The linear layers of a whole model: quantized as their weights are read, made plain again."""
+"""Quantize the linear layers of a model, while loading or afterwards, and dequantize them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def quantizable_linears(model: nn.Layer) -> list[str]:
-    """Names of the layers that may be quantized: all linear ones but the head."""
+    """Return the names of the layers that may be quantized: all linear layers except lm_head."""
     head = model.head_weight()
     linears = ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear))
     return [name for name, layer in linears if layer.weight is not head]
 
 
 def quantized_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
-    """Those that are, by name."""
+    """Return the quantized layers by name."""
     return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLinear)}
 
 
@@ -38,16 +38,17 @@ def load_quantized(
     options: QuantizationConfig | None = None,
     before: BeforeQuantizing | None = None,
 ) -> None:
-    """Fill a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
+    """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    Each linear layer whose weight is quantized, or becomes so, gives way to a `QuantizedLinear`: besides the quantized
-    model, one weight in full precision is in memory at a time. A layer of another pipeline stage stays a shape.
+    Each linear layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLinear`.
+    Besides the quantized model, one weight in full precision is in memory at a time. Layers of other pipeline stages
+    stay empty.
 
     Args:
-        model: its parameters' names are those of the file.
-        source: where the tensors are, in plain numbers or quantized.
-        options: how plain ones are quantized, all linear layers but the head; None where they are so already.
-        before: what to make of each weight before it is quantized.
+        model: model whose parameter names are those of the file.
+        source: the stored tensors, in full precision or quantized.
+        options: how to quantize tensors stored in full precision; None if they are quantized or stay as they are.
+        before: transform of each weight before it is quantized.
 
     Raises:
         ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded then.
@@ -62,15 +63,15 @@ def load_quantized(
 
 
 def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: BeforeQuantizing | None = None) -> None:
-    """Quantize the linear layers of a model that has its values, all but the head; its biases freeze.
+    """Quantize the linear layers of a loaded model, except lm_head, and freeze their biases.
 
-    `before` says what to make of each weight first.
+    `before` transforms each weight before it is quantized.
 
     Raises:
-        ValueError: the model is quantized already, or a pattern of the options fits no layer.
+        ValueError: the model is already quantized, or a pattern of the options matches no layer.
     """
     if model.quantization is not None:
-        raise ValueError(f"the model is quantized already ({model.quantization.describe()}): load the original one.")
+        raise ValueError(f"the model is already quantized ({model.quantization.describe()}); load the original model")
     chosen = options.for_layers(quantizable_linears(model))
     for name, linear in _here(model, chosen):
         packed = quantize_layer(name, linear.weight_value(), chosen[name], before)
@@ -79,21 +80,21 @@ def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: Befor
 
 
 def _here(model: nn.Layer, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
-    """Those of the linear layers that this process holds."""
+    """Return the linear layers that this process holds, with their names."""
     layers = ((name, layer_at(model, name)) for name in names)
     return ((name, layer) for name, layer in layers if is_on_stage(layer.weight))
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """How many weights of a model are quantized, and the bytes that they take so, scales included."""
+    """Number of quantized weights of a model and their size in bytes, scales included."""
 
     num_weights: int = 0
     num_bytes: int = 0
 
     @property
     def bits(self) -> float:
-        """A weight."""
+        """Bits per weight."""
         return 8 * self.num_bytes / self.num_weights
 
 
@@ -101,7 +102,7 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
-    """What the linear layers of a plain model will take, from their shapes alone.
+    """Compute the size of the quantized linear layers of an unquantized model from their shapes.
 
     Raises:
         ValueError: as `quantize_linears`.
@@ -115,7 +116,7 @@ def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
 
 
 def quantization_report(model: nn.Layer) -> str:
-    """What of a quantized model is quantized, and to what, in one line."""
+    """Describe the quantized layers of a model and their size in one line."""
     layers = quantized_linears(model).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)
     size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
@@ -126,14 +127,14 @@ def quantization_report(model: nn.Layer) -> str:
 
 
 def dequantize_linears(model: nn.Layer) -> None:
-    """Put an ordinary linear with the dequantized weight in the place of each quantized one."""
+    """Replace each quantized linear layer by an ordinary one with the dequantized weight."""
     for name, layer in quantized_linears(model).items():
         replace_layer(model, name, dequantized_linear(layer))
     model.quantization = None
 
 
 def dequantized_linear(layer: QuantizedLinear) -> Linear:
-    """An ordinary linear with the dequantized weight, in the format that the layer computes in, and the same bias."""
+    """Return an ordinary linear layer with the dequantized weight, in the layer's compute dtype, and the same bias."""
     linear = Linear(layer.in_features, layer.out_features)
     linear.to(dtype=layer.compute_dtype)
     linear.weight.set_value(layer.weight_value().astype(layer.compute_dtype))
@@ -142,9 +143,9 @@ def dequantized_linear(layer: QuantizedLinear) -> Linear:
 
 
 def named_tensors(model: nn.Layer, dtype: str) -> Iterator[tuple[str, Any]]:
-    """What a saved model holds, by name: its parameters, and the parts of its quantized weights.
+    """Yield the tensors of a saved model by name: its parameters, and the tensors of its quantized weights.
 
-    `dtype` is the format in which another program is to multiply with them.
+    `dtype` is the compute format for other programs.
     """
     yield from model.named_parameters()
     for name, layer in quantized_linears(model).items():

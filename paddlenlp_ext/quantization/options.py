@@ -1,4 +1,4 @@
-"""What a weight is quantized to, and which layers are."""
+"""Quantization options: the format of the weights and the layers it applies to."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _KEY = "weight_quantize_algo"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """How linear layers are stored.
+    """Quantization of the linear layers.
 
     Attributes:
-        algo: one of `ALGOS` for all of them, or a map from patterns to one each. A pattern is a layer's name, the end
-            of it, or a regular expression for the whole of it; the first that fits decides, and None, as a layer that
-            none fits, stays as it is.
-        block_size: nf4, fp4: weights that share a scale.
-        double_quant: nf4, fp4: keep the scales in 8 bits.
-        double_quant_block_size: scales that share a scale of their own.
-        group_size: weight_only_int4: inputs of a row that share a scale; None for the whole row.
+        algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, the end of
+            its name, or a regular expression for the full name. The first match decides; None, or no match, keeps a
+            layer in full precision.
+        block_size: nf4, fp4: number of weights that share a scale.
+        double_quant: nf4, fp4: store the scales in 8 bits.
+        double_quant_block_size: number of scales that share a scale of their own.
+        group_size: weight_only_int4: number of inputs of a row that share a scale; None for the whole row.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value out of range.
     """
 
     algo: str | Mapping[str, str | None]
@@ -41,17 +41,17 @@ class QuantizationConfig:
         for algo in self.algo.values() if isinstance(self.algo, Mapping) else (self.algo,):
             if algo is not None and algo not in ALGOS:
                 hint = did_you_mean(str(algo), ALGOS)
-                raise ValueError(f"{_KEY}={algo!r} is not known{hint} Known: {', '.join(ALGOS)}.")
+                raise ValueError(f"{_KEY}={algo!r} is not known{hint} Known: {', '.join(ALGOS)}")
         for key, value in (
             ("qlora_weight_blocksize", self.block_size),
             ("qlora_weight_double_quant_block_size", self.double_quant_block_size),
             ("group_size", self.group_size),
         ):
             if value is not None and (value < 2 or value % 2):
-                raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2.")
+                raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2")
 
     def describe(self) -> str:
-        """In words, for messages and model cards."""
+        """Describe the format in words, for messages and model cards."""
         algos = [self.algo] if isinstance(self.algo, str) else list(self.algo.values())
         algo = self.algo if isinstance(self.algo, str) else ", ".join(f"{k}: {v}" for k, v in self.algo.items())
         if self.group_size is not None and "weight_only_int4" in algos:
@@ -62,7 +62,7 @@ class QuantizationConfig:
         return f"{algo}, blocks of {self.block_size}{double}"
 
     def for_layer(self, name: str) -> QuantizationConfig | None:
-        """The options of the layer `name`, of one algo; None where it stays as it is."""
+        """Return the options of the layer `name`, with a single algo; None if the layer stays in full precision."""
         algo = self.algo
         if not isinstance(algo, str):
             algo = next((algo for pattern, algo in algo.items() if matches(pattern, name, _KEY)), None)
@@ -71,10 +71,10 @@ class QuantizationConfig:
         return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
 
     def for_layers(self, names: Collection[str]) -> dict[str, QuantizationConfig]:
-        """Name -> options of each layer that is to be quantized.
+        """Return the options of each layer that is to be quantized, by name.
 
         Raises:
-            ValueError: a pattern that fits none of the names.
+            ValueError: a pattern that matches none of the names.
         """
         for pattern in self.algo if isinstance(self.algo, Mapping) else ():
             matching(pattern, names, _KEY)
@@ -83,5 +83,5 @@ class QuantizationConfig:
 
 
 def describe_quantization(options: QuantizationConfig | None) -> str:
-    """The format of a model's weights, for messages."""
+    """Describe the format of a model's weights in words, for messages."""
     return "full precision" if options is None else options.describe()

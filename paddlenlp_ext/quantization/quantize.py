@@ -1,11 +1,11 @@
-"""From weights to packed codes.
+"""Quantize weights to packed codes and scales.
 
     nf4, fp4   code = the nearest level to w / max|block|              scale = max|block|
     int8       code = round(w / scale)                                 scale = max|row| / 127
     int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
 
-A block is so many neighbours in the flattened weight, row by row; the last one may be short. Codes, scales and rounding
-of nf4 and fp4 are those of bitsandbytes, of int8 and int4 those of Paddle's `weight_quantize`.
+A block is a run of `block_size` weights in the flattened weight, row by row; the last one may be shorter. Codes, scales
+and rounding of nf4 and fp4 are those of bitsandbytes, of int8 and int4 those of Paddle's `weight_quantize`.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales.
 """
@@ -25,28 +25,31 @@ from paddlenlp_ext.quantization.options import QuantizationConfig
 
 Rounded = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]
-"""From a layer's name, its weight float32 [out, in], and what quantizing makes of a weight, to what is quantized; the
-weight itself where nothing is taken off it."""
+"""Transform of a weight before quantization.
+
+Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize, which is the same
+object if nothing is subtracted.
+"""
 _CHUNK = 1 << 18
-"""Weights that are worked on together: they stay in a core's cache."""
+"""Number of weights processed together; they fit a core's cache."""
 _SMALLEST = np.float32(1e-38)
 _LARGEST = {"weight_only_int8": 127, "weight_only_int4": 7}
 
 
 def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
-    """A weight [out, in] in the format of `options`, which name one algo. The work is done on the CPU.
+    """Quantize a weight [out, in] to the format of `options`, which name a single algo; computed on the CPU.
 
     Raises:
-        ValueError: the weight has values that are not finite, or its rows are no whole number of groups.
+        ValueError: the weight has values that are not finite, or its row length is not a multiple of the group size.
     """
-    assert isinstance(options.algo, str), "options.for_layer gives those of one layer"
+    assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
     place = weight.place if isinstance(weight, paddle.Tensor) else None
     values_OI = weight.astype("float32").numpy() if isinstance(weight, paddle.Tensor) else weight.astype(np.float32)
     shape, algo = tuple(values_OI.shape), options.algo
     block = block_size_of(options, shape[1])
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
     if not np.isfinite(values_N).all():
-        raise ValueError(f"a weight of shape {list(shape)} has values that are not finite and can't be quantized.")
+        raise ValueError(f"a weight of shape {list(shape)} has values that are not finite and cannot be quantized")
     codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
     tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
@@ -57,7 +60,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
 def quantize_layer(
     name: str, weight: paddle.Tensor, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> QuantizedWeight:
-    """The weight of the layer `name`, float32 [out, in], after `before` has seen it.
+    """Quantize the weight of the layer `name`, float32 [out, in], after the transform `before`.
 
     Raises:
         ValueError: as `quantize`.
@@ -70,7 +73,7 @@ def quantize_layer(
 
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
-    """The tensors of a quantized weight [out, in] without values, to be loaded."""
+    """Create the tensors of a quantized weight [out, in] without values, to be loaded."""
     num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
     num_scales = -(-num_weights // block)
     in_bytes = options.algo == "weight_only_int8"
@@ -83,7 +86,7 @@ def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeigh
 
 
 def packed_bytes(shape: tuple[int, int], options: QuantizationConfig) -> int:
-    """What a quantized weight [out, in] takes, scales included."""
+    """Return the size in bytes of a quantized weight [out, in], scales included."""
     num_weights = shape[0] * shape[1]
     num_codes = num_weights if options.algo == "weight_only_int8" else -(-num_weights // 2)
     num_scales = -(-num_weights // block_size_of(options, shape[1]))
@@ -93,7 +96,7 @@ def packed_bytes(shape: tuple[int, int], options: QuantizationConfig) -> int:
 
 
 def block_size_of(options: QuantizationConfig, in_features: int) -> int:
-    """How many neighbours share a scale in a weight with rows of `in_features`.
+    """Return the number of consecutive weights that share a scale, for rows of `in_features` weights.
 
     Raises:
         ValueError: `group_size` does not divide the rows.
@@ -103,12 +106,12 @@ def block_size_of(options: QuantizationConfig, in_features: int) -> int:
     if options.algo == "weight_only_int8" or options.group_size is None:
         return in_features
     if in_features % options.group_size:
-        raise ValueError(f"group_size={options.group_size} does not divide the {in_features} inputs of a layer.")
+        raise ValueError(f"group_size={options.group_size} does not divide the {in_features} inputs of a layer")
     return options.group_size
 
 
 def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; some blocks at a time."""
+    """Return codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; computed in chunks of blocks."""
     encode = _integers if algo in _LARGEST else _nearest_levels
     step = block * max(1, _CHUNK // block)
     parts = [encode(values_N[begin : begin + step], block, algo) for begin in range(0, len(values_N), step)]
@@ -117,7 +120,7 @@ def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, n
 
 
 def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [N] and scales float32 [B]."""
+    """Return codes uint8 [N] and scales float32 [B]."""
     middles, order = boundaries(algo)
     scaled_N, scales_B = _scaled(values_N, block)
     below_N = np.zeros(len(scaled_N), np.uint8)
@@ -127,7 +130,7 @@ def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.nda
 
 
 def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes int8 [N], or uint8 [N] for int4, and scales float32 [B]."""
+    """Return codes int8 [N], or uint8 [N] for int4, and scales float32 [B]."""
     values_BK = values_N.reshape(-1, block)
     scales_B = np.abs(values_BK).max(axis=1) / np.float32(_LARGEST[algo])
     codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
@@ -135,9 +138,9 @@ def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, 
 
 
 def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values over their block's largest, and those float32 [B].
+    """Divide the values by the largest magnitude of their block; return them and the magnitudes, float32 [B].
 
-    The last block, where it is short, is divided, and its scale is never 0, as in bitsandbytes.
+    A short last block uses a division, and its scale is never 0, as in bitsandbytes.
     """
     whole = len(values_N) // block
     blocks, rest = values_N[: whole * block].reshape(whole, block), values_N[whole * block :]
@@ -151,14 +154,14 @@ def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
-    """Two codes a byte, the first in the high half; an odd number is filled up with the code of 0."""
+    """Pack two codes per byte, the first in the high half; an odd number is padded with the code of 0."""
     if len(codes_N) % 2:
         codes_N = np.append(codes_N, np.uint8(np.abs(levels(algo)).argmin()))
     return (codes_N[::2] << 4) | codes_N[1::2]
 
 
 def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
-    """The scales as they are, or in 8 bits: their mean off, then the nearest level in blocks."""
+    """Return the scales as they are, or in 8 bits: subtract their mean, then take the nearest level per block."""
     if not options.double_quant:
         return {"scales": scales_B}
     offset = scales_B.mean(dtype=np.float64).astype(np.float32)

@@ -1,10 +1,10 @@
-"""A part of a quantized weight, with the same codes and scales: what one of several devices holds of it.
+"""Slice a quantized weight into shards with the same codes and scales, one for each of several devices.
 
-    by outputs   whole rows, which are neighbours in the flattened weight
-    by inputs    as many neighbours of each row
+    by outputs   whole rows, which are contiguous in the flattened weight
+    by inputs    the same columns of every row
 
-Where a block of the whole reaches into several parts, its scale stands in each: the part has smaller blocks. Scales in
-8 bits become float32, since groups of them do not survive a cut. No weight changes its value.
+If a block of the full weight reaches into several shards, its scale is repeated in each: the shard has smaller blocks.
+Scales in 8 bits become float32, because groups of them do not survive slicing. No weight changes its value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
-"""Weights that share a scale at least, unless they did so from the start: 2 bits a weight for the scales."""
+"""Minimum number of weights that share a scale (unless the full weight has fewer): 2 bits per weight for the scales."""
 
 
 def slice_weight(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
-    """The part of a weight [out, in], cut along its axis 0 or 1 into equal parts.
+    """Return a shard of a weight [out, in], one of equal parts along axis 0 or 1.
 
     Raises:
         ValueError: as `sharded_block_size`.
@@ -44,10 +44,10 @@ def slice_weight(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
 
 
 def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, cut: Shard) -> int:
-    """How many weights share a scale in each of equal parts of a weight [out, in].
+    """Return the number of weights that share a scale in each of equal shards of a weight [out, in].
 
     Raises:
-        ValueError: so few that the scales would take more than the codes, or codes that share a byte are parted.
+        ValueError: blocks so small that the scales would outweigh the codes, or a shard boundary inside a byte.
     """
     size = cut.stop - cut.start
     run = size * shape[1] if cut.axis == 0 else math.gcd(shape[1], size)
@@ -55,15 +55,15 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, cut: 
     parts_bytes = algo != "weight_only_int8" and run % 2
     if parts_bytes or block < min(block_size, _SMALLEST_BLOCK):
         raise ValueError(
-            f"{algo} in blocks of {block_size} does not go with parts of {size} of the {cut.size} "
+            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {cut.size} "
             f"{'outputs' if cut.axis == 0 else 'inputs'} of a weight {list(shape)}: runs of {run} weights would share "
-            f"scales by {block}, and {_SMALLEST_BLOCK} is the least"
+            f"scales by {block}, and the minimum is {_SMALLEST_BLOCK}"
         )
     return block
 
 
 def _taken(stored: np.ndarray, shape: tuple[int, int], cut: Shard, unit: int) -> np.ndarray:
-    """Of one number for each `unit` neighbours of a flattened weight, the part's."""
+    """Slice an array that holds one number for each `unit` consecutive weights of the flattened weight."""
     out, width = shape
     if cut.axis == 0:
         return stored[cut.start * width // unit : -(-cut.stop * width // unit)]

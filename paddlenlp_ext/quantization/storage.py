@@ -1,18 +1,18 @@
-"""The tensors of a quantized weight in a Hugging Face folder, by their names under the layer's.
+"""Tensors of a quantized weight in a Hugging Face folder, by their names under the layer's.
 
-nf4 and fp4 lie as bitsandbytes lays them out, so that `transformers` reads the folder:
+nf4 and fp4 use the layout of bitsandbytes, so that `transformers` reads the folder:
 
     weight                                  uint8 [ceil(N / 2), 1]
-    weight.absmax                           the scales, float32 [B], or uint8 [B] where they are quantized too
-    weight.quant_map                        float32 [16], what a code stands for
+    weight.absmax                           scales, float32 [B], or uint8 [B] with double quantization
+    weight.quant_map                        float32 [16], value of each code
     weight.nested_absmax                    float32 [G], and weight.nested_quant_map, float32 [256]
-    weight.quant_state.bitsandbytes__nf4    the bytes of a JSON object: block sizes, shape, the mean of the scales
+    weight.quant_state.bitsandbytes__nf4    bytes of a JSON object: block sizes, shape, mean of the scales
 
-weight_only_int8 and weight_only_int4 have a layout of their own:
+weight_only_int8 and weight_only_int4 use a layout of this project:
 
-    weight                                  int8 [out, in], or uint8 [ceil(N / 2)], two to a byte
+    weight                                  int8 [out, in], or uint8 [ceil(N / 2)], two codes per byte
     weight_scale                            float32 [out, B / out]
-    weight_shape                            int64 [2], only of int4
+    weight_shape                            int64 [2], only for int4
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -36,24 +36,24 @@ _SCALE, _SHAPE = ".weight_scale", ".weight_shape"
 
 
 def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
-    """The tensors of a layer's quantized weight by their whole names, as safetensors_writer takes them.
+    """Return the tensors of a layer's quantized weight by their full names, as `save_sharded` takes them.
 
     Args:
-        layer: its name.
+        layer: name of the layer.
         weight: codes and scales.
-        dtype: the format in which another program is to multiply ("float32", "bfloat16", ...).
+        dtype: compute format for other programs ("float32", "bfloat16", ...).
 
     Raises:
-        ValueError: the weight was quantized for one adapter alone.
+        ValueError: the weight is the residual of one adapter.
     """
     if weight.is_residual:
         raise ValueError(
-            f"{layer} was quantized without a part that its adapter holds (PiSSA, LoftQ): it means nothing without "
-            "the adapter and is not saved. Save the adapter, or merge it."
+            f"{layer} was quantized without a part that its adapter holds (PiSSA, LoftQ) and is not saved, because "
+            "it is useless without the adapter; save the adapter, or merge it"
         )
     out, codes = weight.shape[0], weight.codes
     if weight.algo not in BLOCKWISE:
-        assert weight.group_scales is None, "the scales of integers are kept as they are"
+        assert weight.group_scales is None, "integer formats have no double quantization"
         scales = {layer + _SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
         if weight.algo == "weight_only_int8":
             return {f"{layer}.weight": _shaped(codes, weight.shape), **scales}
@@ -76,7 +76,7 @@ def _shaped(tensor: paddle.Tensor, shape: tuple[int, ...]) -> LazyTensor:
 
 
 def quantized_layers(source: WeightSource) -> dict[str, str]:
-    """Name of each layer whose weight is stored quantized -> its format."""
+    """Return the format of each layer whose weight is stored quantized, by layer name."""
     found = {}
     for name in source.names():
         layer, mark, algo = name.partition(_STATE)
@@ -90,22 +90,22 @@ def quantized_layers(source: WeightSource) -> dict[str, str]:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Whether this is the name of what stands beside the codes of a quantized weight."""
+    """Return True if the tensor name belongs to the data next to the codes of a quantized weight."""
     return ".weight." in name or name.endswith((_SCALE, _SHAPE))
 
 
 def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
-    """The quantized weight of a layer, as it was saved.
+    """Read the quantized weight of a layer.
 
     Raises:
-        ValueError: parts are missing, do not fit together, or mean other numbers than the format's.
+        ValueError: tensors are missing, do not match each other, or use other code tables than the format's.
     """
     try:
         read = _read_bitsandbytes if algo in BLOCKWISE else _read_integers
         weight = read(layer, algo, source)
     except (KeyError, json.JSONDecodeError) as error:
         what = f"a part of the quantized {layer}.weight is missing or damaged ({error})"
-        raise ValueError(f"{source.path}: {what}.") from error
+        raise ValueError(f"{source.path}: {what}; fetch or save the model again") from error
     num_codes = weight.num_weights if algo == "weight_only_int8" else -(-weight.num_weights // 2)
     num_scales = -(-weight.num_weights // weight.block_size)
     num_groups = 0 if weight.group_scales is None else -(-num_scales // weight.group_size)
@@ -114,12 +114,12 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     scales_fit = weight.scales.dtype == (paddle.float32 if weight.group_scales is None else paddle.uint8)
     sizes_fit = (weight.codes.size, weight.scales.size, found_groups) == (num_codes, num_scales, num_groups)
     if not (codes_fit and scales_fit and sizes_fit):
-        raise ValueError(f"{source.path}: the parts of the quantized {layer}.weight do not fit together.")
+        raise ValueError(f"{source.path}: the tensors of the quantized {layer}.weight do not match each other")
     return weight
 
 
 def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]:
-    """[out, in] of a quantized weight; its codes are not read."""
+    """Return the shape [out, in] of a quantized weight without reading its codes."""
     if algo == "weight_only_int8":
         return source.shape(f"{layer}.weight")
     shape = _state(layer, algo, source)["shape"] if algo in BLOCKWISE else source.read(layer + _SHAPE)
@@ -127,7 +127,7 @@ def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]
 
 
 def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
-    """The format that the weight had, as far as the file says."""
+    """Return the format that the weight had before quantization, as far as the file says."""
     return _state(layer, algo, source)["dtype"] if algo in BLOCKWISE else "float32"
 
 
@@ -142,12 +142,12 @@ def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> Quantized
         return paddle.to_tensor(source.read(f"{layer}.weight{part}")).flatten()
 
     if not np.array_equal(read(".quant_map").numpy(), levels(algo)):
-        raise ValueError(f"{source.path}: {layer}.weight.quant_map is not the table of {algo}.")
+        raise ValueError(f"{source.path}: {layer}.weight.quant_map is not the table of {algo}")
     shape, block = (int(state["shape"][0]), int(state["shape"][1])), int(state["blocksize"])
     if "nested_blocksize" not in state:
         return QuantizedWeight(algo, shape, block, read(""), read(".absmax").astype("float32"))
     if not np.array_equal(read(".nested_quant_map").numpy(), dynamic_levels()):
-        raise ValueError(f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales.")
+        raise ValueError(f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales")
     groups = read(".nested_absmax").astype("float32")
     nested = (read(".absmax"), groups, paddle.to_tensor([state["nested_offset"]], "float32"))
     return QuantizedWeight(algo, shape, block, read(""), *nested, group_size=int(state["nested_blocksize"]))

@@ -1,4 +1,4 @@
-"""The weights of a model of which some layers are stored in few bits, or become so as they are read."""
+"""Weights of a model with layers that are stored quantized or are quantized while they are read."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class QuantizedWeights(WeightSource):
-    """Packed weights by layer; and as a `WeightSource` the plain numbers that they stand for, by the plain names.
+    """Packed weights by layer; as a `WeightSource`, the dequantized weights under their ordinary names.
 
     Args:
-        source: the tensors on disk, in plain numbers or as quantization/storage.py lays them out.
-        options: how those are quantized that lie there in plain numbers; None leaves them.
-        layers: names of the layers that `options` is for.
-        before: what to make of each weight before it is quantized.
+        source: the tensors on disk, in full precision or in the layout of quantization/storage.py.
+        options: how to quantize weights stored in full precision; None leaves them as they are.
+        layers: names of the layers to which `options` apply.
+        before: transform of each weight before it is quantized.
 
     Raises:
-        ValueError: `options` for weights that are quantized already.
+        ValueError: `options` for weights that are stored quantized.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class QuantizedWeights(WeightSource):
         self._stored = quantized_layers(source)
         if self._stored and options is not None:
             raise ValueError(
-                f"{source.path}: its weights are quantized already; leave weight_quantize_algo out, or start from "
-                "the original model."
+                f"{source.path}: the weights are already quantized; remove weight_quantize_algo, or start from "
+                "the original model"
             )
         self._options = {} if options is None else options.for_layers(layers)
 
     def packed(self, layer: str) -> QuantizedWeight | None:
-        """The quantized weight of a layer, None where it stays in plain numbers."""
+        """Return the quantized weight of a layer; None if the layer stays in full precision."""
         if layer in self._stored:
             return read_stored(layer, self._stored[layer], self._source)
         if layer not in self._options:

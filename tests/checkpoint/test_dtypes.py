@@ -31,6 +31,6 @@ def test_agrees_with_paddle_across_piece_borders():
 
 
 def test_numbers_and_codes_do_not_mix():
-    with pytest.raises(ValueError, match="int8 tensor can't be read as float32"):
+    with pytest.raises(ValueError, match="int8 tensor cannot be read as float32"):
         cast(np.zeros(2, np.int8), "int8", "float32")
     assert cast(np.ones(2, np.float16), "float16", "bfloat16").tolist() == [0x3F80, 0x3F80]

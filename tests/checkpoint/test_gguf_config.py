@@ -60,7 +60,7 @@ def test_biases_are_seen(write_gguf, llama_metadata):
     config = read_model_config(write_gguf(llama_metadata, EMBEDDING | biases))
     assert (config["attention_bias"], config["mlp_bias"]) == (True, False)
     del biases["blk.0.attn_output.bias"]
-    with pytest.raises(ValueError, match="a bias on some attention linears only"):
+    with pytest.raises(ValueError, match="a bias on only some attention projections"):
         read_model_config(write_gguf(llama_metadata, EMBEDDING | biases))
 
 

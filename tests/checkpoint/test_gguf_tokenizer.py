@@ -181,7 +181,7 @@ def test_sentencepiece_without_the_leading_space(golden):
 
 
 def test_broken_headers_are_named(vocabulary):
-    with pytest.raises(ValueError, match="tokenizer kind 'bert' is not read"):
+    with pytest.raises(ValueError, match="tokenizer kind 'bert' is not supported"):
         tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__model="bert"))
     with pytest.raises(ValueError, match="eos_token_id is 99999, outside"):
         tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__eos_token_id=99999))

@@ -156,7 +156,7 @@ def test_an_unread_block_format_is_named(write_gguf):
 
 
 def test_an_unknown_architecture_and_experts_are_refused(write_gguf):
-    with pytest.raises(ValueError, match="architecture 'gemma3' is not read; known: llama, qwen2, qwen3"):
+    with pytest.raises(ValueError, match="architecture 'gemma3' is not supported; known: llama, qwen2, qwen3"):
         open_weights(write_gguf({}, {"token_embd.weight": np.zeros((2, 2), np.float32)}, "gemma3"))
     with pytest.raises(ValueError, match="mixture of experts"):
         open_weights(write_gguf({"llama.expert_count": 8}, {"token_embd.weight": np.zeros((2, 2), np.float32)}))
@@ -171,7 +171,7 @@ def test_tensors_the_model_does_not_have_are_named(write_gguf):
 def test_a_file_cut_short_is_named(golden, tmp_path, keep):
     whole = (golden / "checkpoint_llama.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(whole[:keep])
-    with pytest.raises(ValueError, match=r"model\.gguf: not a GGUF file, or damaged or cut short"):
+    with pytest.raises(ValueError, match=r"model\.gguf: not a GGUF file, or damaged or truncated"):
         open_weights(tmp_path / "model.gguf")
 
 

@@ -60,14 +60,14 @@ def test_one_error_names_all_and_loads_nothing(tmp_path):
     message = str(caught.value)
     assert str(tmp_path) in message
     assert "1 missing: model.embed_tokens.weight" in message
-    assert "1 surplus: extra.weight" in message
-    assert "1 misshapen: proj.weight (stored [3, 4], wanted [4, 3])" in message
+    assert "1 unexpected: extra.weight" in message
+    assert "1 misshapen: proj.weight (stored [3, 4], expected [4, 3])" in message
     assert np.array_equal(layer.proj.weight.numpy(), before)
 
 
 def test_a_long_list_is_cut_with_its_total(tmp_path):
     stored = tensors() | {f"extra.{i:02}": np.zeros(1, np.float32) for i in range(25)}
-    with pytest.raises(ValueError, match=r"25 surplus: extra\.00, .* and 15 more"):
+    with pytest.raises(ValueError, match=r"25 unexpected: extra\.00, .* and 15 more"):
         load_weights(Tiny(), saved(tmp_path, stored))
 
 
@@ -80,5 +80,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_same(tmp_path):
     stored = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
     load_weights(Tiny(), saved(tmp_path / "same", stored))
     stored["lm_head.weight"] = stored["lm_head.weight"] + 1
-    with pytest.raises(ValueError, match=r"lm_head\.weight is stored with values of its own"):
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is stored with values that differ from model\.embed_tokens\.weight"
+    ):
         load_weights(Tiny(), saved(tmp_path / "other", stored))

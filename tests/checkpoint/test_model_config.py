@@ -58,7 +58,7 @@ def test_ids_must_be_ids(tmp_path):
 
 
 def test_errors_name_the_file(tmp_path):
-    with pytest.raises(ValueError, match=r"no config\.json there"):
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
     with pytest.raises(ValueError, match=r'config\.json: no "model_type"'):
@@ -66,5 +66,5 @@ def test_errors_name_the_file(tmp_path):
     (tmp_path / "config.json").write_text("{hidden_size")
     with pytest.raises(ValueError, match=r"config\.json: damaged, not JSON"):
         read_model_config(tmp_path)
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="no such directory"):
         read_model_config(tmp_path / "nowhere")

@@ -9,14 +9,14 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no tokenizer there \(looked for tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"no tokenizer files \(looked for tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(ValueError, match=f"{tmp_path}: transformers can't read the tokenizer there"):
+    with pytest.raises(ValueError, match=f"{tmp_path}: transformers cannot read the tokenizer"):
         load_tokenizer(tmp_path)
 
 

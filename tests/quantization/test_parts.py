@@ -58,7 +58,9 @@ def test_blocks_become_as_small_as_a_cut_asks_for():
 )
 def test_what_does_not_fit_is_refused(algo, shape, cut):
     whole = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
-    with pytest.raises(ValueError, match=rf"{algo} in blocks of \d+ does not go with parts of {cut.stop - cut.start}"):
+    with pytest.raises(
+        ValueError, match=rf"{algo} in blocks of \d+ cannot be sharded into parts of {cut.stop - cut.start}"
+    ):
         slice_weight(whole, cut)
 
 

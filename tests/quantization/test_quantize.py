@@ -172,7 +172,7 @@ def test_a_model_is_not_quantized_twice():
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     model = AutoModelForCausalLM.from_config(config | layers)
     quantize_linears(model, QuantizationConfig(algo="nf4"))
-    with pytest.raises(ValueError, match="quantized already \\(nf4, blocks of 64\\): load the original one"):
+    with pytest.raises(ValueError, match="already quantized \\(nf4, blocks of 64\\); load the original model"):
         quantize_linears(model, QuantizationConfig(algo="fp4"))
 
 

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata and where its tensors lie (format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
+"""Header of a GGUF file: metadata and tensor locations (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A stored tensor: its quantization type's name, shape (rows first, as in NumPy), first byte, number of bytes."""
+    """Stored tensor: name of its quantization type, shape (rows first, as in NumPy), first byte, number of bytes."""
 
     type: str
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of one file; tensors are read by `GgufWeights`."""
+    """Header of one file; `GgufWeights` reads the tensors."""
 
     path: Path
     metadata: dict[str, Any]
@@ -30,35 +30,41 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`: llama, qwen2, ..."""
+        """Value of `general.architecture`: llama, qwen2, ..."""
         return self.require("general.architecture")
 
     def require(self, key: str) -> Any:
-        """A metadata value that must be there.
+        """Return a metadata value that must exist.
 
         Raises:
-            ValueError: it is not.
+            ValueError: the key is missing.
         """
         if key not in self.metadata:
-            raise ValueError(f"{self.path}: the GGUF metadata has no {key}, without which the file can't be used")
+            raise ValueError(
+                f"{self.path}: the GGUF metadata has no {key}, which is required; use another file of the model"
+            )
         return self.metadata[key]
 
     def architecture_value(self, key: str, default: Any = None) -> Any:
-        """A value kept under the architecture's own prefix, such as `llama.block_count`."""
+        """Return a value stored under the architecture's prefix, such as `llama.block_count`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
 def require_gguf() -> None:
-    """Raise a `ModuleNotFoundError` that says what to install, where the gguf library is absent."""
+    """Check that the gguf library is installed.
+
+    Raises:
+        ModuleNotFoundError: the library is absent; the message says how to install it.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise ModuleNotFoundError("reading a GGUF file needs the package gguf: pip install gguf==0.19.0")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read a file's header; a second call for the same unchanged file costs nothing.
+    """Read the header of a file; a repeated call for the same unchanged file is free.
 
     Raises:
-        ValueError: not GGUF, damaged or cut short.
+        ValueError: the file is not GGUF, damaged or truncated.
         ModuleNotFoundError: the gguf library is not installed.
     """
     require_gguf()
@@ -71,16 +77,16 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 @functools.lru_cache(maxsize=2)
 def _read_header(path: Path, size: int, modified: int) -> GgufFile:
-    """The header of `path`; `size` and `modified` only tell a changed file from the one that was read."""
+    """Read the header of `path`; `size` and `modified` are only cache keys that detect a changed file."""
     import gguf
 
     try:
         reader = gguf.GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path}: not a GGUF file, or damaged or cut short ({error}); fetch it again") from error
+        raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); fetch it again") from error
     if reader.byte_order != "I":
-        raise ValueError(f"{path}: a big-endian GGUF file; only little-endian ones are read")
+        raise ValueError(f"{path}: a big-endian GGUF file is not supported; use a little-endian one")
     tensors = {
         tensor.name: GgufTensor(
             tensor.tensor_type.name, tuple(int(n) for n in reversed(tensor.shape)), tensor.data_offset, tensor.n_bytes

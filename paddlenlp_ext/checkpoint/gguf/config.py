@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the dict of a Hugging Face config.json."""
+"""Convert the metadata of a GGUF file to the dict of a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """What config.json would say of this model.
+    """Return the config.json dict of a GGUF model.
 
     Raises:
-        ValueError: an architecture, rotary scaling or head layout that the decoders here do not have.
+        ValueError: an architecture, rotary scaling or head layout that the decoder does not support.
     """
     require_known_architecture(file)
     num_heads = file.require(f"{file.architecture}.attention.head_count")
@@ -61,7 +61,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _shortest_decimal(value: float) -> float:
-    """GGUF keeps float32; give back the shortest decimal that means the same, 1e-05 rather than 9.99999974737e-06."""
+    """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
     return float(str(np.float32(value)))
 
 
@@ -77,12 +77,12 @@ def _head_dim(file: GgufFile, default: int) -> int:
 
 
 def _biases(file: GgufFile) -> dict[str, bool]:
-    """Which linears carry a bias, in the config words of the architecture; Qwen2's are implied by its name."""
+    """Return the config keys that say which linear layers have biases; Qwen2 implies its biases."""
     has = {name: f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_output", "ffn_gate")}
     if file.architecture == "qwen2":
         return {}
     if has["attn_q"] != has["attn_output"]:
-        raise ValueError(f"{file.path}: a bias on some attention linears only, which no config can say")
+        raise ValueError(f"{file.path}: a bias on only some attention projections, which config.json cannot express")
     return {"attention_bias": has["attn_q"]} | ({"mlp_bias": has["ffn_gate"]} if file.architecture == "llama" else {})
 
 
@@ -102,10 +102,10 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
-    """Find the scaling whose divisors are those the file stores.
+    """Find the scaling whose frequency divisors are those that the file stores.
 
-    The file keeps only the divisor of each frequency (Llama 3.1's rule: 1 for short wavelengths, `factor` for long
-    ones, a blend between). The factor is the largest; the bounds are the published ones, and the result is checked.
+    The file stores only the divisor of each frequency (Llama 3.1: 1 for short wavelengths, `factor` for long ones,
+    interpolated between). The factor is the largest divisor; the bounds are the published ones; the result is checked.
     """
     stored = read_gguf_tensor(file, "rope_freqs.weight").astype(np.float64)
     scaling = {"rope_type": "llama3", "factor": _shortest_decimal(stored.max()), **_LLAMA3_BOUNDS}
@@ -119,7 +119,7 @@ def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
 
 
 def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
-    """By what Llama 3.1 divides each rotary frequency (transformers' `rope_type: llama3`).
+    """Compute the divisors of the rotary frequencies in Llama 3.1 (`rope_type: llama3` of transformers).
 
     Returns:
         float64 [head_dim / 2].
@@ -132,7 +132,7 @@ def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: i
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    """Special tokens' ids; the end of a turn counts as an end of generation beside the end of text."""
+    """Return the ids of special tokens; the end of a turn is an end of generation as well as the end of text."""
     ends = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     return {

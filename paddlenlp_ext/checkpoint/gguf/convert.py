@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face folder."""
+"""Convert a GGUF file to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 
 
 def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Write weights (each in the format it is read in, so no bit is lost), configs and tokenizer of a .gguf file.
+    """Write the weights, configs and tokenizer of a .gguf file to a Hugging Face folder.
+
+    Each tensor keeps the format in which it is read, so no bit is lost.
 
     Args:
         path: the .gguf file.
-        folder: made if absent.
+        folder: created if absent.
     """
     folder = Path(folder)
     source = GgufWeights(path)

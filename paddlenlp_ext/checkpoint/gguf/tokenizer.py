@@ -1,10 +1,8 @@
-"""The tokenizer inside a GGUF file, as a transformers fast tokenizer.
+"""Build a transformers fast tokenizer from a GGUF file: byte-level BPE and SentencePiece BPE.
 
 The keys are those of the `tokenizer.ggml.*` section of the format
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The file names the rule that cuts text into words before
-byte-pair merging (`tokenizer.ggml.pre`); that rule is part of the model, so an unknown name is an error, never a guess.
-
-The two tokenizer kinds of the GGUF files read here, in the `tokenizers` library's parts.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). `tokenizer.ggml.pre` names the rule that splits text into
+words before byte-pair merging. The rule is part of the model, so an unknown name is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -31,29 +29,29 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DEFAULT = (  # llama.cpp's rule for files that name none of their own
+_DEFAULT = (  # llama.cpp's rule for files that name none
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_IGNORES_MERGES = (*_LLAMA3_NAMES, "tekken")  # a word that is in the vocabulary is taken without merging
+_IGNORES_MERGES = (*_LLAMA3_NAMES, "tekken")  # words in the vocabulary are not split and merged
 _BOS_BY_DEFAULT = (*_LLAMA3_NAMES, "tekken")
 
 
 def default_add_bos(file: GgufFile) -> bool:
-    """Whether bos precedes a text in a file that does not say (as in llama.cpp)."""
+    """Return True if llama.cpp puts bos before a text when the file does not say."""
     if file.metadata["tokenizer.ggml.model"] == "llama":
         return True
     return file.metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
 
 
 def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
-    """Byte-level BPE as GPT-2 introduced it, with the file's own rule for cutting words.
+    """Build byte-level BPE, as introduced by GPT-2, with the file's own rule for splitting words.
 
     Raises:
-        ValueError: the file names no rule, or one that is not known here.
+        ValueError: the file names no rule or an unknown one.
     """
     rule = file.metadata.get("tokenizer.ggml.pre")
     merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
@@ -83,17 +81,17 @@ def _word_rule(file: GgufFile, rule: str | None) -> pre_tokenizers.PreTokenizer:
     if rule not in splits:
         known = ", ".join(sorted(["gpt-2", "smollm", "starcoder", *splits]))
         raise ValueError(
-            f"{file.path}: tokenizer.ggml.pre is {rule!r}, a way of cutting text into words that is not known here "
-            f"(known: {known}); use the model's folder with its tokenizer.json, or a GGUF file that says it"
+            f"{file.path}: tokenizer.ggml.pre is {rule!r}, an unknown rule for splitting text into words "
+            f"(known: {known}); use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
         )
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits[rule]]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> Tokenizer:
-    """SentencePiece's BPE: the pair whose joined piece scores highest is merged first; what is left falls to bytes.
+    """Build SentencePiece BPE: merge the pair with the highest-scoring piece first; encode the rest as bytes.
 
-    A file keeps no merges; they follow from the pieces and their scores.
+    The file stores no merges; they follow from the pieces and their scores.
     """
     scores = file.require("tokenizer.ggml.scores")
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
@@ -115,9 +113,9 @@ def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> To
 
 
 def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that join into a piece, best first.
+    """Return all pairs of pieces that join into a piece, best first.
 
-    Control, unknown and byte pieces (types 2, 3, 6) neither join nor are joined to: text never makes them.
+    Control, unknown and byte pieces (types 2, 3, 6) neither join nor result from joining: text never produces them.
     """
     rank = {
         token: (-score, i)
@@ -146,10 +144,10 @@ class TokenType(IntEnum):
 
 
 def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
-    """Build the tokenizer; what it saves loads in transformers.
+    """Build the tokenizer; its saved form loads in transformers.
 
     Raises:
-        ValueError: no tokenizer in the file, or of a kind that is not read.
+        ValueError: the file has no tokenizer, or one of an unsupported kind.
     """
     kind = file.require("tokenizer.ggml.model")
     tokens = _without_padding_tokens(file)
@@ -158,7 +156,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
     elif kind == "llama":
         tokenizer = sentencepiece_bpe(file, tokens, _types(file)[: len(tokens)])
     else:
-        raise ValueError(f"{file.path}: tokenizer kind {kind!r} is not read; known: gpt2, llama (SentencePiece)")
+        raise ValueError(f"{file.path}: tokenizer kind {kind!r} is not supported; known: gpt2, llama (SentencePiece)")
     _add_special_tokens(tokenizer, tokens, _types(file))
     special = _named_tokens(file, tokens)
     _add_bos_and_eos(tokenizer, file, special, tokens)
@@ -171,7 +169,7 @@ def _types(file: GgufFile) -> list[int]:
 
 
 def _without_padding_tokens(file: GgufFile) -> list[str]:
-    """The vocabulary without the unused entries at its end, which only fill the embedding up to a round size."""
+    """Return the vocabulary without the unused entries at its end, which only pad the embedding to a round size."""
     tokens, types = file.require("tokenizer.ggml.tokens"), _types(file)
     if len(tokens) != len(types):
         raise ValueError(f"{file.path}: {len(tokens)} tokens but {len(types)} token types; the file is damaged")
@@ -182,16 +180,19 @@ def _without_padding_tokens(file: GgufFile) -> list[str]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are found in text as they stand and left out when decoding; user-defined ones are plain text."""
+    """Register control tokens and user-defined tokens.
+
+    Control tokens are matched verbatim in text and skipped when decoding; user-defined tokens are plain text.
+    """
     control = [t for t, kind in zip(tokens, types, strict=False) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
     user = [t for t, kind in zip(tokens, types, strict=False) if kind == TokenType.USER_DEFINED]
-    # A SentencePiece word mark stands for a space, so such a token has to be looked for after normalizing.
+    # A SentencePiece word mark stands for a space, so such a token must be matched after normalization.
     tokenizer.add_tokens([AddedToken(t, special=False, normalized="\u2581" in t) for t in user])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
 
 
 def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
-    """bos, eos, unk and pad tokens by transformers' argument name."""
+    """Return the bos, eos, unk and pad tokens by transformers' argument names."""
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     found = {}
     for argument, key in keys.items():
@@ -205,7 +206,7 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
-    """Put bos before and eos after every text, where the file asks for it."""
+    """Put bos before and eos after every text, if the file asks for it."""
     wanted = {
         "bos_token": file.metadata.get("tokenizer.ggml.add_bos_token", default_add_bos(file)),
         "eos_token": file.metadata.get("tokenizer.ggml.add_eos_token", False),

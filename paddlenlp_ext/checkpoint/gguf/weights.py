@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file under their Hugging Face names, dequantized.
+"""Read the tensors of a GGUF file under their Hugging Face names, dequantized.
 
-llama.cpp's converter stores the query and key rows of the `llama` architecture in another order: it rotates
-neighbouring channels, Hugging Face's code rotates the two halves of a head. Reading turns the rows back.
+llama.cpp's converter permutes the query and key rows of the `llama` architecture: it rotates neighbouring channels,
+whereas Hugging Face rotates the two halves of a head. Reading restores the order of the rows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which gguf_config.py turns into config
+_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which config.py converts
 
 
 class GgufWeights(WeightSource):
-    """The weights of one .gguf file.
+    """Weights of one .gguf file.
 
     Raises:
-        ValueError: damaged, an unknown architecture, or tensors that the architecture does not have.
+        ValueError: a damaged file, an unknown architecture, or tensors that the architecture does not have.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,7 +64,7 @@ class GgufWeights(WeightSource):
         num_heads = self._permuted_heads(name)
         if num_heads:
             values = unpermute_rows(values, num_heads)
-        values = values if cut is None else values[cut.index]  # blocks are read whole: they lie across the cuts
+        values = values if cut is None else values[cut.index]  # blocks of weights may cross shard boundaries: read all
         stored = self.dtype(name)
         return cast(values, stored, dtype or stored)
 
@@ -72,7 +72,7 @@ class GgufWeights(WeightSource):
         return self.file.tensors[self._stored_name[name]]
 
     def _permuted_heads(self, name: str) -> int:
-        """How many heads the rows of this tensor belong to, 0 where their order is Hugging Face's already."""
+        """Return the number of heads in the rows of a tensor, 0 if the rows are already in Hugging Face's order."""
         is_query = ".q_proj." in name
         if self.file.architecture != "llama" or not (is_query or ".k_proj." in name):
             return 0
@@ -81,25 +81,25 @@ class GgufWeights(WeightSource):
 
 
 def require_known_architecture(file: GgufFile) -> None:
-    """Refuse what the decoder here does not have.
+    """Check that the decoder supports the file's architecture.
 
     Raises:
         ValueError: another architecture, or a mixture of experts.
     """
     if file.architecture not in ARCHITECTURES:
         raise ValueError(
-            f"{file.path}: GGUF architecture {file.architecture!r} is not read; known: {', '.join(ARCHITECTURES)} "
+            f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)} "
             "(Mistral's files call themselves llama)"
         )
     if file.architecture_value("expert_count", 0):
-        raise ValueError(f"{file.path}: a mixture of experts, which is not read; use a dense model")
+        raise ValueError(f"{file.path}: a mixture of experts is not supported; use a dense model")
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
-    """One tensor as it lies in the file: float32, float16, bfloat16 bits (uint16), or float32 made from blocks.
+    """Read a tensor: float32, float16, bfloat16 bits (uint16), or float32 dequantized from blocks.
 
     Raises:
-        ValueError: its quantization type is not among those that are read, or the file ends early.
+        ValueError: an unsupported quantization type, or a file that ends early.
     """
     import gguf
 
@@ -117,21 +117,21 @@ def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
 
 
 def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """From neighbouring rotary pairs to rotary halves, within each head.
+    """Reorder rows from neighbouring rotary pairs to rotary halves, within each head.
 
     Args:
-        values: [num_heads * head_dim, ...], a projection's weight or bias.
-        num_heads: the query's or the key's.
+        values: [num_heads * head_dim, ...], weight or bias of a projection.
+        num_heads: number of query heads or of key heads.
 
     Returns:
-        The same rows; row (head, half, i) is what was row (head, i, half).
+        The same rows; row (head, half, i) is the former row (head, i, half).
     """
     half = values.shape[0] // num_heads // 2
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _hugging_face_names(file: GgufFile) -> dict[str, str]:
-    """Stored name by Hugging Face name."""
+    """Map Hugging Face names to stored names."""
     found, unknown = {}, []
     for stored in file.tensors:
         if stored in _NOT_WEIGHTS:
