@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> None:
     rows = load_data(config).train_rows
     order = build_data_order(config, rows)
     with args.rows.open("w", encoding="utf-8") as out:
-        for window in itertools.islice(order.windows(), order.total_steps):
+        for window in itertools.islice(order.step_batches(), order.total_steps):
             documents = [rows[index] for index in window.row_indices]
-            line = [{"tokens": r.tokens.tolist(), "learned": r.learned.astype(int).tolist()} for r in documents]
+            line = [{"tokens": r.tokens.tolist(), "learned": r.loss_mask.astype(int).tolist()} for r in documents]
             out.write(json.dumps(line) + "\n")
     if args.adapter:
         build_model(ModelSource.from_config(config.model), config).model.save_pretrained(args.adapter)

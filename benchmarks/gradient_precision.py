@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     rows = [loaded[index] for index in range(args.documents)]
     if args.export:
         started_model(run_config(keys)).save_pretrained(args.export)
-        documents = [{"tokens": row.tokens.tolist(), "learned": row.learned.astype(int).tolist()} for row in rows]
+        documents = [{"tokens": row.tokens.tolist(), "learned": row.loss_mask.astype(int).tolist()} for row in rows]
         (args.export / "rows.jsonl").write_text(json.dumps(documents) + "\n", encoding="utf-8")
     batch = collate([rows])
     loss, exact = gradients(run_config(keys), batch)

@@ -26,11 +26,11 @@ def main(argv: Sequence[str]) -> None:
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.show_data:
-        from paddlenlp_ext.data.preview import show_data
+        from paddlenlp_ext.data.preview import preview_rows
 
         data = load_data(config)
         if is_main_rank():
-            show_data(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
+            preview_rows(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
         return
     if config.command.dry_run:
         from paddlenlp_ext.cli.dry_run import describe_run

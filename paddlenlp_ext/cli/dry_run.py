@@ -101,7 +101,7 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
     if data.train_rows is not None and order is not None:
-        rows, account = data.train_rows, data.train_rows.account
+        rows, account = data.train_rows, data.train_rows.stats
         table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
         table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_target_tokens:,}")
         first_epoch = _windows_of_epoch(order)
@@ -128,7 +128,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     assert rows is not None
     micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
     largest = max(micro_batches, key=lambda packs: _slots(config, rows, packs))
-    learned = sum(int(rows[index].learned.sum()) for pack in largest for index in pack)
+    learned = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     estimate = estimate_run(config, outline, _slots(config, rows, largest), learned)
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):
@@ -179,8 +179,8 @@ def _slots(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
 
 
 def _windows_of_epoch(order: DataOrder) -> list[Any]:
-    windows = order.windows()
-    return [next(windows) for _ in range(order.num_windows(0))]
+    windows = order.step_batches()
+    return [next(windows) for _ in range(order.num_steps(0))]
 
 
 def _two_columns(title: str) -> Table:

@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.predict_arguments import PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
-from paddlenlp_ext.data.prompts import Question, encode_question, read_questions
+from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.generation.generate import Decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -42,7 +42,7 @@ def predict(arguments: PredictorArguments) -> None:
     if arguments.data_file is not None:
         check_output_file(arguments.output_file, arguments.data_file)
     base, adapter = find_model_and_adapter(arguments)
-    questions = read_questions(arguments.data_file) if arguments.data_file else None
+    questions = read_prompts(arguments.data_file) if arguments.data_file else None
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
     template = choose_template(arguments.chat_template, [adapter, base], tokenizer)
     prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
@@ -58,7 +58,7 @@ def predict(arguments: PredictorArguments) -> None:
         return
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
-        return encode_question(template, Question(question, tuple(history), None, None), arguments.src_length)[0]
+        return encode_truncated_prompt(template, Prompt(question, tuple(history), None, None), arguments.src_length)[0]
 
     chat(model, encode_prompt, decode, **options)
 
@@ -121,9 +121,9 @@ def choose_template(
     return load_template(option, tokenizer)
 
 
-def encode_prompts(template: ChatTemplate, questions: Sequence[Question], src_length: int) -> list[list[int]]:
+def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_length: int) -> list[list[int]]:
     """Return the prompt ids of every question; log how many prompts were truncated to `src_length` tokens."""
-    encoded = [encode_question(template, question, src_length) for question in questions]
+    encoded = [encode_truncated_prompt(template, question, src_length) for question in questions]
     num_truncated = sum(was_truncated for _, was_truncated in encoded)
     if num_truncated:
         logger.warning(
@@ -196,7 +196,7 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
 
 def answer_file(
     model: Decoder,
-    questions: Sequence[Question],
+    questions: Sequence[Prompt],
     prompts: Sequence[list[int]],
     decode: Callable[[list[int]], str],
     arguments: PredictorArguments,

@@ -19,8 +19,7 @@ import numpy as np
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.types import EncodedRow
-
-IGNORED_LABEL = -100
+from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class PackedBatch:
     num_tokens: int
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """B x S, padding included."""
         return int(self.input_ids.size)
 
@@ -61,30 +60,6 @@ class PackedBatch:
         The slot that predicts the answer's first token is the prompt's last, as it is when the answer is generated.
         """
         return prompt_lengths_of(self.labels, self.document_lengths)
-
-
-def prompt_lengths_of(
-    labels: np.ndarray, document_lengths: Sequence[Sequence[int]] | None = None
-) -> tuple[tuple[int, ...], ...]:
-    """Return for each document of each row how many positions hold its prompt, 0 where nothing is learned.
-
-    Args:
-        labels: [B, S], what each position predicts, `IGNORED_LABEL` where nothing is learned.
-        document_lengths: of each row; None: a row is one document.
-    """
-    document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
-    return tuple(
-        tuple(_prompt_length(part) for part in np.split(row, np.cumsum(lengths)[:-1]))
-        for row, lengths in zip(labels, document_lengths, strict=True)
-    )
-
-
-def _prompt_length(labels: np.ndarray) -> int:
-    learned = np.flatnonzero(labels != IGNORED_LABEL)
-    if len(learned) == 0:
-        return 0
-    ignored_before = np.flatnonzero(labels[: learned[-1]] == IGNORED_LABEL)
-    return int(ignored_before[-1]) + 2 if len(ignored_before) else 1
 
 
 def collate(
@@ -111,17 +86,17 @@ def collate(
     assert packs and all(packs), "a micro-batch holds at least one row, and so does every pack"
     if pad_to_length is None:
         batch_rows = [[row for pack in packs for row in pack]]
-        num_slots = sum(row.length for row in batch_rows[0])
+        num_positions = sum(row.length for row in batch_rows[0])
     else:
         batch_rows = [list(pack) for pack in packs]
-        num_slots = pad_to_length
+        num_positions = pad_to_length
     if pad_to_multiple_of is not None:
-        num_slots = -(-num_slots // pad_to_multiple_of) * pad_to_multiple_of
-    return _fill(batch_rows, num_slots, pad_token_id)
+        num_positions = -(-num_positions // pad_to_multiple_of) * pad_to_multiple_of
+    return _fill(batch_rows, num_positions, pad_token_id)
 
 
-def _fill(batch_rows: list[list[EncodedRow]], num_slots: int, pad_token_id: int) -> PackedBatch:
-    shape = (len(batch_rows), num_slots)
+def _fill(batch_rows: list[list[EncodedRow]], num_positions: int, pad_token_id: int) -> PackedBatch:
+    shape = (len(batch_rows), num_positions)
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
     position_ids = np.zeros(shape, dtype=np.int64)
@@ -130,20 +105,22 @@ def _fill(batch_rows: list[list[EncodedRow]], num_slots: int, pad_token_id: int)
     for batch_index, rows in enumerate(batch_rows):
         lengths = [row.length for row in rows]
         used = sum(lengths)
-        if used > num_slots:
+        if used > num_positions:
             named = ", ".join(str(row.row_index) for row in rows)
-            raise ValueError(f"rows {named} take {used} slots, more than the {num_slots} to pad to; lower max_length")
+            raise ValueError(
+                f"rows {named} take {used} positions, more than the {num_positions} to pad to; lower max_length"
+            )
         start = 0
         for row in rows:
             assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens: nothing to predict"
             end = start + row.length
             input_ids[batch_index, start:end] = row.tokens[:-1]
-            labels[batch_index, start:end] = np.where(row.learned[1:], row.tokens[1:], IGNORED_LABEL)
+            labels[batch_index, start:end] = np.where(row.loss_mask[1:], row.tokens[1:], IGNORED_LABEL)
             position_ids[batch_index, start:end] = np.arange(row.length)
             start = end
-        if used < num_slots:
-            position_ids[batch_index, used:] = np.arange(num_slots - used)
-            lengths.append(num_slots - used)
+        if used < num_positions:
+            position_ids[batch_index, used:] = np.arange(num_positions - used)
+            lengths.append(num_positions - used)
         all_lengths.append(tuple(lengths))
         num_tokens += used
     row_indices = tuple(row.row_index for rows in batch_rows for row in rows)

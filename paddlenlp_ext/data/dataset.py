@@ -23,8 +23,8 @@ from paddlenlp_ext.data.inflection import lexicon_path, read_inflection
 from paddlenlp_ext.data.sources import find_files, read_rows
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
-from paddlenlp_ext.data.tokenize import Limits, TokenizedRow, encode_rows
-from paddlenlp_ext.data.types import MAX_LISTED, DataAccount, DataError, EncodedRow, InvalidRow, SourceRow
+from paddlenlp_ext.data.tokenize import LengthLimits, TokenizedRow, encode_rows
+from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, EncodedRow, InvalidRow, SourceRow
 from paddlenlp_ext.utils.files import atomic_folder, file_lock
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -39,7 +39,9 @@ _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
 Keys once held a hash of each source file of this package. Version 1 keeps the last such list, so that caches written
 with it are found.
 """
-ACCOUNT_FILE = "account.json"
+STATS_FILE = "account.json"
+_ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
+"""Attributes of `TokenArrays` with another name on disk."""
 BUILTIN_NAMES = ("inflection",)
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
@@ -56,13 +58,13 @@ class TokenizedDataset:
 
     def __init__(
         self,
-        store: TokenStore,
-        account: DataAccount,
+        store: TokenArrays,
+        account: DataStats,
         files: Sequence[str],
         read: ReadRows,
         autoregressive: bool,
     ) -> None:
-        self.account = account
+        self.stats = account
         self.lengths = np.diff(store.offsets) - 1
         self._store = store
         self._files = list(files)
@@ -76,11 +78,11 @@ class TokenizedDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         start, end = self._store.offsets[index : index + 2]
-        return EncodedRow(self._store.tokens[start:end], self._store.learned[start:end], int(index))
+        return EncodedRow(self._store.tokens[start:end], self._store.loss_mask[start:end], int(index))
 
     def source(self, index: int) -> tuple[str, int]:
         """The file and line that row `index` was read from."""
-        file, line, _ = self._store.places[index]
+        file, line, _ = self._store.locations[index]
         return self._files[file], int(line)
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
@@ -97,8 +99,8 @@ class TokenizedDataset:
         for row in self._read():
             if index == len(self):
                 return
-            file, line, column = self._store.places[index]
-            place = row.place
+            file, line, column = self._store.locations[index]
+            place = row.location
             if (place.file, place.line, place.column) != (self._files[file], line, column):
                 continue
             start, turn = self._store.answers[index]
@@ -142,7 +144,7 @@ def load_dataset(
         template = PlainTemplate(tokenizer)
     elif template is None:
         template = load_template(config.chat_template, tokenizer)
-    limits = Limits(config.src_length, config.max_length, config.truncation)
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     options = {**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
     key = cache_key(
         files=files,
@@ -152,7 +154,7 @@ def load_dataset(
     )
     folder = cache_dir(config) / f"{split}-{key[:32]}"
 
-    def build() -> tuple[TokenStore, DataAccount]:
+    def build() -> tuple[TokenArrays, DataStats]:
         return tokenize(read(), names, template, limits, config.autoregressive, config.bad_rows)
 
     store, account = load_or_build(folder, build)
@@ -171,10 +173,10 @@ def tokenize(
     rows: Iterable[SourceRow | InvalidRow],
     files: Sequence[str],
     template: ChatTemplate,
-    limits: Limits,
+    limits: LengthLimits,
     autoregressive: bool = False,
     bad_rows: str = "error",
-) -> tuple[TokenStore, DataAccount]:
+) -> tuple[TokenArrays, DataStats]:
     """Encode all rows and account for each.
 
     Raises:
@@ -189,14 +191,14 @@ def tokenize(
         raise DataError(bad)
     if fatal := [row for row in bad if row.fatal]:
         raise DataError(fatal)
-    store = TokenStore.from_rows(kept, files)
-    account = DataAccount(
+    store = TokenArrays.from_rows(kept, files)
+    account = DataStats(
         num_read=len(results),
-        num_kept=sum(row.num_cut == 0 for row in kept),
-        num_truncated=sum(row.num_cut > 0 for row in kept),
+        num_kept=sum(row.num_truncated_tokens == 0 for row in kept),
+        num_truncated=sum(row.num_truncated_tokens > 0 for row in kept),
         num_tokens=len(store.tokens),
-        num_target_tokens=int(store.learned.sum()),
-        num_tokens_cut=sum(row.num_cut for row in kept),
+        num_target_tokens=int(store.loss_mask.sum()),
+        num_tokens_cut=sum(row.num_truncated_tokens for row in kept),
     )
     account.drop(left_out, MAX_LISTED)
     account.check()
@@ -216,12 +218,12 @@ def _open(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRow
 
 
 @dataclass(frozen=True)
-class TokenStore:
+class TokenArrays:
     """All rows of a split, one behind the other.
 
     Attributes:
         tokens: int32 [all tokens].
-        learned: bool [all tokens].
+        loss_mask: bool [all tokens].
         offsets: int64 [rows + 1]; row i is offsets[i] to offsets[i + 1].
         places: int64 [rows, 3]: number of the file, line, column.
         answers: int64 [rows, 2]: where the last answer of the row begins, counted from the row's first token, and the
@@ -229,32 +231,32 @@ class TokenStore:
     """
 
     tokens: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
     offsets: np.ndarray
-    places: np.ndarray
+    locations: np.ndarray
     answers: np.ndarray
 
     @classmethod
-    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenStore:
+    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenArrays:
         """Join rows; `files` gives the files their numbers."""
         number_of = {file: number for number, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
-        places = [(number_of[row.place.file], row.place.line, row.place.column) for row in rows]
+        places = [(number_of[row.location.file], row.location.line, row.location.column) for row in rows]
         return cls(
             tokens=np.concatenate([row.tokens for row in rows]) if rows else np.zeros(0, np.int32),
-            learned=np.concatenate([row.learned for row in rows]) if rows else np.zeros(0, bool),
+            loss_mask=np.concatenate([row.loss_mask for row in rows]) if rows else np.zeros(0, bool),
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
-            places=np.array(places, dtype=np.int64).reshape(len(rows), 3),
+            locations=np.array(places, dtype=np.int64).reshape(len(rows), 3),
             answers=np.array([(row.answer_start, row.last_turn) for row in rows], dtype=np.int64).reshape(len(rows), 2),
         )
 
     def save(self, folder: Path) -> None:
         """Write every array to a file of its name."""
         for name, array in vars(self).items():
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+            np.save(folder / _file_name(name), array, allow_pickle=False)
 
     @classmethod
-    def load(cls, folder: Path) -> TokenStore:
+    def load(cls, folder: Path) -> TokenArrays:
         """Map the arrays of `save`.
 
         Raises:
@@ -262,7 +264,7 @@ class TokenStore:
         """
         try:
             names = list(cls.__dataclass_fields__)
-            mapped = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
+            mapped = [np.load(folder / _file_name(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"the tokenized data in {folder} is damaged ({error}); delete that folder") from error
         store = cls(*map(np.asarray, mapped))  # as plain arrays: a slice of a np.memmap takes five times as long
@@ -271,7 +273,11 @@ class TokenStore:
         return store
 
 
-def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccount]]) -> tuple[TokenStore, DataAccount]:
+def _file_name(name: str) -> str:
+    return f"{_ARRAY_FILES.get(name, name)}.npy"
+
+
+def load_or_build(folder: Path, build: Callable[[], tuple[TokenArrays, DataStats]]) -> tuple[TokenArrays, DataStats]:
     """What stands in `folder`, built there first if need be. Of several processes one builds, the others wait for it.
 
     Raises:
@@ -282,12 +288,12 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenStore, DataAccoun
             store, account = build()
             with atomic_folder(folder) as draft:
                 store.save(draft)
-                (draft / ACCOUNT_FILE).write_text(json.dumps(account.to_json(), indent=1), encoding="utf-8")
+                (draft / STATS_FILE).write_text(json.dumps(account.to_json(), indent=1), encoding="utf-8")
             get_logger().info("tokenized data written to %s", folder)
         else:
             get_logger().info("tokenized data found in %s", folder)
-    account = DataAccount.from_json(json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8")))
-    return TokenStore.load(folder), account
+    account = DataStats.from_json(json.loads((folder / STATS_FILE).read_text(encoding="utf-8")))
+    return TokenArrays.load(folder), account
 
 
 def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any]) -> str:

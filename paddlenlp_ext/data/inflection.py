@@ -62,7 +62,7 @@ _FORMS = {
 class Item:
     """One question that could be asked."""
 
-    place: Location
+    location: Location
     lemma: str
     form: Form
     answer: str
@@ -110,10 +110,10 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
     plain = [item for item in items if not item.is_changed][: PLAIN_IN_CHANGED * len(changed)]
     for item in sorted([*changed, *plain], key=lambda item: item.rank)[: NUM_ROWS[split]]:
         question = f'What is the {item.form.question} "{item.lemma}"? Answer with one word.'
-        yield SourceRow(item.place, {"src": question, "tgt": item.answer})
+        yield SourceRow(item.location, {"src": question, "tgt": item.answer})
 
 
-def _items(place: Location, text: str) -> Iterator[Item]:
+def _items(location: Location, text: str) -> Iterator[Item]:
     columns = text.split(",")
     lemma, part_of_speech = columns[:2]
     if not _LEMMA.fullmatch(lemma):
@@ -125,7 +125,7 @@ def _items(place: Location, text: str) -> Iterator[Item]:
         # A plural like its singular is as a rule a noun that has none.
         if _FORM.fullmatch(answer) and not (part_of_speech == "noun" and answer == lemma):
             column = 1 + sum(len(before) + 1 for before in columns[: form.column])
-            yield Item(Location(place.file, place.line, column), lemma, form, answer)
+            yield Item(Location(location.file, location.line, column), lemma, form, answer)
 
 
 def _split_of(lemma: str) -> str:

@@ -35,9 +35,9 @@ GROUP_ROWS = 4096
 """Rows of the stream that are rearranged among themselves."""
 CARRIED_ROWS = 1024
 """Rows of a group left for the next one, so that there is always a choice."""
-FINISH_WITHIN = 3.0
+CLOSE_WITHIN = 3.0
 """Try to end a pack when its room is at most this many mean lengths."""
-FINISH_WASTE = 2
+CLOSE_WASTE = 2
 """Slots a finished pack may leave empty."""
 STEPS_PER_BLOCK = 16
 """Steps whose packs are sorted together: the order of the stream is kept beyond that."""
@@ -102,7 +102,7 @@ class PackingPlan:
         if self.packing == "in_order":
             return pack_in_order(order, self.lengths, self.capacity)
         shuffled = self._shuffled(epoch, stream=1)
-        groups = fill_exactly(order, self.lengths, self.capacity)
+        groups = pack_greedily(order, self.lengths, self.capacity)
         packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
         costs = [attention_cost(self.lengths[pack]) for pack in packs]
         return [
@@ -195,7 +195,7 @@ class _LengthIndex:
         self._mirrored ^= 1 << (self.capacity - length)
 
 
-def fill_exactly(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
+def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
     """Yield the packs of one group of the stream after the other.
 
     Args:
@@ -209,21 +209,21 @@ def fill_exactly(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Itera
     for start in range(0, len(stream), GROUP_ROWS):
         rows = waiting + stream[start : start + GROUP_ROWS]
         is_last = start + GROUP_ROWS >= len(stream)
-        packs = _fill_group(rows, length_of, capacity, 0 if is_last else CARRIED_ROWS)
+        packs = _pack_group(rows, length_of, capacity, 0 if is_last else CARRIED_ROWS)
         packed = {row for pack in packs for row in pack}
         waiting = [row for row in rows if row not in packed]
         yield packs
     assert not waiting
 
 
-def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
+def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
     """Pack rows until at most `num_left` wait.
 
     Packs begin in the order of the stream, so that what shares a pack is as random as the stream. The last
     `CARRIED_ROWS` of a dataset are packed longest first instead: short rows are the easier ones to place at the end.
     """
     waiting = _LengthIndex(rows, lengths, capacity)
-    finish_room = int(FINISH_WITHIN * sum(lengths[row] for row in rows) / len(rows))
+    close_room = int(CLOSE_WITHIN * sum(lengths[row] for row in rows) / len(rows))
     taken: set[int] = set()
     cursor = 0  # the earliest row of the stream that waits
     packs = []
@@ -231,8 +231,8 @@ def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
         pack: Pack = []
         room = capacity
         while room:
-            if room <= finish_room and (finish := _finish(waiting, room)):
-                pack += finish
+            if room <= close_room and (closing := _closing_rows(waiting, room)):
+                pack += closing
                 break
             length = 0
             if waiting.count > CARRIED_ROWS:
@@ -251,9 +251,9 @@ def _fill_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
     return packs
 
 
-def _finish(waiting: _LengthIndex, room: int) -> Pack:
-    """One or two rows that fill the room but for `FINISH_WASTE` slots, or none."""
-    for target in range(room, max(room - FINISH_WASTE - 1, 0), -1):
+def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
+    """One or two rows that fill the room but for `CLOSE_WASTE` slots, or none."""
+    for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]
         longer = waiting.pair_filling(target)
@@ -295,7 +295,7 @@ def sort_into_even_steps(
     return ordered + list(range(whole, len(costs)))
 
 
-def deal(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
+def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Deal the micro-batches of a step to ranks: the dearest first, each to the rank that has least so far.
 
     Longest processing time first (Graham 1969), with as many micro-batches for each rank, or one less.
@@ -303,14 +303,14 @@ def deal(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     Returns:
         For each rank the indices of its micro-batches, in their order.
     """
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    assignments: list[list[int]] = [[] for _ in range(num_ranks)]
     sums = [0] * num_ranks
     least, num_longer = divmod(len(costs), num_ranks)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        longer_taken = sum(len(hand) > least for hand in hands)
+        longer_taken = sum(len(assigned) > least for assigned in assignments)
         allowed = least + (longer_taken < num_longer)
-        free = [rank for rank in range(num_ranks) if len(hands[rank]) < allowed]
+        free = [rank for rank in range(num_ranks) if len(assignments[rank]) < allowed]
         rank = min(free, key=lambda rank: (sums[rank], rank))
-        hands[rank].append(index)
+        assignments[rank].append(index)
         sums[rank] += costs[index]
-    return [sorted(hand) for hand in hands]
+    return [sorted(assigned) for assigned in assignments]

@@ -10,14 +10,14 @@ from rich.text import Text
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.types import EncodedRow
 
-READ_STYLE = "dim"
-LEARNED_STYLES = ("bold green", "bold green underline")
+CONTEXT_STYLE = "dim"
+TARGET_STYLES = ("bold green", "bold green underline")
 """Alternating, so that the borders between tokens are seen."""
-LEARNED_BRACKETS = ("⟦", "⟧")
+TARGET_BRACKETS = ("⟦", "⟧")
 """For output without colours."""
 
 
-def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
+def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
     """Print the first rows with the learned tokens coloured.
 
     Args:
@@ -28,35 +28,35 @@ def show_data(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console:
     """
     console = console or Console()
     legend = Text("legend: ")
-    legend.append("read only", READ_STYLE)
+    legend.append("read only", CONTEXT_STYLE)
     legend.append("  ")
-    legend.append("learned", LEARNED_STYLES[0])
+    legend.append("learned", TARGET_STYLES[0])
     legend.append(" (every second token underlined; ⟦ ⟧ without colours; a learned line break shows as ⏎)")
     console.print(legend)
     marked = console.color_system is None
     for index in range(min(num_rows, len(dataset))):
         row = dataset[index]
         file, line = dataset.source(index)
-        num_target_tokens = int(row.learned.sum())
+        num_target_tokens = int(row.loss_mask.sum())
         title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_target_tokens} learned"
         console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
-        console.print(colour_row(row, tokenizer, marked), soft_wrap=True)
+        console.print(style_row(row, tokenizer, marked), soft_wrap=True)
 
 
-def colour_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
+def style_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
     """The text of a row, styled by what is learned; `marked` puts brackets around learned spans as well."""
     text = Text()
     start = 0
-    tokens, learned = row.tokens.tolist(), row.learned.tolist()
+    tokens, learned = row.tokens.tolist(), row.loss_mask.tolist()
     while start < len(tokens):
         end = _end_of_run(learned, start)
         if learned[start]:
-            text.append(LEARNED_BRACKETS[0] if marked else "")
+            text.append(TARGET_BRACKETS[0] if marked else "")
             for number, piece in enumerate(_pieces(tokens[start:end], tokenizer)):
-                text.append(piece.replace("\n", "⏎\n"), LEARNED_STYLES[number % 2])
-            text.append(LEARNED_BRACKETS[1] if marked else "")
+                text.append(piece.replace("\n", "⏎\n"), TARGET_STYLES[number % 2])
+            text.append(TARGET_BRACKETS[1] if marked else "")
         else:
-            text.append(tokenizer.decode(tokens[start:end], clean_up_tokenization_spaces=False), READ_STYLE)
+            text.append(tokenizer.decode(tokens[start:end], clean_up_tokenization_spaces=False), CONTEXT_STYLE)
         start = end
     return text
 

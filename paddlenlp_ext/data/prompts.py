@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.formats import parse_row
-from paddlenlp_ext.data.sources import place_of, read_rows
+from paddlenlp_ext.data.sources import location_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.types import MAX_LISTED, Conversation, InvalidRow, InvalidRowError
 
@@ -16,7 +16,7 @@ _STAND_IN = "?"  # takes the place of an answer that a row lacks, so that traini
 
 
 @dataclass(frozen=True)
-class Question:
+class Prompt:
     """The last question of a row, what was said before it, and the answer the row has for it (None without one)."""
 
     text: str
@@ -36,7 +36,7 @@ class Question:
         return [*(answer for _, answer in self.history), last] if self.history else last
 
 
-def read_questions(path: str | os.PathLike[str]) -> list[Question]:
+def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """Every row of a file of JSON lines (or of one JSON array, in a .json file) as a question.
 
     Raises:
@@ -46,16 +46,16 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"data file {str(path)!r} is no file; give one with a JSON object a line.")
-    questions: list[Question] = []
+    questions: list[Prompt] = []
     problems: list[InvalidRow] = []
     for row in read_rows(path):
         if isinstance(row, InvalidRow):
             problems.append(row)
             continue
         try:
-            questions.append(parse_question(row.value))
+            questions.append(parse_prompt(row.value))
         except InvalidRowError as error:
-            problems.append(InvalidRow(place_of(row, error.path), error.reason, str(error)))
+            problems.append(InvalidRow(location_of(row, error.path), error.reason, str(error)))
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
         raise ValueError(f"{len(problems)} bad row{'s' if len(problems) > 1 else ''} in the data file:\n{listed}")
@@ -64,7 +64,7 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     return questions
 
 
-def parse_question(value: Any) -> Question:
+def parse_prompt(value: Any) -> Prompt:
     """Read a row in whichever known format it has, with its last answer or without.
 
     Raises:
@@ -73,7 +73,7 @@ def parse_question(value: Any) -> Question:
     completed = _with_an_answer(value) if isinstance(value, dict) else None
     conversation: Conversation = parse_row(value if completed is None else completed)
     *history, (text, answer) = conversation.turns
-    return Question(text, tuple(history), conversation.system, answer if completed is None else None)
+    return Prompt(text, tuple(history), conversation.system, answer if completed is None else None)
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def _is_said(answer: Any) -> bool:
     return answer is not None and (not isinstance(answer, str) or bool(answer.strip()))
 
 
-def encode_question(template: ChatTemplate, question: Question, max_tokens: int) -> tuple[list[int], bool]:
+def encode_truncated_prompt(template: ChatTemplate, question: Prompt, max_tokens: int) -> tuple[list[int], bool]:
     """Prompt ids of at most `max_tokens`, and whether something was cut for it.
 
     The oldest turns go first; then the end of the question is cut, never what the template writes around it.

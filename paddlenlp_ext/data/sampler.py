@@ -18,7 +18,7 @@ import numpy as np
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.packing import Pack, PackingPlan, attention_cost, deal
+from paddlenlp_ext.data.packing import Pack, PackingPlan, assign_balanced, attention_cost
 
 MicroBatch = list[Pack]
 _ROWS_HASHED = 100_000
@@ -43,9 +43,9 @@ class StepBatch:
     end_fraction: float
     is_last: bool
 
-    def share(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
+    def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
         """One rank's micro-batches by their place in the window, dealt so that no rank has much more to do."""
-        return {index: self.micro_batches[index] for index in deal(self.costs, num_ranks)[rank]}
+        return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
 
     @property
     def row_indices(self) -> list[int]:
@@ -72,31 +72,31 @@ class DataOrder:
         self._micro_batches_per_step = micro_batches_per_step
         self._lengths = plan.lengths
         self._epoch = lru_cache(maxsize=1)(plan.epoch)
-        self._num_windows: dict[int, int] = {}
-        if self.num_windows(0) == 0:
+        self._num_steps: dict[int, int] = {}
+        if self.num_steps(0) == 0:
             raise ValueError("there are no rows to train on: the train split is empty")
         self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
         if self.total_steps < 1:
             raise ValueError(f"num_train_epochs {num_train_epochs} makes no step: use a number above 0, or max_steps")
 
-    def num_windows(self, epoch: int) -> int:
+    def num_steps(self, epoch: int) -> int:
         """Optimizer steps in that epoch."""
-        if epoch not in self._num_windows:
-            self._num_windows[epoch] = math.ceil(len(self._epoch(epoch)) / self._micro_batches_per_step)
-        return self._num_windows[epoch]
+        if epoch not in self._num_steps:
+            self._num_steps[epoch] = math.ceil(len(self._epoch(epoch)) / self._micro_batches_per_step)
+        return self._num_steps[epoch]
 
     def _steps_of_epochs(self, num_epochs: float) -> int:
         whole = math.floor(num_epochs)
-        steps = sum(self.num_windows(epoch) for epoch in range(whole))
+        steps = sum(self.num_steps(epoch) for epoch in range(whole))
         if num_epochs > whole:
-            steps += math.ceil((num_epochs - whole) * self.num_windows(whole) - 1e-9)
+            steps += math.ceil((num_epochs - whole) * self.num_steps(whole) - 1e-9)
         return steps
 
-    def windows(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
+    def step_batches(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
         """Windows from that position on, epoch after epoch without end."""
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
-            for number in range(index, self.num_windows(epoch)):
+            for number in range(index, self.num_steps(epoch)):
                 end = min((number + 1) * size, len(micro_batches))
                 members = tuple(micro_batches[number * size : end])
                 yield StepBatch(
@@ -173,5 +173,5 @@ def _fingerprint(rows: TokenizedDataset) -> str:
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):
         row = rows[index]
         digest.update(np.asarray(row.tokens, dtype=np.int32).tobytes())
-        digest.update(np.asarray(row.learned, dtype=bool).tobytes())
+        digest.update(np.asarray(row.loss_mask, dtype=bool).tobytes())
     return digest.hexdigest()[:16]

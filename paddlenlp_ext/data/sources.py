@@ -62,11 +62,11 @@ def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
         yield from _read_lines(str(path), content)
 
 
-def place_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
+def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
     """Return the location of the part of a row at `path`."""
     if not row.text:
-        return row.place
-    return row.place.after(row.text[: locate(row.text, path)])
+        return row.location
+    return row.location.after(row.text[: locate(row.text, path)])
 
 
 def _read_lines(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:

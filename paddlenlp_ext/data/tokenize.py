@@ -24,8 +24,8 @@ from itertools import islice
 import numpy as np
 
 from paddlenlp_ext.data.formats import parse_row, parse_text
-from paddlenlp_ext.data.sources import place_of
-from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, TurnText, join_turns
+from paddlenlp_ext.data.sources import location_of
+from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, RenderedTurn, join_turns
 from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, SourceRow
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -38,7 +38,7 @@ NOTHING_LEFT = "nothing left to learn"
 
 
 @dataclass(frozen=True)
-class Limits:
+class LengthLimits:
     """`src_length`, `max_length` and `truncation` of the configuration, in tokens."""
 
     src_length: int
@@ -57,22 +57,22 @@ class TokenizedRow:
     Attributes:
         place: where it was read.
         tokens: int32 [L].
-        learned: bool [L]; never the first token, which nothing predicts.
+        loss_mask: bool [L]; never the first token, which nothing predicts.
         answer_start: where the last answer in the row begins.
         last_turn: number of that answer's turn in the row as it was read.
-        num_cut: tokens that truncation took away.
+        num_truncated_tokens: tokens that truncation took away.
     """
 
-    place: Location
+    location: Location
     tokens: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
     answer_start: int
     last_turn: int
-    num_cut: int
+    num_truncated_tokens: int
 
 
 def encode_rows(
-    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits, autoregressive: bool = False
+    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False
 ) -> Iterator[TokenizedRow | InvalidRow]:
     """Parse, render, tokenize and cut rows, keeping their order; what cannot be done comes out as `InvalidRow`."""
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
@@ -82,7 +82,7 @@ def encode_rows(
 
 
 def _encode_conversations(
-    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
     rendered = [_render(row, template) for row in chunk]
     encoded = iter(template.encode_turns([item[2] for item in rendered if not isinstance(item, InvalidRow)]))
@@ -92,7 +92,7 @@ def _encode_conversations(
 
 def _render(
     row: SourceRow | InvalidRow, template: ChatTemplate
-) -> tuple[SourceRow, Conversation, tuple[TurnText, ...]] | InvalidRow:
+) -> tuple[SourceRow, Conversation, tuple[RenderedTurn, ...]] | InvalidRow:
     if isinstance(row, InvalidRow):
         return row
     try:
@@ -105,26 +105,26 @@ def _render(
 def _finish(
     row: SourceRow,
     conversation: Conversation,
-    texts: tuple[TurnText, ...],
+    texts: tuple[RenderedTurn, ...],
     turns: list[EncodedTurn],
     template: ChatTemplate,
-    limits: Limits,
+    limits: LengthLimits,
 ) -> TokenizedRow | InvalidRow:
     try:
-        fitted = fit(conversation, texts, turns, template, limits)
-        tokens, learned = join_turns(fitted.turns)
-        answer_start = len(tokens) - len(fitted.turns[-1].answer)
-        return _tokenized(row, tokens, learned, answer_start, fitted.last_turn, fitted.num_cut)
+        truncated = truncate_turns(conversation, texts, turns, template, limits)
+        tokens, learned = join_turns(truncated.turns)
+        answer_start = len(tokens) - len(truncated.turns[-1].answer)
+        return _tokenized(row, tokens, learned, answer_start, truncated.last_turn, truncated.num_truncated_tokens)
     except InvalidRowError as error:
         return _bad(row, error)
 
 
 def _encode_texts(
-    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: Limits
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
     """Every token is learned: the text is one long answer to nothing."""
     read = [_read_text(row) for row in chunk]
-    texts = [(TurnText("", "", "", text),) for text in read if isinstance(text, str)]
+    texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
     for row, text in zip(chunk, read, strict=True):
         if isinstance(text, InvalidRow):
@@ -132,8 +132,8 @@ def _encode_texts(
             continue
         (turn,) = next(encoded)
         try:
-            tokens, num_cut = fit_text(turn.prompt + turn.answer, limits)
-            yield _tokenized(row, tokens, [True] * len(tokens), 0, 0, num_cut)
+            tokens, num_truncated_tokens = truncate_text(turn.prompt + turn.answer, limits)
+            yield _tokenized(row, tokens, [True] * len(tokens), 0, 0, num_truncated_tokens)
         except InvalidRowError as error:
             yield _bad(row, error)
 
@@ -148,35 +148,42 @@ def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
 
 
 def _tokenized(
-    row: SourceRow, tokens: list[int], learned: list[bool], answer_start: int, last_turn: int, num_cut: int
+    row: SourceRow,
+    tokens: list[int],
+    loss_mask: list[bool],
+    answer_start: int,
+    last_turn: int,
+    num_truncated_tokens: int,
 ) -> TokenizedRow:
-    if not any(learned[1:]):
+    if not any(loss_mask[1:]):
         raise InvalidRowError(NOTHING_LEFT, f"of {len(tokens)} tokens none is both learned and behind another one")
-    flags = np.array(learned, dtype=bool)
-    flags[0] = False
-    return TokenizedRow(row.place, np.array(tokens, dtype=np.int32), flags, answer_start, last_turn, num_cut)
+    target = np.array(loss_mask, dtype=bool)
+    target[0] = False
+    return TokenizedRow(
+        row.location, np.array(tokens, dtype=np.int32), target, answer_start, last_turn, num_truncated_tokens
+    )
 
 
 def _bad(row: SourceRow, error: InvalidRowError) -> InvalidRow:
-    return InvalidRow(place_of(row, error.path), error.reason, str(error), error.by_policy)
+    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)
 
 
 @dataclass(frozen=True)
-class FittedTurns:
+class TruncatedTurns:
     """What is left of a conversation: its turns, the number of the last one in the row, and how much was cut."""
 
     turns: list[EncodedTurn]
     last_turn: int
-    num_cut: int
+    num_truncated_tokens: int
 
 
-def fit(
+def truncate_turns(
     conversation: Conversation,
-    texts: Sequence[TurnText],
+    texts: Sequence[RenderedTurn],
     turns: list[EncodedTurn],
     template: ChatTemplate,
-    limits: Limits,
-) -> FittedTurns:
+    limits: LengthLimits,
+) -> TruncatedTurns:
     """Bring an encoded conversation within the limits.
 
     Args:
@@ -192,25 +199,25 @@ def fit(
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
     if total <= limits.max_length and longest_prompt <= limits.src_length:
-        return FittedTurns(turns, len(turns) - 1, 0)
+        return TruncatedTurns(turns, len(turns) - 1, 0)
     if limits.truncation in ("drop", "error"):
         what = f"{total} tokens, max_length is {limits.max_length}"
         if longest_prompt > limits.src_length:
             what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
         raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
     if limits.truncation == "right":
-        kept = _fit_right(texts, turns, template, limits)
+        kept = _truncate_right(texts, turns, template, limits)
         last_turn = len(kept) - 1
     else:
-        kept = _fit_left(conversation, texts, turns, template, limits)
+        kept = _truncate_left(conversation, texts, turns, template, limits)
         last_turn = len(turns) - 1
     if not kept:
         message = f"the first prompt fills all {limits.max_length} tokens of max_length; lower src_length"
         raise InvalidRowError(NOTHING_LEFT, message)
-    return FittedTurns(kept, last_turn, total - sum(turn.length for turn in kept))
+    return TruncatedTurns(kept, last_turn, total - sum(turn.length for turn in kept))
 
 
-def fit_text(tokens: list[int], limits: Limits) -> tuple[list[int], int]:
+def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], int]:
     """Bring plain text within `max_length`: what is left, and how many tokens were cut.
 
     Raises:
@@ -225,8 +232,8 @@ def fit_text(tokens: list[int], limits: Limits) -> tuple[list[int], int]:
     return (tokens[:-surplus] if limits.truncation == "right" else tokens[surplus:]), surplus
 
 
-def _fit_right(
-    texts: Sequence[TurnText], turns: Sequence[EncodedTurn], template: ChatTemplate, limits: Limits
+def _truncate_right(
+    texts: Sequence[RenderedTurn], turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> list[EncodedTurn]:
     kept: list[EncodedTurn] = []
     room = limits.max_length
@@ -244,14 +251,14 @@ def _fit_right(
     return kept
 
 
-def _fit_left(
+def _truncate_left(
     conversation: Conversation,
-    texts: Sequence[TurnText],
+    texts: Sequence[RenderedTurn],
     turns: list[EncodedTurn],
     template: ChatTemplate,
-    limits: Limits,
+    limits: LengthLimits,
 ) -> list[EncodedTurn]:
-    while len(turns) > 1 and _least(turns, limits) > limits.max_length:
+    while len(turns) > 1 and _shortest_length(turns, limits) > limits.max_length:
         conversation = Conversation(conversation.system, conversation.turns[1:])
         texts = template.render(conversation)
         (turns,) = template.encode_turns([texts])
@@ -266,12 +273,12 @@ def _fit_left(
     ]
 
 
-def _least(turns: Sequence[EncodedTurn], limits: Limits) -> int:
+def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
     """Tokens of the turns once prompts are cut to `src_length`."""
     return sum(min(len(turn.prompt), limits.src_length) + len(turn.answer) for turn in turns)
 
 
-def _cut_prompt(text: TurnText, index: int, template: ChatTemplate, cap: int, keep_beginning: bool) -> list[int]:
+def _cut_prompt(text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool) -> list[int]:
     """The prompt with as many of the user's tokens taken out as are too many."""
     if text.content is None:
         raise InvalidRowError(NO_ROOM, "the template rewrites the user's words, so they cannot be cut")
@@ -279,7 +286,7 @@ def _cut_prompt(text: TurnText, index: int, template: ChatTemplate, cap: int, ke
     pieces = [text.head, text.content, text.tail]
     head, content, tail = template.encoder.encode(pieces, [behind and index > 0, behind, behind])
     if index == 0:
-        head = template.begin(head)
+        head = template.add_prefix(head)
     room = cap - len(head) - len(tail)
     if room < 1:
         fixed = len(head) + len(tail)

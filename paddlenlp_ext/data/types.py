@@ -22,7 +22,7 @@ MAX_LISTED = 20
 class SourceRow:
     """A row as it was read: its JSON value, and the text it was read from so that parts can be found again."""
 
-    place: Location
+    location: Location
     value: Any
     text: str = ""
 
@@ -35,14 +35,14 @@ class InvalidRow:
     to leave such rows out. `fatal`: the rest of the file cannot be read, so leaving out this row alone is impossible.
     """
 
-    place: Location
+    location: Location
     reason: str
     message: str
     by_policy: bool = False
     fatal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}: {self.message}"
+        return f"{self.location}: {self.reason}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class EncodedRow:
     """One tokenized row: `tokens` int32 [L], `learned` bool [L] (is this token to be predicted), its number."""
 
     tokens: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
     row_index: int
 
     @property
@@ -102,7 +102,7 @@ class DataError(ValueError):
 
 
 @dataclass
-class DataAccount:
+class DataStats:
     """Rows read = rows kept whole + rows truncated + rows dropped, the dropped ones by reason.
 
     Attributes:
@@ -152,15 +152,18 @@ class DataAccount:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file; its keys are those of the first token caches."""
-        return {_JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        values = asdict(self)
+        values["num_learned"] = values.pop("num_target_tokens")
+        for row in values["examples"]:
+            row["place"] = row.pop("location")
+        return values
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> DataAccount:
+    def from_json(cls, values: dict[str, Any]) -> DataStats:
         """Return the account that `to_json` gave `values` for."""
-        by_name = {name: values[_JSON_KEYS.get(name, name)] for name in cls.__dataclass_fields__}
-        rows = tuple(InvalidRow(**{**row, "place": Location(**row["place"])}) for row in by_name["examples"])
-        return cls(**{**by_name, "examples": rows})
-
-
-_JSON_KEYS = {"num_target_tokens": "num_learned"}
-"""Attributes of `DataAccount` with another name in JSON."""
+        counts = {name: value for name, value in values.items() if name not in ("num_learned", "examples")}
+        examples = tuple(
+            InvalidRow(Location(**row["place"]), row["reason"], row["message"], row["by_policy"], row["fatal"])
+            for row in values["examples"]
+        )
+        return cls(**counts, num_target_tokens=values["num_learned"], examples=examples)

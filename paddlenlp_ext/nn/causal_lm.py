@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 DocumentLengths = Sequence[Sequence[int]]
 PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
@@ -137,7 +138,7 @@ def causal_lm_forward(
     targets_T = targets_BS.reshape([-1])
     cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
     loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
-    loss = loss_sum / (targets_T != IGNORED).sum().astype(loss_sum.dtype)
+    loss = loss_sum / (targets_T != IGNORED_LABEL).sum().astype(loss_sum.dtype)
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
 
 
@@ -174,11 +175,11 @@ def _targets(labels: paddle.Tensor, shape: Sequence[int], document_lengths: Docu
     """
     if list(labels.shape) != list(shape):
         raise ValueError(f"labels have shape {list(labels.shape)}; it must be that of input_ids, {shape}")
-    end_B1 = paddle.full([shape[0], 1], IGNORED, dtype="int64")
+    end_B1 = paddle.full([shape[0], 1], IGNORED_LABEL, dtype="int64")
     targets_BS = paddle.concat([labels.astype("int64")[:, 1:], end_B1], axis=1)
     if document_lengths is None:
         return targets_BS
     ends_BS = np.zeros(list(shape), bool)
     for row, documents in enumerate(document_lengths):
         ends_BS[row, np.cumsum(documents) - 1] = True
-    return paddle.where(paddle.to_tensor(ends_BS), paddle.full_like(targets_BS, IGNORED), targets_BS)
+    return paddle.where(paddle.to_tensor(ends_BS), paddle.full_like(targets_BS, IGNORED_LABEL), targets_BS)

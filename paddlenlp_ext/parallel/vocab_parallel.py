@@ -12,10 +12,10 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.embedding import embedding
-from paddlenlp_ext.ops.linear_cross_entropy import IGNORED
 from paddlenlp_ext.parallel.collectives import gathered, summed
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.sharding_spec import Shard
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
 class VocabularyEmbedding(nn.Layer):
@@ -59,7 +59,7 @@ class VocabularyHead:
         self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
     ) -> tuple[paddle.Tensor, int]:
         """As `ops.linear_cross_entropy`, over a head of which each rank has some rows."""
-        learned_R = paddle.nonzero(labels_T != IGNORED).flatten()
+        learned_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
         labels_R, hidden_RD = paddle.gather(labels_T, learned_R), paddle.gather(hidden_TD, learned_R)
         if learned_R.shape[0] == 0:
             return hidden_TD[:0].astype("float32").sum() + weight_UD[:0].astype("float32").sum(), 0

@@ -14,7 +14,6 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
-from paddlenlp_ext.data.collate import prompt_lengths_of
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -30,6 +29,7 @@ from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
+from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

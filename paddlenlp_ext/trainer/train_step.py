@@ -181,7 +181,7 @@ class OptimizerStep:
         """This rank's micro-batches by their place in the window; all of them before the first is run, because their
         learned tokens count.
         """
-        share = window.share(self.ranks.index, self.ranks.size)
+        share = window.local_micro_batches(self.ranks.index, self.ranks.size)
         return {place: self.collate_rows(packs) for place, packs in share.items()}
 
     def _count(self, batches: list[PackedBatch]) -> tuple[int, int, int]:

@@ -107,7 +107,7 @@ class Trainer:
         with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.largest) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
-                self._run(order.windows(self.state.epoch_index, self.state.window_index), step, signals)
+                self._run(order.step_batches(self.state.epoch_index, self.state.window_index), step, signals)
             finally:
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
@@ -183,7 +183,7 @@ class Trainer:
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:
-            step.prepare_adapter(order.windows())
+            step.prepare_adapter(order.step_batches())
         reports = build_reports(train, self.output_dir) if self.ranks.is_main else []
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
         return order, step

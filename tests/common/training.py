@@ -43,7 +43,7 @@ class Rows:
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
         for row in self.rows:
-            answer = row.tokens[row.learned].tolist()
+            answer = row.tokens[row.loss_mask].tolist()
             yield row.tokens[: len(row.tokens) - len(answer)].tolist(), _text(answer), f"question {row.row_index}"
 
 

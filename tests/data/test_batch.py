@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.collate import IGNORED_LABEL, collate
+from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
 def make_row(tokens, learned, index=0):
@@ -25,7 +26,7 @@ def test_documents_are_joined_and_shifted():
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert batch.document_lengths == ((3, 2, 3),)
     assert batch.row_indices == (4, 9, 4)
-    assert (batch.num_tokens, batch.num_target_tokens, batch.num_slots) == (8, 5, 8)
+    assert (batch.num_tokens, batch.num_target_tokens, batch.num_positions) == (8, 5, 8)
     assert batch.input_ids.dtype == batch.labels.dtype == batch.position_ids.dtype == np.int64
 
 
@@ -40,7 +41,7 @@ def test_padding_to_a_multiple_is_a_document():
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 7, 7, 7]]
     assert batch.labels[0, 5:].tolist() == [NO] * 3 and batch.position_ids[0, 5:].tolist() == [0, 1, 2]
     assert batch.document_lengths == ((3, 2, 3),)
-    assert (batch.num_tokens, batch.num_slots, batch.num_target_tokens) == (5, 8, 3)
+    assert (batch.num_tokens, batch.num_positions, batch.num_target_tokens) == (5, 8, 3)
     assert collate([[FIRST, SECOND]], pad_to_multiple_of=5).document_lengths == ((3, 2),)
 
 
@@ -54,7 +55,7 @@ def test_padding_to_a_length_makes_a_batch_row_of_every_pack():
 
 
 def test_a_pack_that_does_not_fit_is_named():
-    with pytest.raises(ValueError, match="rows 4, 9 take 5 slots"):
+    with pytest.raises(ValueError, match="rows 4, 9 take 5 positions"):
         collate([[FIRST, SECOND]], pad_to_length=4)
 
 

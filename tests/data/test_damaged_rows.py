@@ -166,11 +166,11 @@ def test_damaged_line(line, column, reason, options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, "", line, GOOD])
     error = problems_of(options, folder, tokenizer)
     (problem,) = error.problems
-    assert (problem.place.line, problem.place.column, problem.reason) == (3, column, reason)
+    assert (problem.location.line, problem.location.column, problem.reason) == (3, column, reason)
     assert f"{folder / 'train.json'}:3:{column}: {reason}: " in str(error)
     dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
-    assert dataset.account.dropped == {reason: 1}
-    assert (dataset.account.num_read, dataset.account.num_kept) == (3, 2)
+    assert dataset.stats.dropped == {reason: 1}
+    assert (dataset.stats.num_read, dataset.stats.num_kept) == (3, 2)
     assert [dataset.source(index)[1] for index in range(len(dataset))] == [1, 4]
 
 
@@ -179,11 +179,11 @@ def test_all_damage_is_reported_at_once(options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, *lines])
     error = problems_of(options, folder, tokenizer)
     expected = [(number, column, reason) for number, (_, column, reason) in enumerate(DAMAGED_LINES, start=2)]
-    assert [(p.place.line, p.place.column, p.reason) for p in error.problems] == expected
+    assert [(p.location.line, p.location.column, p.reason) for p in error.problems] == expected
     message = str(error)
     assert message.startswith(f"{len(lines)} bad rows:")
     assert message.count("train.json:") == MAX_LISTED and f"and {len(lines) - MAX_LISTED} more" in message
-    account = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).account
+    account = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).stats
     assert account.num_dropped == len(lines) and account.num_read == len(lines) + 1
     assert sum(account.dropped.values()) + account.num_kept == account.num_read
 
@@ -202,10 +202,10 @@ def test_over_long_rows_are_never_silent(kind, truncation, options, tokenizer, t
     folder = write(tmp_path, [GOOD, TOO_LONG_ROWS[kind]])
     if truncation == "error" or (truncation == "left" and kind in ("answer", "both")):
         (problem,) = problems_of(options, folder, tokenizer, truncation=truncation).problems
-        assert (problem.place.line, problem.place.column) == (2, 1)
+        assert (problem.location.line, problem.location.column) == (2, 1)
         assert problem.reason == ("too long" if truncation == "error" else "no room")
         return
-    account = load_dataset(options(folder, truncation=truncation), "train", tokenizer).account
+    account = load_dataset(options(folder, truncation=truncation), "train", tokenizer).stats
     assert account.num_read == 2 and account.num_kept == 1
     if truncation == "drop":
         assert account.dropped == {"too long": 1} and account.num_truncated == 0
@@ -216,13 +216,13 @@ def test_over_long_rows_are_never_silent(kind, truncation, options, tokenizer, t
 def test_nothing_left_to_learn(options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, TOO_LONG_ROWS["prompt"]])
     (problem,) = problems_of(options, folder, tokenizer, src_length=500, max_length=128).problems
-    assert problem.reason == "nothing left to learn" and problem.place.line == 2
+    assert problem.reason == "nothing left to learn" and problem.location.line == 2
 
 
 def test_invalid_utf8_is_placed(options, tokenizer, tmp_path):
     folder = write(tmp_path, GOOD.encode() + b'\n{"src": "\xc3\xbc \xff", "tgt": "b"}\n')
     (problem,) = problems_of(options, folder, tokenizer).problems
-    assert (problem.place.line, problem.place.column, problem.reason) == (2, 12, UTF8)
+    assert (problem.location.line, problem.location.column, problem.reason) == (2, 12, UTF8)
     assert "0xff" in problem.message
 
 
@@ -245,7 +245,7 @@ ARRAYS = [
 def test_damage_in_an_array(content, line, column, reason, options, tokenizer, tmp_path):
     error = problems_of(options, write(tmp_path, content), tokenizer)
     (problem,) = error.problems
-    assert (problem.place.line, problem.place.column, problem.reason) == (line, column, reason)
+    assert (problem.location.line, problem.location.column, problem.reason) == (line, column, reason)
     assert problem.fatal == (reason in (BROKEN, UTF8)) == ("does not pass over a break" in str(error))
 
 
@@ -259,7 +259,7 @@ def test_the_rest_of_a_broken_array_is_not_dropped_in_silence(content, options, 
 def test_an_element_that_is_no_row_is_passed_over(bad, options, tokenizer, tmp_path):
     folder = write(tmp_path, b"[" + b",\n".join([GOOD.encode(), bad, GOOD.encode()]) + b"]")
     dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
-    assert (dataset.account.num_read, len(dataset), dataset.account.num_dropped) == (3, 2, 1)
+    assert (dataset.stats.num_read, len(dataset), dataset.stats.num_dropped) == (3, 2, 1)
     assert [dataset.source(index)[1] for index in range(2)] == [1, 3]
 
 

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import normalizers
 
 from paddlenlp_ext.data import dataset as dataset_module
-from paddlenlp_ext.data.dataset import TokenStore, load_dataset, load_or_build
-from paddlenlp_ext.data.types import DataAccount, InvalidRow
+from paddlenlp_ext.data.dataset import TokenArrays, load_dataset, load_or_build
+from paddlenlp_ext.data.types import DataStats, InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 from tests.golden.generators.make_token_cache_golden import data_config, make_words_tokenizer
@@ -142,7 +142,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
     monkeypatch.setattr(dataset_module, "version", versions.__getitem__)
     monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
     dataset = load_dataset(data_config(), "train", make_words_tokenizer())
-    account = DataAccount(
+    account = DataStats(
         num_read=4,
         num_kept=2,
         num_truncated=1,
@@ -154,13 +154,13 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
             InvalidRow(Location("rows/train.json", 4, 1), "missing key", "the row has the keys 'src' but no 'tgt'"),
         ),
     )
-    assert dataset.account == account
+    assert dataset.stats == account
     assert [row.tokens.tolist() for row in dataset] == [
         [3, 5, 8, 7, 4, 2],
         [6, 8, 3, 2, 4, 8, 5, 5, 2],
         [7, 7, 7, 7, 7, 4, 2],
     ]
-    assert [row.learned.astype(int).tolist() for row in dataset] == [
+    assert [row.loss_mask.astype(int).tolist() for row in dataset] == [
         [0, 0, 0, 1, 1, 1],
         [0, 0, 1, 1, 0, 0, 1, 1, 1],
         [0, 0, 0, 0, 0, 1, 1],
@@ -212,10 +212,10 @@ def test_second_load_reads_nothing_anew(options, tokenizer, tmp_path, monkeypatc
 
     monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
     second = load_dataset(options(folder), "train", tokenizer)
-    assert second.account == first.account
+    assert second.stats == first.stats
     for index in range(len(first)):
         np.testing.assert_array_equal(second[index].tokens, first[index].tokens)
-        np.testing.assert_array_equal(second[index].learned, first[index].learned)
+        np.testing.assert_array_equal(second[index].loss_mask, first[index].loss_mask)
     assert list(second.prompts()) == list(first.prompts())
 
 
@@ -254,7 +254,7 @@ def build_counted(folder: Path, log: Path) -> None:
     def build():
         with open(log, "a") as file:
             file.write("built\n")
-        return TokenStore.from_rows([], []), DataAccount()
+        return TokenArrays.from_rows([], []), DataStats()
 
     load_or_build(folder, build)
 

@@ -12,7 +12,7 @@ from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.types import Conversation, DataAccount, InvalidRow
+from paddlenlp_ext.data.types import Conversation, DataStats, InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
 
 TURN = ("2 + 2?", "vier")
@@ -86,7 +86,7 @@ def test_layouts(layout, options, tokenizer, tmp_path):
     dataset = load_dataset(options(tmp_path / "set"), "train", tokenizer)
     expected = [(str(tmp_path / "set" / name), line) for name in LAYOUTS[layout] for line in (1, 2)]
     assert [dataset.source(index) for index in range(len(dataset))] == expected
-    assert dataset.account.num_read == len(expected)
+    assert dataset.stats.num_read == len(expected)
 
 
 def test_array_and_byte_order_mark(options, tokenizer, tmp_path):
@@ -134,8 +134,8 @@ def test_rows_go_to_batches(options, tokenizer, tmp_path):
     assert dataset.lengths.tolist() == [len(dataset[index].tokens) - 1 for index in range(50)]
     plan = PackingPlan(dataset.lengths, batch_size=2, packing="greedy", capacity=64, seed=1)
     batches = [collate([[dataset[row] for row in pack] for pack in packs]) for packs in plan.epoch(0)]
-    assert sum(batch.num_tokens for batch in batches) == dataset.account.num_tokens - 50
-    assert sum(batch.num_target_tokens for batch in batches) == dataset.account.num_target_tokens
+    assert sum(batch.num_tokens for batch in batches) == dataset.stats.num_tokens - 50
+    assert sum(batch.num_target_tokens for batch in batches) == dataset.stats.num_target_tokens
     with pytest.raises(IndexError):
         dataset[50]
 
@@ -154,7 +154,7 @@ def test_prompts_skip_what_was_left_out(options, tokenizer, tmp_path):
     dataset = load_dataset(options(folder, bad_rows="drop", truncation="drop"), "train", tokenizer)
     prompts = [(tokenizer.decode(ids), answer, question) for ids, answer, question in dataset.prompts()]
     assert prompts == [("a", "b", "a"), ("cd</s>e", "f", "e"), ("g", "h", "g")]
-    assert dataset.account.dropped == {"missing key": 1, "too long": 1}
+    assert dataset.stats.dropped == {"missing key": 1, "too long": 1}
 
 
 def test_prompts_of_cut_rows_ask_the_last_turn_that_is_left(options, tokenizer, tmp_path):
@@ -171,17 +171,17 @@ def test_autoregressive_learns_every_token(options, tokenizer, tmp_path):
     texts = [tokenizer.decode(dataset[index].tokens) for index in range(3)]
     assert texts == ["Die Antwort</s>", "vier</s>", "2 + 2</s>"]
     for index in range(3):
-        assert dataset[index].learned.tolist() == [False] + [True] * int(dataset.lengths[index])
+        assert dataset[index].loss_mask.tolist() == [False] + [True] * int(dataset.lengths[index])
     with pytest.raises(ValueError, match="no prompts"):
         next(dataset.prompts())
     cut = load_dataset(options(folder, autoregressive=True, max_length=3), "train", tokenizer)
-    assert cut.account.num_truncated == 1 and cut.lengths.max() == 2
+    assert cut.stats.num_truncated == 1 and cut.lengths.max() == 2
     bad = load_dataset(
         options(write(tmp_path / "other", [*rows, {"tgt": "a"}, {"src": " "}]), autoregressive=True, bad_rows="drop"),
         "train",
         tokenizer,
     )
-    assert bad.account.dropped == {"missing key": 1, "empty target": 1}
+    assert bad.stats.dropped == {"missing key": 1, "empty target": 1}
 
 
 def test_an_empty_prompt_is_named_as_such(options, tokenizer, tmp_path):
@@ -194,17 +194,17 @@ def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
     """Nothing stands before it that could predict it."""
     folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
-    assert row.learned.tolist() == [False] + [True] * (len(row.tokens) - 1)
+    assert row.loss_mask.tolist() == [False] + [True] * (len(row.tokens) - 1)
 
 
 def test_account_adds_up_or_fails():
-    account = DataAccount(num_read=5, num_kept=2, num_truncated=1)
+    account = DataStats(num_read=5, num_kept=2, num_truncated=1)
     account.drop(
         [InvalidRow(Location("f", 1, 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
     )
     account.check()
     assert account.dropped == {"empty target": 2} and account.num_dropped == 2
-    assert DataAccount.from_json(json.loads(json.dumps(account.to_json()))) == account
+    assert DataStats.from_json(json.loads(json.dumps(account.to_json()))) == account
     table = account.table("dev")
     assert table.splitlines()[0] == "dev" and "dropped: empty target" in table
     account.num_kept += 1
@@ -228,4 +228,4 @@ def test_rows_are_mapped_not_copied(options, tokenizer, tmp_path):
     owner = row.tokens
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    assert isinstance(owner, mmap) and row.tokens.dtype == np.int32 and row.learned.dtype == bool
+    assert isinstance(owner, mmap) and row.tokens.dtype == np.int32 and row.loss_mask.dtype == bool

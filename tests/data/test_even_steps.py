@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.packing import PackingPlan, attention_cost, deal, sort_into_even_steps
+from paddlenlp_ext.data.packing import PackingPlan, assign_balanced, attention_cost, sort_into_even_steps
 
 
 def uneven(costs: list[int], num_ranks: int) -> float:
     """Largest over mean of what the ranks have to do."""
-    sums = [sum(costs[index] for index in hand) for hand in deal(costs, num_ranks)]
+    sums = [sum(costs[index] for index in hand) for hand in assign_balanced(costs, num_ranks)]
     return max(sums) / (sum(sums) / num_ranks)
 
 
@@ -26,15 +26,15 @@ def test_cost_is_the_sum_of_squared_lengths():
 
 def test_every_pack_is_dealt_once_and_as_many_to_each_rank():
     costs = [5, 1, 9, 2, 7, 3, 8]
-    hands = deal(costs, 3)
+    hands = assign_balanced(costs, 3)
     assert sorted(index for hand in hands for index in hand) == list(range(7))
     assert sorted(len(hand) for hand in hands) == [2, 2, 3]
-    assert deal(costs, 1) == [list(range(7))]
-    assert deal([4], 3) == [[0], [], []]
+    assert assign_balanced(costs, 1) == [list(range(7))]
+    assert assign_balanced([4], 3) == [[0], [], []]
 
 
 def test_the_dearest_go_to_different_ranks():
-    assert deal([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
+    assert assign_balanced([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
     assert uneven([100, 60, 40, 10, 90, 50], 2) < 1.1
 
 

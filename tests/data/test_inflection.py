@@ -62,8 +62,8 @@ def test_answers_are_the_lexicons(splits):
     with gzip.open(lexicon_path(), "rt", encoding="utf-8") as lexicon:
         lines = lexicon.read().split("\n")
     for row in splits["dev"]:
-        line = lines[row.place.line - 1]
-        rest = line[row.place.column - 1 :]
+        line = lines[row.location.line - 1]
+        rest = line[row.location.column - 1 :]
         lemma = QUESTION.fullmatch(row.value["src"])[3]
         answer = row.value["tgt"]
         assert line.startswith(f"{lemma},")
@@ -112,7 +112,7 @@ def test_missing_package_says_what_to_install(monkeypatch, options, tokenizer):
 
 def test_it_loads_like_any_dataset(options, tokenizer):
     dataset = load_dataset(options("inflection"), "dev", tokenizer)
-    assert len(dataset) == NUM_ROWS["dev"] and dataset.account.num_kept == NUM_ROWS["dev"]
+    assert len(dataset) == NUM_ROWS["dev"] and dataset.stats.num_kept == NUM_ROWS["dev"]
     prompts = list(dataset.prompts())
     for index in (0, 150, 399):
         ids, answer, question = prompts[index]

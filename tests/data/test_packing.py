@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, PackingPlan, fill_exactly
+from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, PackingPlan, pack_greedily
 
 
 def lengths_like(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, int]:
@@ -103,11 +103,11 @@ def test_greedy_leaves_few_slots_empty(name):
 
 def test_pairs_of_one_row_are_not_made():
     """A row of half the room fills it only with another one like it."""
-    (packs,) = fill_exactly(np.arange(2), np.array([6, 4]), 10)
+    (packs,) = pack_greedily(np.arange(2), np.array([6, 4]), 10)
     assert sorted(map(sorted, packs)) == [[0, 1]]
-    (packs,) = fill_exactly(np.arange(3), np.array([4, 3, 3]), 10)
+    (packs,) = pack_greedily(np.arange(3), np.array([4, 3, 3]), 10)
     assert sorted(map(sorted, packs)) == [[0, 1, 2]]
-    (packs,) = fill_exactly(np.arange(2), np.array([4, 3]), 10)
+    (packs,) = pack_greedily(np.arange(2), np.array([4, 3]), 10)
     assert sorted(row for pack in packs for row in pack) == [0, 1]
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.data.prompts import Question, encode_question, parse_question, read_questions
+from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, parse_prompt, read_prompts
 from paddlenlp_ext.data.types import InvalidRowError
 
 ONE = ("q1", "a1")
@@ -15,31 +15,31 @@ ONE = ("q1", "a1")
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"src": "q", "tgt": "a"}, Question("q", (), None, "a")),
-        ({"src": "q", "tgt": ""}, Question("q", (), None, None)),
-        ({"src": "q"}, Question("q", (), None, None)),
-        ({"src": ["q1", "q2"], "tgt": ["a1", "a2"]}, Question("q2", (ONE,), None, "a2")),
-        ({"src": ["q1", "q2"], "tgt": ["a1"]}, Question("q2", (ONE,), None, None)),
-        ({"src": ["q1", "q2"], "tgt": ["a1", " "]}, Question("q2", (ONE,), None, None)),
-        ({"src": ["q"]}, Question("q", (), None, None)),
-        ({"src": "q", "context": {"system": "s"}}, Question("q", (), "s", None)),
-        ({"instruction": "q"}, Question("q", (), None, None)),
-        ({"instruction": "q", "input": "i", "output": "a"}, Question("q\ni", (), None, "a")),
-        ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, Question("q", (ONE,), None, None)),
-        ({"messages": [{"role": "user", "content": "q"}]}, Question("q", (), None, None)),
+        ({"src": "q", "tgt": "a"}, Prompt("q", (), None, "a")),
+        ({"src": "q", "tgt": ""}, Prompt("q", (), None, None)),
+        ({"src": "q"}, Prompt("q", (), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", "a2"]}, Prompt("q2", (ONE,), None, "a2")),
+        ({"src": ["q1", "q2"], "tgt": ["a1"]}, Prompt("q2", (ONE,), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", " "]}, Prompt("q2", (ONE,), None, None)),
+        ({"src": ["q"]}, Prompt("q", (), None, None)),
+        ({"src": "q", "context": {"system": "s"}}, Prompt("q", (), "s", None)),
+        ({"instruction": "q"}, Prompt("q", (), None, None)),
+        ({"instruction": "q", "input": "i", "output": "a"}, Prompt("q\ni", (), None, "a")),
+        ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, Prompt("q", (ONE,), None, None)),
+        ({"messages": [{"role": "user", "content": "q"}]}, Prompt("q", (), None, None)),
         (
             {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]},
-            Question("q", (), "s", None),
+            Prompt("q", (), "s", None),
         ),
         (
             {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            Question("q", (), None, "a"),
+            Prompt("q", (), None, "a"),
         ),
-        ({"conversations": [{"from": "human", "value": "q"}]}, Question("q", (), None, None)),
+        ({"conversations": [{"from": "human", "value": "q"}]}, Prompt("q", (), None, None)),
     ],
 )
 def test_a_row_becomes_its_last_question(row, expected):
-    assert parse_question(row) == expected
+    assert parse_prompt(row) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_a_row_becomes_its_last_question(row, expected):
 )
 def test_a_row_without_a_question_is_refused(row, message):
     with pytest.raises(InvalidRowError, match=message):
-        parse_question(row)
+        parse_prompt(row)
 
 
 def test_questions_as_written_to_the_output():
-    single, several = Question("q", (), None, None), Question("q2", (ONE,), None, "a2")
+    single, several = Prompt("q", (), None, None), Prompt("q2", (ONE,), None, "a2")
     assert (single.src, single.tgt) == ("q", "")
     assert (several.src, several.tgt) == (["q1", "q2"], ["a1", "a2"])
 
@@ -66,17 +66,17 @@ def test_questions_as_written_to_the_output():
 def test_a_file_is_read_whole_and_every_bad_row_named(tmp_path):
     path = tmp_path / "data.json"
     path.write_text('{"src": "a"}\n\n{"src": "b", "tgt": "c"}\n')
-    assert [question.text for question in read_questions(path)] == ["a", "b"]
+    assert [question.text for question in read_prompts(path)] == ["a", "b"]
     path.write_text(json.dumps([{"src": "a"}, {"src": "b"}]))
-    assert [question.text for question in read_questions(path)] == ["a", "b"]
+    assert [question.text for question in read_prompts(path)] == ["a", "b"]
     path.write_text('{"src": "a"}\n{"src": 3}\n{broken\n')
     with pytest.raises(ValueError, match=r"(?s)2 bad rows.*data.json:2:9.*data.json:3:2"):
-        read_questions(path)
+        read_prompts(path)
     path.write_text("\n")
     with pytest.raises(ValueError, match="has no rows"):
-        read_questions(path)
+        read_prompts(path)
     with pytest.raises(ValueError, match="is no file"):
-        read_questions(tmp_path / "absent.json")
+        read_prompts(tmp_path / "absent.json")
 
 
 class Letters:
@@ -103,15 +103,15 @@ class Letters:
 )
 def test_a_long_prompt_loses_its_oldest_turns_then_the_end_of_its_question(max_tokens, expected):
     template = Letters()
-    ids, was_cut = encode_question(template, Question("abcdefg", (ONE,), "s", None), max_tokens)
+    ids, was_cut = encode_truncated_prompt(template, Prompt("abcdefg", (ONE,), "s", None), max_tokens)
     assert template.decode(ids) == expected and was_cut == (max_tokens < 16)
 
 
 def test_what_is_left_of_a_cut_question_is_left_as_it_was():
-    ids, _ = encode_question(Letters(), Question("a .bcdef", (), None, None), 6)
+    ids, _ = encode_truncated_prompt(Letters(), Prompt("a .bcdef", (), None, None), 6)
     assert bytes(ids) == b"<a .b>"
 
 
 def test_a_prompt_too_long_without_its_question_is_refused():
     with pytest.raises(ValueError, match="3 tokens long without its question, more than src_length 2"):
-        encode_question(Letters(), Question("abc", (), "s", None), 2)
+        encode_truncated_prompt(Letters(), Prompt("abc", (), "s", None), 2)

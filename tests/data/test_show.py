@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.preview import LEARNED_STYLES, colour_row, show_data
+from paddlenlp_ext.data.preview import TARGET_STYLES, preview_rows, style_row
 from tests.data.tiny_tokenizers import CHATML
 
 
@@ -25,15 +25,15 @@ def dataset(options, tokenizer, tmp_path):
 
 
 def test_learned_spans_are_styled(dataset, tokenizer):
-    text = colour_row(dataset[0], tokenizer)
-    learned = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in LEARNED_STYLES)
+    text = style_row(dataset[0], tokenizer)
+    learned = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in TARGET_STYLES)
     assert learned == "vier⏎\n<|im_end|>你好<|im_end|>"
     assert text.plain.replace("⏎", "") == tokenizer.decode(dataset[0].tokens)
 
 
 def test_view_without_colours(dataset, tokenizer):
     output = io.StringIO()
-    show_data(dataset, tokenizer, 5, Console(file=output, width=40))
+    preview_rows(dataset, tokenizer, 5, Console(file=output, width=40))
     view = output.getvalue()
     assert "⟦vier⏎\n<|im_end|>⟧" in view and "⟦你好<|im_end|>⟧" in view
     assert "[bold]Grüße" in view
@@ -43,5 +43,5 @@ def test_view_without_colours(dataset, tokenizer):
 
 def test_only_as_many_rows_as_asked_for(dataset, tokenizer):
     output = io.StringIO()
-    show_data(dataset, tokenizer, 1, Console(file=output))
+    preview_rows(dataset, tokenizer, 1, Console(file=output))
     assert output.getvalue().count("--- row") == 1

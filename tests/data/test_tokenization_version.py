@@ -15,7 +15,7 @@ from paddlenlp_ext.data.inflection import read_inflection
 from paddlenlp_ext.data.sources import read_rows
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
-from paddlenlp_ext.data.tokenize import TRUNCATIONS, Limits
+from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
 DIGESTS = {1: "f6a8158adc4c51a5b8c49c157fbe517a52844b0e7f0c286f5f441a5925d91bf1"}
@@ -94,7 +94,7 @@ def digest_of_tokens(folder: Path) -> str:
         except ValueError:
             digest.update(b"no row is left")
             return
-        for name in ("tokens", "learned", "offsets", "places", "answers"):
+        for name in ("tokens", "loss_mask", "offsets", "locations", "answers"):
             digest.update(getattr(store, name).tobytes())
         counts = {name: value for name, value in account.to_json().items() if name != "examples"}
         digest.update(json.dumps(counts, sort_keys=True).encode())
@@ -104,10 +104,10 @@ def digest_of_tokens(folder: Path) -> str:
         for template, autoregressive in all_templates(folder, tokenizer):
             for truncation in TRUNCATIONS:
                 for src_length, max_length in LIMITS:
-                    limits = Limits(src_length, max_length, truncation)
+                    limits = LengthLimits(src_length, max_length, truncation)
                     add(rows, [str(lines), str(array)], template, limits, autoregressive)
     words = list(read_inflection("dev"))[:50]
-    add(words, [words[0].place.file], load_template("none", tokenizers[0]), Limits(64, 128, "right"), False)
+    add(words, [words[0].location.file], load_template("none", tokenizers[0]), LengthLimits(64, 128, "right"), False)
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import join_turns
-from paddlenlp_ext.data.tokenize import Limits, fit, fit_text
+from paddlenlp_ext.data.tokenize import LengthLimits, truncate_text, truncate_turns
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
@@ -19,13 +19,13 @@ THREE = Conversation(None, (("11111", "22222"), ("33333", "44444"), ("55555", "6
 def cut(conversation, template, src_length, max_length, truncation):
     texts = template.render(conversation)
     (turns,) = template.encode_turns([texts])
-    fitted = fit(conversation, texts, turns, template, Limits(src_length, max_length, truncation))
-    tokens, learned = join_turns(fitted.turns)
+    truncated = truncate_turns(conversation, texts, turns, template, LengthLimits(src_length, max_length, truncation))
+    tokens, learned = join_turns(truncated.turns)
     assert len(tokens) <= max_length
-    assert fitted.num_cut == sum(turn.length for turn in turns) - len(tokens)
+    assert truncated.num_truncated_tokens == sum(turn.length for turn in turns) - len(tokens)
     decode = template.encoder.tokenizer.decode
     said = decode([token for token, flag in zip(tokens, learned, strict=True) if flag])
-    return decode(tokens), said, fitted
+    return decode(tokens), said, truncated
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def chat(tokenizer, tmp_path):
 
 def test_what_fits_is_left_alone(plain):
     for truncation in ("right", "left", "drop", "error"):
-        text, said, fitted = cut(ONE, plain, 11, 22, truncation)
-        assert text == f"<s>{QUESTION}{ANSWER}</s>" and said == f"{ANSWER}</s>" and fitted.num_cut == 0
+        text, said, truncated = cut(ONE, plain, 11, 22, truncation)
+        assert text == f"<s>{QUESTION}{ANSWER}</s>" and said == f"{ANSWER}</s>" and truncated.num_truncated_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_what_fits_is_left_alone(plain):
     ],
 )
 def test_sides(truncation, src_length, max_length, expected, plain):
-    text, _, fitted = cut(ONE, plain, src_length, max_length, truncation)
+    text, _, truncated = cut(ONE, plain, src_length, max_length, truncation)
     assert text == expected
-    assert fitted.num_cut == 22 - len(plain.encoder.encode([expected], [False])[0])
+    assert truncated.num_truncated_tokens == 22 - len(plain.encoder.encode([expected], [False])[0])
 
 
 @pytest.mark.parametrize("max_length", range(13, 22))
@@ -84,15 +84,15 @@ def test_markers_and_system_prompt_are_never_cut(chat):
 
 def test_right_loses_the_newest_turns(plain):
     # Turns of 6 + 6 tokens (the first prompt has the beginning token, answers the end token), 5 + 6 after that.
-    text, said, fitted = cut(THREE, plain, 99, 25, "right")
-    assert text == "<s>1111122222</s>3333344444</s>" and said == "22222</s>44444</s>" and fitted.last_turn == 1
-    text, said, fitted = cut(THREE, plain, 99, 20, "right")
-    assert text == "<s>1111122222</s>33333444" and fitted.last_turn == 1
+    text, said, truncated = cut(THREE, plain, 99, 25, "right")
+    assert text == "<s>1111122222</s>3333344444</s>" and said == "22222</s>44444</s>" and truncated.last_turn == 1
+    text, said, truncated = cut(THREE, plain, 99, 20, "right")
+    assert text == "<s>1111122222</s>33333444" and truncated.last_turn == 1
 
 
 def test_left_loses_the_oldest_turns_whole(plain, chat):
-    text, said, fitted = cut(THREE, plain, 99, 25, "left")
-    assert text == "<s>3333344444</s>5555566666</s>" and said == "44444</s>66666</s>" and fitted.last_turn == 2
+    text, said, truncated = cut(THREE, plain, 99, 25, "left")
+    assert text == "<s>3333344444</s>5555566666</s>" and said == "44444</s>66666</s>" and truncated.last_turn == 2
     text, _, _ = cut(THREE, plain, 99, 10, "left")
     assert text == "<s>55566666</s>"
     conversation = Conversation("0000", THREE.turns)
@@ -141,13 +141,13 @@ def test_words_that_the_template_changed_are_not_cut(tokenizer, tmp_path):
 
 
 def test_plain_text():
-    assert fit_text([1, 2, 3, 4], Limits(9, 3, "right")) == ([1, 2, 3], 1)
-    assert fit_text([1, 2, 3, 4], Limits(9, 3, "left")) == ([2, 3, 4], 1)
-    assert fit_text([1, 2, 3], Limits(1, 3, "error")) == ([1, 2, 3], 0)
+    assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "right")) == ([1, 2, 3], 1)
+    assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "left")) == ([2, 3, 4], 1)
+    assert truncate_text([1, 2, 3], LengthLimits(1, 3, "error")) == ([1, 2, 3], 0)
     with pytest.raises(InvalidRowError, match="4 tokens"):
-        fit_text([1, 2, 3, 4], Limits(9, 3, "drop"))
+        truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "drop"))
 
 
 def test_unknown_policy():
     with pytest.raises(ValueError, match="'middle'"):
-        Limits(1, 2, "middle")
+        LengthLimits(1, 2, "middle")

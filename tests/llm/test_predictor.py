@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli import predict
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
-from paddlenlp_ext.data.prompts import Question, encode_question
+from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -210,7 +210,7 @@ def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog,
     template = load_template(None, AutoTokenizer.from_pretrained(base))
     assert len(template.encode_prompt(ROWS[0]["src"])) <= 60 < len(template.encode_prompt("x" * 60))
     assert len(lines) == len(ROWS)
-    ids, was_cut = encode_question(template, Question("x" * 60, (("y", "z"),), None, None), 60)
+    ids, was_cut = encode_truncated_prompt(template, Prompt("x" * 60, (("y", "z"),), None, None), 60)
     assert len(ids) == 60 and was_cut
 
 

@@ -48,8 +48,8 @@ def test_a_heavy_head_stands_beside_fewer_layers():
 
 
 def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
-    rows = [SimpleNamespace(learned=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
-    rows += [SimpleNamespace(learned=np.array([False] + [True] * 8)) for _ in range(1000)]
+    rows = [SimpleNamespace(loss_mask=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
+    rows += [SimpleNamespace(loss_mask=np.array([False] + [True] * 8)) for _ in range(1000)]
     work = FlopEstimate.on_rows(rows, trains_matrices=False)
     assert work == FlopEstimate(10 / 12, (4**2 + 8**2) / 2 / 12, trains_matrices=False)
     matrices, attention = LAYER // 3, 32 * work.keys

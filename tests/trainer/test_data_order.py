@@ -19,7 +19,7 @@ def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
 
 
 def take(order, count, epoch=0, index=0):
-    windows = order.windows(epoch, index)
+    windows = order.step_batches(epoch, index)
     return [next(windows) for _ in range(count)]
 
 
@@ -89,10 +89,10 @@ class OneOf(SingleProcess):
 
 def test_a_step_deals_its_micro_batches_by_cost(tmp_path):
     rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
-    window = next(build_data_order(config, rows, num_ranks=2).windows())
+    window = next(build_data_order(config, rows, num_ranks=2).step_batches())
     taken = [rows_taken_by(OneOf(index, 2), window, rows, config) for index in range(2)]
     assert sorted(taken[0] + taken[1]) == sorted(window.row_indices)
-    assert taken[0] == [row for pack in window.share(0, 2).values() for (row,) in pack]
+    assert taken[0] == [row for pack in window.local_micro_batches(0, 2).values() for (row,) in pack]
     uneven = [
         largest_over_mean(shares, rows) for shares in (taken, (window.row_indices[::2], window.row_indices[1::2]))
     ]

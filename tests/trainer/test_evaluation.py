@@ -32,7 +32,7 @@ def expected_metrics(model, rows):
         with paddle.no_grad():
             logits = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64"))).numpy()[0].astype("float64")
         log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        learned, targets = row.learned[1:], row.tokens[1:]
+        learned, targets = row.loss_mask[1:], row.tokens[1:]
         total -= log_probabilities[np.arange(len(targets)), targets][learned].sum()
         hits += (logits.argmax(-1) == targets)[learned].sum()
         count += learned.sum()
@@ -105,7 +105,7 @@ def test_generated_answers_are_scored_and_written(tmp_path):
             assert (max_new_tokens, decode_strategy, seed) == (16, "greedy_search", 42)
             assert "eos_token_id" not in options  # the model knows where answers end
             assert [list(prompt) for prompt in prompts] == [prompt for prompt, _, _ in rows.prompts()]
-            return [[1, 2, 3], *(row.tokens[row.learned].tolist() for row in rows.rows[1:])]
+            return [[1, 2, 3], *(row.tokens[row.loss_mask].tolist() for row in rows.rows[1:])]
 
     metrics = evaluate(tmp_path, rows, Oracle(make_model()), eval_with_do_generation=True, save_generation_output=True)
     assert metrics["eval_exact_match"] == 0.75
@@ -120,6 +120,6 @@ def test_generated_answers_are_scored_and_written(tmp_path):
 def test_nothing_learned_is_an_error(tmp_path):
     rows = Rows(3)
     for row in rows.rows:
-        row.learned[:] = False
+        row.loss_mask[:] = False
     with pytest.raises(ValueError, match="no learned token"):
         evaluate(tmp_path, rows)

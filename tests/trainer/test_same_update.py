@@ -66,7 +66,7 @@ def test_split_changes_nothing(tmp_path, whole, split):
         assert report.loss == pytest.approx(expected.loss, abs=2e-6)
         assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
         assert (report.num_target_tokens, report.num_tokens, report.num_rows) == (
-            sum(int(row.learned[1:].sum()) for row in ROWS.rows),
+            sum(int(row.loss_mask[1:].sum()) for row in ROWS.rows),
             int(ROWS.lengths.sum()),
             8,
         )
@@ -80,8 +80,8 @@ def test_the_loss_is_the_mean_over_learned_tokens(tmp_path):
             logits = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64"))).numpy()[0].astype("float64")
         log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         targets = row.tokens[1:]
-        total -= log_probabilities[np.arange(len(targets)), targets][row.learned[1:]].sum()
-        count += int(row.learned[1:].sum())
+        total -= log_probabilities[np.arange(len(targets)), targets][row.loss_mask[1:]].sum()
+        count += int(row.loss_mask[1:].sum())
     _, reports = train(tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=5)
     assert reports[0].loss == pytest.approx(total / count, rel=1e-6)
 

@@ -133,14 +133,14 @@ def test_a_token_that_the_model_has_not_is_an_error_that_names_the_row(tmp_path)
 def test_nothing_learned_in_a_step_is_an_error(tmp_path):
     rows = Rows(4)
     for row in rows.rows:
-        row.learned[:] = False
+        row.loss_mask[:] = False
     with pytest.raises(ValueError, match="no token is learned in optimizer step 1"):
         make_trainer(tmp_path, rows=rows).train()
 
 
 def test_a_micro_batch_without_learned_tokens_counts_for_nothing(tmp_path):
     rows = Rows(4, seed=1)
-    rows.rows[2].learned[:] = False
+    rows.rows[2].loss_mask[:] = False
     split = make_trainer(tmp_path / "a", rows=rows, per_device_train_batch_size=1, gradient_accumulation_steps=4)
     whole = make_trainer(tmp_path / "b", rows=rows, per_device_train_batch_size=4)
     for trainer in (split, whole):

@@ -28,7 +28,7 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     if option == "none" or (option is None and not tokenizer.chat_template):
         return PlainTemplate(tokenizer)
     from paddlenlp_ext.data.templates.jinja import JinjaTemplate
-    from paddlenlp_ext.data.templates.paddlenlp import PiecesTemplate, is_pieces
+    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
 
     if option is None:
         return JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
@@ -40,8 +40,8 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}:{error.colno}: {error.msg}") from error
-    if is_pieces(content):
-        return PiecesTemplate(content, path, text, tokenizer)
+    if is_paddlenlp_template(content):
+        return PaddleNLPTemplate(content, path, text, tokenizer)
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
         return JinjaTemplate(content["chat_template"], tokenizer)
     raise ValueError(

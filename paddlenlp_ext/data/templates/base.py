@@ -24,7 +24,7 @@ def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
-def learned_end(tail: str, special: re.Pattern[str]) -> str:
+def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
     """The part of what a template writes behind an answer that belongs to the answer: through the last special token.
 
     A tail without any is learned whole, with a warning: nothing in it says that the answer is over.
@@ -60,7 +60,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self._anchor_ids = self._encode([_ANCHOR])[0]
         alone, behind = self._encode(["x", f"{_ANCHOR}x"])
-        self._marks_beginnings = behind != self._anchor_ids + alone
+        self._adds_dummy_prefix = behind != self._anchor_ids + alone
         self.prefix_ids = self._ids_before_text()
 
     def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
@@ -69,7 +69,7 @@ class TextEncoder:
         Raises:
             ValueError: the tokenizer joins a piece with the line break before it.
         """
-        if not self._marks_beginnings:
+        if not self._adds_dummy_prefix:
             return self._encode(texts)
         anchored = [_ANCHOR + text if behind else text for text, behind in zip(texts, continues, strict=True)]
         encoded = self._encode(anchored)
@@ -101,7 +101,7 @@ class TextEncoder:
 
 
 @dataclass(frozen=True)
-class TurnText:
+class RenderedTurn:
     """One turn as text: `head + content + tail` is the prompt, up to where the model speaks; `answer` is learned.
 
     `head` and `tail` are the template's (a system prompt counts as the first turn's head); `content` is the user's,
@@ -160,7 +160,7 @@ class ChatTemplate(ABC):
         return self.text
 
     @abstractmethod
-    def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
+    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
         """The conversation as text, turn by turn.
 
         Raises:
@@ -178,7 +178,7 @@ class ChatTemplate(ABC):
         (turns,) = self.encode_turns([self.render(conversation)])
         return join_turns(turns)
 
-    def encode_turns(self, conversations: Sequence[Sequence[TurnText]]) -> list[list[EncodedTurn]]:
+    def encode_turns(self, conversations: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
         """Ids of every prompt and answer of many conversations, in one call of the tokenizer."""
         texts: list[str] = []
         continues: list[bool] = []
@@ -192,18 +192,18 @@ class ChatTemplate(ABC):
             pairs = [(next(pieces), next(pieces)) for _ in turns]
             encoded.append(
                 [
-                    EncodedTurn(prompt if index else self.begin(prompt), self._finish(answer))
+                    EncodedTurn(prompt if index else self.add_prefix(prompt), self._add_end(answer))
                     for index, (prompt, answer) in enumerate(pairs)
                 ]
             )
         return encoded
 
-    def begin(self, prompt: list[int]) -> list[int]:
+    def add_prefix(self, prompt: list[int]) -> list[int]:
         """Put the first ids before a prompt, unless its text brought them already: never two beginnings."""
         prefix = list(self.prefix_ids)
         return prompt if prompt[: len(prefix)] == prefix else prefix + prompt
 
-    def _finish(self, answer: list[int]) -> list[int]:
+    def _add_end(self, answer: list[int]) -> list[int]:
         end = list(self.answer_end_ids)
         return answer if end and answer[-len(end) :] == end else answer + end
 
@@ -239,11 +239,11 @@ class PlainTemplate(ChatTemplate):
         self.answer_end_ids = (int(tokenizer.eos_token_id),)
         self.stop_token_ids = self.answer_end_ids
 
-    def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
+    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
         """See `ChatTemplate.render`."""
         system = f"{conversation.system}\n" if conversation.system else ""
         return tuple(
-            TurnText("" if index else system, question, "", answer)
+            RenderedTurn("" if index else system, question, "", answer)
             for index, (question, answer) in enumerate(conversation.turns)
         )
 

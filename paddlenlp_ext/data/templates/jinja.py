@@ -23,9 +23,9 @@ from jinja2.exceptions import TemplateError
 
 from paddlenlp_ext.data.templates.base import (
     ChatTemplate,
+    RenderedTurn,
     TextEncoder,
-    TurnText,
-    learned_end,
+    end_of_answer,
     special_token_pattern,
     stop_token_ids,
 )
@@ -57,14 +57,14 @@ class JinjaTemplate(ChatTemplate):
         self._is_marked = bool(_GENERATION_MARK.search(text))
         self._special = special_token_pattern(tokenizer)
         self._answer_tail = self._answer_end = self._prompt_tail = self._probe = ""
-        self._learn_constants()
+        self._probe_template()
 
     @property
     def identity(self) -> str:
         """The source, and a rendering: a template may write the day, and its rows are others tomorrow."""
         return f"{self.text}\n{self._probe}"
 
-    def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
+    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
         """See `ChatTemplate.render`."""
         messages = _messages(conversation)
         whole, spans = self._spans(messages, len(conversation.turns))
@@ -135,14 +135,14 @@ class JinjaTemplate(ChatTemplate):
             raise InvalidRowError(REFUSED, message)
         return whole, spans
 
-    def _split(self, prompt: str, question: str, answer: str) -> TurnText:
+    def _split(self, prompt: str, question: str, answer: str) -> RenderedTurn:
         for content in (question, question.strip()):
             if prompt.endswith(content + self._prompt_tail):
                 start = len(prompt) - len(self._prompt_tail) - len(content)
-                return TurnText(prompt[:start], content, self._prompt_tail, answer)
-        return TurnText(prompt, None, "", answer)
+                return RenderedTurn(prompt[:start], content, self._prompt_tail, answer)
+        return RenderedTurn(prompt, None, "", answer)
 
-    def _learn_constants(self) -> None:
+    def _probe_template(self) -> None:
         """Find out from a made-up turn what stands behind a question and behind an answer."""
         question, answer = {"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}
         try:
@@ -160,7 +160,7 @@ class JinjaTemplate(ChatTemplate):
             )
         self._prompt_tail = prompt.partition(_QUESTION)[2]
         self._answer_tail = whole.partition(_ANSWER)[2]
-        self._answer_end = learned_end(self._answer_tail, self._special)
+        self._answer_end = end_of_answer(self._answer_tail, self._special)
         self.ends_answers = bool(self._special.search(self._answer_end))
         self.stop_token_ids = stop_token_ids(self._answer_end, self._special, self._tokenizer)
 

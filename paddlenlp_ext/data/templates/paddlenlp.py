@@ -18,10 +18,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paddlenlp_ext.data.templates.base import (
     ChatTemplate,
+    RenderedTurn,
     TextEncoder,
-    TurnText,
+    end_of_answer,
     join_turns,
-    learned_end,
     special_token_pattern,
     stop_token_ids,
 )
@@ -31,12 +31,12 @@ _PROBE = "Wherefore?"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
 
 
-def is_pieces(content: Any) -> bool:
+def is_paddlenlp_template(content: Any) -> bool:
     """Whether parsed JSON looks like this format."""
     return isinstance(content, dict) and "conversation" in content
 
 
-class PiecesTemplate(ChatTemplate):
+class PaddleNLPTemplate(ChatTemplate):
     """A conversation written piece by piece.
 
     Args:
@@ -55,9 +55,9 @@ class PiecesTemplate(ChatTemplate):
         pieces = content["conversation"]
         if not isinstance(pieces, list) or len(pieces) != 2:
             raise ValueError(f'{path}: "conversation" is a list of two texts, for the user and for the bot')
-        self._before_user, self._behind_user = _compile(pieces[0], "user", path)
-        self._before_bot, behind_bot = _compile(pieces[1], "bot", path)
-        self._before_query, self._behind_query = _compile(content.get("query"), "query", path)
+        self._before_user, self._after_user = _compile(pieces[0], "user", path)
+        self._before_bot, after_bot = _compile(pieces[1], "bot", path)
+        self._before_query, self._after_query = _compile(content.get("query"), "query", path)
         system = content.get("system", "")
         if not isinstance(system, str):
             raise ValueError(f'{path}: "system" is text')
@@ -69,19 +69,19 @@ class PiecesTemplate(ChatTemplate):
         except TemplateError as error:
             raise ValueError(f"{path}: the piece {system!r} is no Jinja template: {error}") from error
         special = special_token_pattern(tokenizer)
-        self._end = learned_end(behind_bot, special)
+        self._end = end_of_answer(after_bot, special)
         self.ends_answers = bool(special.search(self._end))
-        self._behind_end = behind_bot[len(self._end) :]
+        self._after_end = after_bot[len(self._end) :]
         self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
 
-    def render(self, conversation: Conversation) -> tuple[TurnText, ...]:
+    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
         """See `ChatTemplate.render`."""
         head = self._render_system(conversation.system)
         turns = []
         for question, answer in conversation.turns:
             learned = self._before_bot + answer + self._end
-            turns.append(TurnText(head + self._before_user, question, self._behind_user, learned))
-            head = self._behind_end
+            turns.append(RenderedTurn(head + self._before_user, question, self._after_user, learned))
+            head = self._after_end
         return tuple(turns)
 
     def encode_prompt(
@@ -91,8 +91,8 @@ class PiecesTemplate(ChatTemplate):
         texts = self.render(Conversation(system, tuple(history)))
         (turns,) = self.encode_turns([texts])
         before, _ = join_turns(turns)
-        head = self._behind_end if history else self._render_system(system)
-        asked = head + self._before_query + question + self._behind_query
+        head = self._after_end if history else self._render_system(system)
+        asked = head + self._before_query + question + self._after_query
         return before + self.encoder.encode([asked], [bool(history)])[0]
 
     def _render_system(self, system: str | None) -> str:

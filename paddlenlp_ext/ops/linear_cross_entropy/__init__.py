@@ -18,15 +18,14 @@ from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.linear_cross_entropy import cpu as native_products
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
-
-IGNORED = -100
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
 def linear_cross_entropy_reference(
     hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
     """Dense formula: the sum of `logsumexp(logits) - logits[label]` over rows whose label is not -100."""
-    learned_T = labels_T != IGNORED
+    learned_T = labels_T != IGNORED_LABEL
     logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
     labels_T = paddle.where(learned_T, labels_T, paddle.zeros_like(labels_T))
     picked_T = paddle.take_along_axis(logits_TV, labels_T.unsqueeze(1), axis=1).squeeze(1)
@@ -54,7 +53,7 @@ def linear_cross_entropy(
     Returns:
         The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
     """
-    learned_R = paddle.nonzero(labels_T != IGNORED).flatten()
+    learned_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
     labels_R = paddle.gather(labels_T, learned_R)
     hidden_RD = paddle.gather(hidden_TD, learned_R)
     if learned_R.shape[0] == 0:

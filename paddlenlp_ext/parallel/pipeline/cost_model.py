@@ -44,7 +44,7 @@ class FlopEstimate:
         cls, rows: Sequence[Row] | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
         """On those rows, each a document: some hundred are looked at; without any all is learned and attention free."""
-        some = [rows[index].learned[1:] for index in range(0, len(rows), -(-len(rows) // _LOOKED_AT))] if rows else []
+        some = [rows[index].loss_mask[1:] for index in range(0, len(rows), -(-len(rows) // _LOOKED_AT))] if rows else []
         slots = sum(len(learned) for learned in some)
         if not slots:
             return cls(trains_matrices=trains_matrices, recompute=recompute)
