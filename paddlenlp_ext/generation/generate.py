@@ -60,6 +60,9 @@ class Decoder(Protocol):
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor: ...
 
+    @property
+    def end_token_ids(self) -> list[int]: ...
+
 
 @dataclass
 class _Row:

@@ -91,6 +91,16 @@ class DecoderConfig:
             **family.differences(read),
         )
 
+    @property
+    def n_head(self) -> int:
+        """Number of attention heads, as PaddleNLP's configs call it too."""
+        return self.num_attention_heads
+
+    @property
+    def n_layer(self) -> int:
+        """Number of layers, as PaddleNLP's configs call it too."""
+        return self.num_hidden_layers
+
     def attention_shape(self, layer_index: int) -> AttentionShape:
         """Return the sizes and options of the attention of one layer."""
         return AttentionShape(

@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
-from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
@@ -252,9 +252,9 @@ class CausalLM(nn.Layer):
         """Add token ids at which generation ends, in this model and in its saved generation_config.json."""
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
-    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """Continue prompts, by default until one of `eos_token_ids`; options as in `generation.generate.generate`."""
-        return generate(self, prompts, **{"eos_token_id": self.eos_token_ids, **options})
+    def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
+        """Continue prompts; arguments as `generation.padded.generate_for`'s."""
+        return generate_for(self, prompts, **options)
 
     @property
     def dtype_name(self) -> str:

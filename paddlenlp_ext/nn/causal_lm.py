@@ -112,7 +112,7 @@ def causal_lm_forward(
 
     Args:
         model: the language model.
-        input_ids: [B, S].
+        input_ids: [B, S]. Token ids, mask and labels may be NumPy arrays, as a tokenizer returns them.
         attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
         labels: [B, S], -100 for positions without a target; `labels[:, i]` is the label of `input_ids[:, i]`.
         document_lengths: lengths of the documents in each row, in place of a mask.
@@ -123,6 +123,7 @@ def causal_lm_forward(
     Raises:
         ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not match.
     """
+    input_ids, attention_mask, labels = (_as_tensor(x) for x in (input_ids, attention_mask, labels))
     if attention_mask is not None:
         if document_lengths is not None or inputs.get("cache") is not None:
             raise ValueError("attention_mask: document_lengths or a cache is given too; give one of the three")
@@ -140,6 +141,10 @@ def causal_lm_forward(
     loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
     loss = loss_sum / (targets_T != IGNORED_LABEL).sum().astype(loss_sum.dtype)
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
+
+
+def _as_tensor(x: paddle.Tensor | np.ndarray | None) -> paddle.Tensor | None:
+    return paddle.to_tensor(x) if isinstance(x, np.ndarray) else x
 
 
 def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[list[int]] | None:

@@ -14,13 +14,13 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
-from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
 from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
-from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, detach_adapters
 from paddlenlp_ext.peft.merge.in_memory import fold_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.resume import require_same_function, require_same_method
@@ -167,9 +167,9 @@ class PeftModel(nn.Layer):
         """Let generation end at these tokens too."""
         self.base_model.add_eos_token_ids(token_ids)
 
-    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """New tokens with the adapter on; options as `generate.generate`'s."""
-        return generate(self, prompts, **{"eos_token_id": self.eos_token_ids, **options})
+    def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
+        """Continue prompts with the adapter on; arguments as `generation.padded.generate_for`'s."""
+        return generate_for(self, prompts, **options)
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
         """As the model's."""
@@ -505,6 +505,11 @@ class PeftModel(nn.Layer):
             ValueError: the method can't be merged, or the base's weights are no plain numbers (quantized).
         """
         fold_in_place(self.base_model, self.peft_config)
+        return self.base_model
+
+    def unload(self) -> nn.Layer:
+        """Take the adapter off and return the base as it was; this object is of no use afterwards."""
+        detach_adapters(self.base_model)
         return self.base_model
 
 

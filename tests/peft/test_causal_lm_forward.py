@@ -89,6 +89,15 @@ def test_labels_give_the_mean_loss_of_the_shifted_target_tokens(kind: str, side:
     assert output.loss.shape == [] and output.logits.shape == [3, 9, 61]
 
 
+@paddle.no_grad()
+def test_arrays_of_a_tokenizer_are_taken_as_tensors():
+    model = tiny_model()
+    ids, mask = padded("left")
+    tensors = model(*map(paddle.to_tensor, (ids, mask, ids)))
+    arrays = model(input_ids=ids, attention_mask=mask, labels=ids)
+    assert float(arrays) == float(tensors) and np.array_equal(arrays.logits.numpy(), tensors.logits.numpy())
+
+
 def test_labels_do_not_cross_documents():
     model = tiny_model()
     ids = paddle.to_tensor([ROWS[0] + ROWS[2]])

@@ -1,0 +1,68 @@
+"""Generation as users of transformers call it: a padded batch of ids in, the same rows with their continuations out.
+
+Shapes: B batch, S sequence, N longest continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.generation.generate import Decoder, generate
+
+
+def generate_for(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]] | paddle.Tensor | np.ndarray | None,
+    *,
+    input_ids: paddle.Tensor | np.ndarray | None = None,
+    attention_mask: paddle.Tensor | np.ndarray | None = None,
+    do_sample: bool | None = None,
+    pad_token_id: int | None = None,
+    **options: Any,
+) -> list[list[int]] | paddle.Tensor:
+    """Continue prompts. Lists give lists of the new tokens alone; a tensor gives a tensor, prompts included.
+
+    Args:
+        model: the decoder; its `eos_token_ids` end a row, unless `eos_token_id` says otherwise.
+        prompts: token ids, lists of any length, or a padded batch [B, S].
+        input_ids: the padded batch, in place of `prompts`.
+        attention_mask: [B, S], 0 where the batch is padded.
+        do_sample: True draws tokens, False takes the likeliest; unset: as `decode_strategy` says.
+        pad_token_id: what follows the end of a row in the result; unset: the first end token.
+        options: as `generate`'s.
+
+    Returns:
+        Lists as `generate` returns them, or int64 [B, S + N].
+
+    Raises:
+        ValueError: as `generate`, or arguments that exclude each other.
+    """
+    if (prompts is None) == (input_ids is None):
+        raise ValueError("generate: give either prompts or input_ids")
+    if do_sample is not None:
+        if "decode_strategy" in options:
+            raise ValueError("generate: do_sample and decode_strategy are one option; give it once")
+        options["decode_strategy"] = "sampling" if do_sample else "greedy_search"
+    options = {"eos_token_id": model.eos_token_ids, **options}
+    batch = prompts if input_ids is None else input_ids
+    if not isinstance(batch, (paddle.Tensor, np.ndarray)):
+        if attention_mask is not None or pad_token_id is not None:
+            raise ValueError("generate: prompts given as lists have no padding; leave attention_mask, pad_token_id out")
+        return generate(model, batch, **options)
+    ids_BS = np.asarray(batch)
+    mask_BS = np.ones(ids_BS.shape, bool) if attention_mask is None else np.asarray(attention_mask).astype(bool)
+    if ids_BS.ndim != 2 or ids_BS.shape != mask_BS.shape:
+        raise ValueError(
+            f"generate: input_ids has shape {list(ids_BS.shape)} and attention_mask {list(mask_BS.shape)}; give both "
+            "as [batch, length]"
+        )
+    new = generate(model, [row[mask].tolist() for row, mask in zip(ids_BS, mask_BS, strict=True)], **options)
+    if pad_token_id is None:
+        pad_token_id = next(iter(model.eos_token_ids), 0)
+    width = max(map(len, new), default=0)
+    new_BN = [tokens + [pad_token_id] * (width - len(tokens)) for tokens in new]
+    return paddle.to_tensor(np.concatenate([ids_BS, np.array(new_BN, np.int64).reshape(len(new), width)], axis=1))

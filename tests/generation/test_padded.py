@@ -1,0 +1,66 @@
+"""`model.generate` over a padded batch of ids, as users of transformers call it."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.generation.tiny_models import random_prompts, tiny_model
+
+PROMPTS = random_prompts([5, 2, 7])
+
+
+def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
+    """The prompts filled up with zeros, and their mask."""
+    ids, mask = np.zeros((3, 7), np.int64), np.zeros((3, 7), np.int64)
+    for row, prompt in enumerate(PROMPTS):
+        start = 0 if side == "right" else 7 - len(prompt)
+        ids[row, start : start + len(prompt)], mask[row, start : start + len(prompt)] = prompt, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("as_tensor", [paddle.to_tensor, np.asarray])
+def test_generate_padded_batch_continues_each_row_as_its_prompt_alone(side: str, as_tensor):
+    model = tiny_model("llama_grouped_heads")
+    wanted = model.generate(PROMPTS, max_new_tokens=4)
+    ids, mask = padded(side)
+    result = model.generate(input_ids=as_tensor(ids), attention_mask=as_tensor(mask), max_new_tokens=4)
+    assert result.shape == [3, 11]
+    np.testing.assert_array_equal(result.numpy()[:, :7], ids)
+    np.testing.assert_array_equal(result.numpy()[:, 7:], wanted)
+
+
+def test_generate_pads_rows_that_end_early():
+    model = tiny_model("llama_grouped_heads")
+    full = model.generate(PROMPTS, max_new_tokens=4)
+    end = full[0][1]
+    ended = model.generate(PROMPTS, max_new_tokens=4, eos_token_id=end)
+    assert len(ended[0]) < 4
+    ids, mask = padded("left")
+    options = {"attention_mask": paddle.to_tensor(mask), "max_new_tokens": 4, "eos_token_id": end}
+    result = model.generate(paddle.to_tensor(ids), **options, pad_token_id=77).numpy()[:, 7:]
+    width = max(map(len, ended))
+    np.testing.assert_array_equal(result, [row + [77] * (width - len(row)) for row in ended])
+
+
+def test_generate_do_sample_draws_as_the_sampling_strategy_does():
+    model = tiny_model("llama_grouped_heads")
+    options = {"max_new_tokens": 6, "seed": 3, "temperature": 2.0}
+    drawn = model.generate(PROMPTS, decode_strategy="sampling", **options)
+    assert model.generate(PROMPTS, do_sample=True, **options) == drawn
+    assert model.generate(PROMPTS, do_sample=False, **options) == model.generate(PROMPTS, max_new_tokens=6) != drawn
+
+
+def test_generate_refuses_arguments_that_exclude_each_other():
+    model, ids = tiny_model("llama_grouped_heads"), paddle.to_tensor([[1, 2, 3]])
+    for arguments, message in (
+        ({}, "either prompts or input_ids"),
+        ({"prompts": [[1]], "input_ids": ids}, "either prompts or input_ids"),
+        ({"prompts": [[1]], "attention_mask": ids}, "have no padding"),
+        ({"input_ids": ids, "attention_mask": ids[:, 1:]}, "give both as"),
+        ({"input_ids": ids, "do_sample": True, "decode_strategy": "sampling"}, "one option"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**arguments, max_new_tokens=1)

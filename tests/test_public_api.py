@@ -1,0 +1,90 @@
+"""The public surface, as `public_api.txt` records it: nothing is added to it or taken from it by accident.
+
+After a wanted change: python tests/test_public_api.py > tests/public_api.txt
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paddlenlp_ext
+from paddlenlp_ext import peft
+
+RECORD = Path(__file__).with_name("public_api.txt")
+PACKAGES = pytest.mark.parametrize("package", [paddlenlp_ext, peft], ids=lambda package: package.__name__)
+
+
+def describe(name: str, thing: object) -> str:
+    """A line for a function, dataclass or config, with its arguments; for another class, a line for each member."""
+    if name != thing.__name__:
+        return f"{name} = {thing.__name__}"
+    if isinstance(thing, type) and issubclass(thing, peft.PeftConfig):
+        from paddlenlp_ext.peft.arguments import argument_names
+
+        return f"{name}({', '.join(sorted(argument_names(thing)))})"
+    if inspect.isfunction(thing) or dataclasses.is_dataclass(thing):
+        return f"{name}({', '.join(inspect.signature(thing).parameters)})"
+    return "\n".join([name, *(f"{name}.{member}" for member in sorted(vars(thing)) if not member.startswith("_"))])
+
+
+def surface() -> str:
+    """All public names, one a line."""
+    names = sorted(set(paddlenlp_ext.__all__) - {"__version__"})
+    return "\n".join(describe(name, getattr(paddlenlp_ext, name)) for name in names) + "\n"
+
+
+def test_public_surface_is_the_recorded_one():
+    recorded, found = RECORD.read_text().splitlines(), surface().splitlines()
+    added, removed = sorted(set(found) - set(recorded)), sorted(set(recorded) - set(found))
+    assert not added and not removed, (
+        f"added: {added}\nremoved: {removed}\nIf that is wanted: see this file's docstring"
+    )
+    assert found == recorded
+
+
+@PACKAGES
+def test_exports_are_seen_by_editors_and_by_dir(package):
+    """Imports under TYPE_CHECKING, `__all__` and the table of lazy names agree."""
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert set(seen) == set(package.EXPORTS) == set(package.__all__) - {"__version__"}
+    own = {name: module for name, module in package.EXPORTS.items() if seen[name] != "paddlenlp_ext.peft"}
+    assert own == {name: seen[name] for name in own}
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="has no attribute 'LoRaConfig'"):
+        package.LoRaConfig  # noqa: B018
+
+
+def test_peft_exports_are_exported_by_the_package_too():
+    assert set(peft.__all__) <= set(paddlenlp_ext.__all__)
+    assert all(getattr(peft, name) is getattr(paddlenlp_ext, name) for name in peft.__all__)
+
+
+def test_config_of_every_method_is_exported():
+    from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+    for switch, method in PEFT_METHODS.items():
+        assert getattr(paddlenlp_ext, method.__name__, None) is method, f"{switch}: {method.__name__} is not exported"
+
+
+def test_package_is_marked_as_typed():
+    assert (Path(paddlenlp_ext.__file__).parent / "py.typed").is_file()
+    assert '"py.typed"' in (Path(__file__).parents[1] / "setup.py").read_text()
+
+
+def test_listing_the_names_imports_nothing():
+    code = "import sys, paddlenlp_ext; dir(paddlenlp_ext); dir(paddlenlp_ext.peft); print('paddle' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(surface())
