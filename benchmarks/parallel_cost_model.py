@@ -15,7 +15,7 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.schedule import Pass, entries
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
-from paddlenlp_ext.trainer.memory.activations import Kept, Ops, computed_again, kept_bytes
+from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
 
 LOSS_CHUNK = 256
 """Learned positions whose logits stand at one time."""
@@ -193,10 +193,10 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
     is_adapter, size = step.lora_rank > 0, step.value_bytes
     lent = held.held - (held.trained if is_adapter else 0)
     weights = held.held - (lent - lent / sharding if stage == 3 else 0)
-    kept = Kept(
+    layers = ActivationModel(
         config,
         step.plan,
-        Ops(stream=size, attention=size, product=size),
+        Numerics(hidden=size, attention=size, product=size),
         tensor=layout.degrees.tensor,
         sequence_parallel=layout.sequence_parallel,
     )
@@ -205,24 +205,24 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
         "weights": weights * size,
         "gradients": held.trained * size / (sharding if stage >= 2 and not is_adapter else 1),
         "optimizer": held.trained * (8 if size == 4 else 12) / (sharding if stage else 1),
-        "activations": step.tokens * _activations(config, layout, step, process, kept),
+        "activations": step.tokens * _activations(config, layout, step, process, layers),
         "loss": 4.0 * logits if process == layout.degrees.pipeline - 1 else 0.0,
     }
 
 
-def _activations(config: Any, layout: Layout, step: Step, process: int, kept: Kept) -> float:
+def _activations(config: Any, layout: Layout, step: Step, process: int, layers: ActivationModel) -> float:
     """Bytes a token, of all micro-batches that are under way at one time."""
     degree = layout.degrees.pipeline
     if degree == 1:
-        return kept_bytes(kept, range(config.num_hidden_layers))
+        return layers.saved(range(config.num_hidden_layers))
     bounds = _bounds(config, layout, step)
-    one_way = [kept_bytes(kept, range(*bounds[c : c + 2])) - computed_again(kept) for c in range(len(bounds) - 1)]
+    one_way = [layers.saved(range(*bounds[c : c + 2])) - layers.recomputed for c in range(len(bounds) - 1)]
     now = most = 0.0
     for entry in entries(process, degree, degree * layout.virtual, step.micro_batches, True):
         if isinstance(entry, Pass):
             now += -one_way[entry.chunk] if entry.backward else one_way[entry.chunk]
             most = max(most, now)
-    return most + computed_again(kept)
+    return most + layers.recomputed
 
 
 def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[int]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, packing_kind
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder import CausalLM
@@ -24,7 +25,15 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
-from paddlenlp_ext.trainer.memory.activations import GPU, GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN, Ops
+from paddlenlp_ext.trainer.memory.activations import (
+    CPU_BF16,
+    CPU_NATIVE,
+    CPU_PADDLE,
+    GPU,
+    GPU_AUTOCAST,
+    GPU_HALF,
+    Numerics,
+)
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.utils.distributed_env import world_size
 
@@ -127,9 +136,9 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     rows = data.train_rows
     assert rows is not None
     micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
-    largest = max(micro_batches, key=lambda packs: _slots(config, rows, packs))
-    learned = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
-    estimate = estimate_run(config, outline, _slots(config, rows, largest), learned)
+    largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
+    target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
+    estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
     table = _two_columns("Memory at the fullest moment (estimated)")
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
@@ -137,21 +146,23 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     return table
 
 
-def estimate_run(config: RunConfig, outline: ModelOutline, slots: int, learned: int) -> MemoryEstimate:
+def estimate_run(
+    config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
+) -> MemoryEstimate:
     """The memory of a run's step.
 
     Args:
         config: the run's configuration.
         outline: the model's shapes.
-        slots: positions of the largest micro-batch, padding included.
-        learned: how many tokens of it are learned.
+        micro_batch_tokens: positions of the largest micro-batch, padding included.
+        target_tokens: target tokens of that micro-batch.
     """
     return estimate_memory(
         outline.model,
-        micro_batch_tokens=slots,
-        learned_tokens=learned,
+        micro_batch_tokens=micro_batch_tokens,
+        target_tokens=target_tokens,
         recompute=RecomputePlan.from_config(config.train),
-        ops=_ops_of(config.precision),
+        numerics=_numerics(config.precision),
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
         optim=config.optim.optim,
@@ -159,17 +170,17 @@ def estimate_run(config: RunConfig, outline: ModelOutline, slots: int, learned: 
     )
 
 
-def _ops_of(precision: Any) -> Ops:
-    """What computes on the device and in the format of `config.precision`."""
+def _numerics(precision: PrecisionConfig) -> Numerics:
+    """Return the numerics of the backend that computes on the configured device, in the configured format."""
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
     if library.unavailable_reason() is not None:
-        return PLAIN
-    return NATIVE_HALF if is_half else NATIVE
+        return CPU_PADDLE
+    return CPU_BF16 if is_half else CPU_NATIVE
 
 
-def _slots(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
+def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     """Positions of a micro-batch, as collate lays it out."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length

@@ -64,14 +64,6 @@ class AdapterLayer(nn.Layer):
         """The adapter's forward, same signature as the base's."""
         raise NotImplementedError
 
-    def saved_activation_size(self) -> float:
-        """How many numbers of each token the adapter's gradient needs, beside the layer's input and what dropout keeps.
-
-        The memory estimate counts them (trainer/memory/estimate.py). None, where few positions or parameters alone
-        are changed.
-        """
-        return 0
-
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
 
@@ -106,8 +98,6 @@ class LinearAdapter(AdapterLayer):
 
     dropout: float = 0.0
     """On the adapter's input while training; a method that has it sets it."""
-    keeps_input: bool = True
-    """Whether the gradient needs the very tensor that the layer is given."""
 
     @property
     def dtype(self) -> paddle.dtype:
@@ -146,14 +136,6 @@ class LinearAdapter(AdapterLayer):
     def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
         """A parameter of the adapter that starts as `value`, in the base's format."""
         return new_parameter(self, value, self.dtype)
-
-    def in_one_step(self) -> bool:
-        """Whether base and adapter are one op, which keeps its input as the base's product reads it."""
-        return False
-
-    def saved_activation_size(self) -> float:
-        """As `AdapterLayer`; a method that does not say counts as the one that keeps most."""
-        return self.in_features + 2 * self.out_features
 
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """What was summed over this rank's inputs, summed over all; gradients pass."""

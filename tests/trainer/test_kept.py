@@ -18,13 +18,13 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.memory.activations import NATIVE, NATIVE_HALF, PLAIN, Kept, Ops, kept_bytes
-from paddlenlp_ext.trainer.memory.estimate import kept_inputs
+from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.estimate import saved_inputs
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
-OPS = PLAIN if library.unavailable_reason() else NATIVE
+OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
 A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())
 in_half = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
@@ -81,10 +81,10 @@ def counted_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, ar
     return per_token[1] - per_token[0]
 
 
-def predicted(method: PeftConfig | None, ops: Ops, plan: RecomputePlan | None = None) -> float:
+def predicted(method: PeftConfig | None, numerics: Numerics, plan: RecomputePlan | None = None) -> float:
     model = build(method)
-    kept = Kept(model.config, plan, ops, kept_inputs(model, ops))
-    return kept_bytes(kept, [0, 1]) - kept_bytes(kept, [0])
+    layers = ActivationModel(model.config, plan, numerics, saved_inputs(model, numerics))
+    return layers.saved([0, 1]) - layers.saved([0])
 
 
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
@@ -96,8 +96,8 @@ def test_a_layer_keeps_what_the_estimate_says(method: PeftConfig | None):
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_products_in_bfloat16_keep_what_they_round(method: PeftConfig | None):
     counted = counted_in_a_layer(method, around=bf16.bf16_matmuls)
-    assert counted == pytest.approx(predicted(method, NATIVE_HALF) + A_ROW_EACH, abs=4)
-    assert counted < 0.8 * predicted(method, NATIVE)
+    assert counted == pytest.approx(predicted(method, CPU_BF16) + A_ROW_EACH, abs=4)
+    assert counted < 0.8 * predicted(method, CPU_NATIVE)
 
 
 def test_some_linears_alone_keep_some_inputs():

@@ -17,14 +17,14 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.trainer.memory.activations import GPU_AUTOCAST, GPU_HALF, NATIVE, NATIVE_HALF, PLAIN
+from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
 from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY, make_config, make_model
 
-STEP = {"micro_batch_tokens": 1000, "learned_tokens": 300, "recompute": None, "ops": PLAIN}
+STEP = {"micro_batch_tokens": 1000, "target_tokens": 300, "recompute": None, "numerics": CPU_PADDLE}
 HEAD = 4.0 * VOCABULARY * 32  # bytes of the tied table
 
 
@@ -47,20 +47,20 @@ def test_gradients_take_the_place_of_activations():
     """All but the head's, which is made before these go; with few tokens there is no place to take."""
     model = make_model()
     assert estimate_memory(model, **STEP).gradients == pytest.approx(HEAD)
-    few = estimate_memory(model, **(STEP | {"micro_batch_tokens": 1, "learned_tokens": 1}))
+    few = estimate_memory(model, **(STEP | {"micro_batch_tokens": 1, "target_tokens": 1}))
     assert few.gradients + few.activations + few.working == pytest.approx(4.0 * size_of(model) + HEAD)
 
 
 def test_half_precision_weights_bring_fp32_copies():
     size = size_of(make_model())
-    estimate = estimate_memory(make_model(), **(STEP | {"ops": GPU_HALF}), bytes_per_weight=2)
+    estimate = estimate_memory(make_model(), **(STEP | {"numerics": GPU_HALF}), bytes_per_weight=2)
     assert (estimate.weights, estimate.optimizer) == (2.0 * size, 12.0 * size)
 
 
 def test_on_the_cpu_frozen_matrices_alone_are_stored_in_half():
     model = make_model(lora=True)
     frozen = sum(math.prod(p.shape) for p in model.parameters() if p.stop_gradient and p.ndim == 2)
-    estimate = estimate_memory(model, **(STEP | {"ops": NATIVE_HALF}), bytes_per_weight=2)
+    estimate = estimate_memory(model, **(STEP | {"numerics": CPU_BF16}), bytes_per_weight=2)
     trained = sum(math.prod(p.shape) for p in trainable_parameters(model).values())
     assert estimate.weights == 4.0 * size_of(model) - 2.0 * frozen
     assert estimate.optimizer == 8.0 * trained
@@ -68,7 +68,9 @@ def test_on_the_cpu_frozen_matrices_alone_are_stored_in_half():
 
 def test_autocast_keeps_rounded_weights_and_an_input_for_every_product():
     model = make_model()
-    plain, autocast = (estimate_memory(model, **(STEP | {"ops": ops})) for ops in (GPU_HALF, GPU_AUTOCAST))
+    plain, autocast = (
+        estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (GPU_HALF, GPU_AUTOCAST)
+    )
     linears = size_of(model) - VOCABULARY * 32 - 5 * 32
     assert autocast.weights - plain.weights == 2.0 * linears
     assert autocast.activations > plain.activations
@@ -90,7 +92,7 @@ def test_activations_follow_the_tokens_and_recompute_keeps_little():
 def test_the_native_library_keeps_little_free():
     """A sixteenth of its blocks, and of the heap, where the stream between the layers lies, as much again."""
     model = make_model(lora=True)
-    plain, fast = (estimate_memory(model, **(STEP | {"ops": ops})) for ops in (PLAIN, NATIVE))
+    plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
     assert plain.kept_free == pytest.approx(plain.activations + plain.working + plain.gradients)
     heap = 4.0 * 1000 * 3 * 32
     assert fast.kept_free == pytest.approx(heap + (fast.activations + fast.working - heap) / 16)
@@ -180,7 +182,9 @@ def test_it_is_near_the_peak_of_a_process(lora: bool):
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     model = AutoModelForCausalLM.from_config(shape, seed=1)
     model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
-    ops = PLAIN if library.unavailable_reason() else NATIVE
-    estimate = estimate_memory(model, micro_batch_tokens=tokens, learned_tokens=tokens, recompute=None, ops=ops)
+    numerics = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
+    estimate = estimate_memory(
+        model, micro_batch_tokens=tokens, target_tokens=tokens, recompute=None, numerics=numerics
+    )
     assert estimate.total == pytest.approx(measured, rel=0.12)
     assert estimate.activations > 0.3 * measured  # or it would be a test of the process alone

@@ -93,13 +93,6 @@ class LoRALinearWithInit(LoRALinear):
         start = paddle.matmul(inner, self.lora_B_start, transpose_y=True)
         return self.base(x) + (self.lora_update(x) - start)
 
-    def in_one_step(self) -> bool:
-        return False
-
-    def saved_activation_size(self) -> float:
-        """x A^T and x A0^T."""
-        return super().saved_activation_size() * (1 if self.base_is_residual else 2)
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
         a, b = super().low_rank_factors()

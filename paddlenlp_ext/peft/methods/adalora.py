@@ -310,10 +310,6 @@ class AdaLoRALinear(LinearAdapter):
         inner = inner * (self.lora_E.flatten() * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
-    def saved_activation_size(self) -> float:
-        """x Q^T, before it is weighed and after."""
-        return 2 * self.rank
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """s Λ Q and P; zeros of rank 1 where no rank is left, for readers that know no rank 0."""
         if self.rank == 0:

@@ -117,11 +117,6 @@ class BottleneckAdapter(AdapterLayer):
             inner = F.dropout(inner, self.dropout, training=self.training)
         return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
 
-    def saved_activation_size(self) -> float:
-        """What it reads, and the narrow features before and after the activation."""
-        down = self.adapter_down.weight.shape
-        return sum(down) + min(down)
-
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """All whole: it reads and writes whole hidden states."""
         return dict.fromkeys(self.own_state())

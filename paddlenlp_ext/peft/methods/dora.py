@@ -79,13 +79,6 @@ class DoRALinear(LoRALinear):
         more, stretch_O = (stretch_O - 1.0).astype(result.dtype), stretch_O.astype(result.dtype)
         return result + more * unbiased + stretch_O * update
 
-    def in_one_step(self) -> bool:
-        return False
-
-    def saved_activation_size(self) -> float:
-        """LoRA's, and both products, which the lengths multiply."""
-        return super().saved_activation_size() + 2 * self.out_features
-
     @paddle.no_grad()
     def direction_norms(self) -> paddle.Tensor:
         """c: the lengths of the rows of W + s B A, float32 [out]."""

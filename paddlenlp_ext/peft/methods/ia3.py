@@ -111,7 +111,7 @@ class IA3Linear(LinearAdapter):
 
     def __init__(self, base: nn.Layer, scales_input: bool) -> None:
         super().__init__(base)
-        self.scales_input = self.keeps_input = scales_input
+        self.scales_input = scales_input
         shape = (1, base.in_features) if scales_input else (base.out_features, 1)
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
@@ -122,10 +122,6 @@ class IA3Linear(LinearAdapter):
             return self.base(x * scales.astype(x.dtype))
         out = self.base(x)
         return out * scales.astype(out.dtype)
-
-    def saved_activation_size(self) -> float:
-        """The output, where that is scaled."""
-        return 0 if self.scales_input else self.out_features
 
     def delta_weight(self) -> paddle.Tensor:
         """W * (l - 1), float32 [out, in]; l as a row or a column."""

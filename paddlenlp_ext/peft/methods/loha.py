@@ -85,21 +85,17 @@ class LoHaLinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by the cheaper of two ways to the same numbers."""
-        if not self._uses_factors():
+        if not self.uses_factors():
             delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
         inner, outer = _khatri_rao_factors(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
         narrow = paddle.matmul(x, inner, transpose_y=True) * self.scaling
         return self.base(x) + paddle.matmul(narrow, outer, transpose_y=True)
 
-    def _uses_factors(self) -> bool:
+    def uses_factors(self) -> bool:
         """Whether going through r^2 inner features is cheaper than making the whole matrix."""
         inner_rank, size = self.hada_w1_a.shape[1] ** 2, self.in_features * self.out_features
         return inner_rank * (self.in_features + self.out_features) < size
-
-    def saved_activation_size(self) -> float:
-        """The inner features, where there are any."""
-        return self.hada_w1_a.shape[1] ** 2 if self._uses_factors() else 0
 
     def delta_weight(self) -> paddle.Tensor:
         """s (A1 B1) * (A2 B2), float32 [out, in]."""

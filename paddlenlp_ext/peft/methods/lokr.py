@@ -116,7 +116,6 @@ class LoKrLinear(LinearAdapter):
     ) -> None:
         super().__init__(base)
         self.scaling = scaling
-        self.keeps_input = base.in_features > base.out_features  # else it is turned first
         (a, b), (c, d) = factorize(base.out_features, factor), factorize(base.in_features, factor)
 
         def new_factor(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
@@ -136,22 +135,13 @@ class LoKrLinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
-        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
+        w1, w2 = self.matrices("lokr_w1"), self.matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
         if self.in_features <= self.out_features:  # the side that is turned twice is the smaller one then
             inner = _apply_to_last_axis(_apply_to_middle_axis(inner, w1), w2)
         else:
             inner = _apply_to_middle_axis(_apply_to_last_axis(inner, w2), w1)
         return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
-
-    def saved_activation_size(self) -> float:
-        """What each matrix reads, but for the layer's input itself."""
-        w1, w2 = self._matrices("lokr_w1"), self._matrices("lokr_w2")
-        (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
-        between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
-        if self.in_features <= self.out_features:
-            return c * d + d * between1 + a * d + a * between2
-        return c * between2 + b * c + b * between1
 
     def delta_weight(self) -> paddle.Tensor:
         """s W1 (x) W2, float32 [out, in]."""
@@ -168,13 +158,13 @@ class LoKrLinear(LinearAdapter):
         }[style]
         return {name: cut.get(name) for name in self.own_state()}
 
-    def _matrices(self, name: str) -> list[paddle.Tensor]:
+    def matrices(self, name: str) -> list[paddle.Tensor]:
         """One factor: the matrix itself, or the two whose product it is."""
         whole = getattr(self, name, None)
         return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if whole is None else [whole]
 
     def _full_factor(self, name: str) -> paddle.Tensor:
-        first, *rest = (matrix.astype("float32") for matrix in self._matrices(name))
+        first, *rest = (matrix.astype("float32") for matrix in self.matrices(name))
         return paddle.matmul(first, rest[0]) if rest else first
 
 

@@ -178,21 +178,14 @@ class LoRALinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
-        base = self._fusable_base()
+        base = self.fusable_base()
         if base is None:
             return self.base(x) + self.lora_update(x)
         return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
 
-    def in_one_step(self) -> bool:
-        return self._fusable_base() is not None
-
-    def _fusable_base(self) -> FrozenLinear | None:
+    def fusable_base(self) -> FrozenLinear | None:
         """The base as a part of one step with the update; None where it is a step of its own."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
-
-    def saved_activation_size(self) -> float:
-        """x A^T."""
-        return self.lora_A.weight.shape[0]
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
         """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""

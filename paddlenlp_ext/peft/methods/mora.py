@@ -136,7 +136,6 @@ class MoRALinear(LinearAdapter):
         super().__init__(base)
         self.dropout = dropout
         self.rotated = folding == "rotated"
-        self.keeps_input = not self.rotated
         self.size = square_size(base.in_features, base.out_features, rank, even=self.rotated)
         self.num_groups = -(-base.in_features // self.size)
         self.lora_A = Factor(np.zeros((self.size, self.size), np.float32), self.dtype)
@@ -158,10 +157,6 @@ class MoRALinear(LinearAdapter):
         results = [results[i % len(results)] for i in range(num_results)]
         results[-1] = results[-1][..., : self.out_features - (num_results - 1) * self.size]
         return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
-
-    def saved_activation_size(self) -> float:
-        """The input in groups, where these are turned."""
-        return self.in_features if self.rotated else 0
 
     def _map_groups(self, x: paddle.Tensor, blocks: list[paddle.Tensor]) -> list[paddle.Tensor]:
         """A R_j x_j [..., q] for each block A R_j; the last group is filled with the input's beginning."""

@@ -161,8 +161,6 @@ class OFTLinear(LinearAdapter):
         neumann_terms: 0 for the exact Cayley transform, else as in `cayley_series`.
     """
 
-    keeps_input = False
-
     def __init__(self, base: nn.Layer, block_size: int, block_share: bool, neumann_terms: int) -> None:
         super().__init__(base)
         self.block_size, self.neumann_terms = block_size, neumann_terms
@@ -174,10 +172,6 @@ class OFTLinear(LinearAdapter):
         signs[upper] = 1
         self.register_buffer("positions", paddle.to_tensor((positions + positions.T).flatten()), persistable=False)
         self.register_buffer("signs", paddle.to_tensor((signs - signs.T).astype(np.float32)), persistable=False)
-
-    def saved_activation_size(self) -> float:
-        """The input in the order of the blocks."""
-        return self.in_features
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[..., in] to [..., out]; the rotation costs b multiplications a feature."""

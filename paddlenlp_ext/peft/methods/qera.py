@@ -224,15 +224,12 @@ class QERALinear(LoRALinearWithInit):
         """[..., in] to [..., out]; both updates in one product of rank 2r where there is no dropout between them."""
         if self.recorder is not None:
             self.recorder.record(self, x)
-        base = self._fusable_base()
+        base = self.fusable_base()
         if base is None:
             return super().adapter_forward(x)
         a = paddle.concat([self.lora_A.weight, self.lora_A_start])
         b = paddle.concat([self.lora_B.weight, -self.lora_B_start], axis=1)
         return lora_linear(x, base, a, b, self.scaling)
-
-    def in_one_step(self) -> bool:
-        return self._fusable_base() is not None
 
     def set_correction(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
         """Add b a to the whole weight for good, a [r, in] and b [out, r]."""

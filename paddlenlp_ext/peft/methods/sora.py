@@ -212,10 +212,6 @@ class SoRALinear(LinearAdapter):
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
-    def saved_activation_size(self) -> float:
-        """x A^T, before it is weighed and after."""
-        return 2 * self.rank
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """s diag(g) A and B."""
         gate = (self.gate * self.scaling).unsqueeze(1)

@@ -231,10 +231,6 @@ class VeRALinear(LinearAdapter):
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
 
-    def saved_activation_size(self) -> float:
-        """x A^T, before it is weighed and after."""
-        return 2 * self.projections.a.shape[0]
-
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """diag(d) A and diag(b) B."""
         a = self._input_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)

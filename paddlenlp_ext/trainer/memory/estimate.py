@@ -1,13 +1,15 @@
-"""What a model's linears and adapters keep of the tokens for the way back, read off its layers.
+"""Peak memory of a training step, part by part, from shapes alone. docs/memory.md compares it with measurements.
 
-A linear that trains keeps its input as the products read it; a frozen one needs none for itself. LoRA that is one step
-with its base keeps the input likewise; every other adapter works on the input as it comes, in full precision.
+Memory peaks at one of two points:
 
-How much memory a training step takes, part by part, from shapes alone. docs/memory.md holds it against measurements.
+    start of the backward pass    all activations, few gradients
+    optimizer step                all gradients, no activations
 
-Two moments decide: the way back begins, all activations are there and few gradients; the optimizer moves the weights,
-all gradients are there and no activations. The native library's blocks and the C heap do not lend each other what is
-free, so that each of them is as large as at its own fullest moment.
+The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
+
+A linear that trains saves its input in the format of its product; a frozen one saves nothing. LoRA fused with its base
+saves the input likewise. Every other adapter computes in full precision next to the linear, and saves the input as it
+comes.
 """
 
 from __future__ import annotations
@@ -25,112 +27,40 @@ from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
-from paddlenlp_ext.trainer.memory.activations import Inputs, Kept, Ops, computed_again, kept_bytes
+from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics, SavedInputs
+from paddlenlp_ext.trainer.memory.adapters import saved_activations
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini
 
-_DROPPED = 1.25
-"""Numbers that dropout keeps of each: the result, and a byte that says whether it stayed."""
-
-
-def kept_inputs(model: Any, ops: Ops) -> Inputs:
-    """What an average layer of the model keeps.
-
-    Args:
-        model: a `CausalLM` or `PeftModel`; only shapes are read.
-        ops: what computes.
-    """
-    layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
-    each = [_of_layer(layer, ops) for layer in layers]
-    means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
-    return Inputs(**means)
-
-
-def has_ops_apart(model: Any) -> bool:
-    """Whether adapters compute beside the linears, in Paddle's own ops."""
-    return any(_is_apart(layer) for _, layer in adapter_layers(model))
-
-
-def _of_layer(layer: DecoderLayer, ops: Ops) -> Inputs:
-    parts = list(layer.sublayers())
-    attention = next(part for part in parts if isinstance(part, Attention))
-    feed_forward = next(part for part in parts if isinstance(part, FeedForward))
-    adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = attention.q_proj, attention.k_proj, attention.v_proj
-    into_feed_forward = feed_forward.gate_proj, feed_forward.up_proj
-    return Inputs(
-        attention=_of_stream(into_attention, ops),
-        result=_of_input([attention.o_proj], ops, 0.0, ops.result),
-        feed_forward=_of_stream(into_feed_forward, ops),
-        gated=_of_input([feed_forward.down_proj], ops, ops.attention, ops.gated),
-        adapters=sum(_own(adapter, ops) for adapter in adapters),
-    )
-
-
-def _of_stream(linears: Iterable[nn.Layer], ops: Ops) -> float:
-    """Bytes kept of each number of a norm's result, which these read."""
-    if not ops.autocast:
-        return _of_input(linears, ops, ops.attention, ops.product)
-    products = sum(2 if isinstance(linear, LinearAdapter) else 1 for linear in linears if _reads(linear, ops))
-    return products * ops.product
-
-
-def _of_input(linears: Iterable[nn.Layer], ops: Ops, as_it_comes: float, as_read: float) -> float:
-    """Bytes kept of each number of a tensor that these read, where it takes so many in each of the two ways to keep it.
-
-    Both ways are one where they take the same.
-    """
-    readers = [linear for linear in linears if _reads(linear, ops)]
-    return sum({as_it_comes if _is_apart(linear) else as_read for linear in readers})
-
-
-def _reads(linear: nn.Layer, ops: Ops) -> bool:
-    """Whether a gradient needs what the linear reads; Paddle's own product keeps it whether one does or not."""
-    if isinstance(linear, LinearAdapter):
-        return linear.keeps_input
-    return not ops.native or not linear.weight.stop_gradient
-
-
-def _is_apart(linear: nn.Layer) -> bool:
-    """Whether it is an adapter with ops of its own beside the base's."""
-    return isinstance(linear, LinearAdapter) and not linear.in_one_step()
-
-
-def _own(adapter: AdapterLayer, ops: Ops) -> float:
-    """Bytes a token that an adapter keeps itself."""
-    if not isinstance(adapter, LinearAdapter):
-        return ops.attention * adapter.saved_activation_size()
-    dropped = _DROPPED * adapter.in_features if adapter.dropout else 0.0
-    return (ops.attention if _is_apart(adapter) else ops.product) * (adapter.saved_activation_size() + dropped)
-
-
+_DROPOUT = 1.25
+"""Numbers that dropout saves per input: the result, and the byte of its mask."""
 _PROCESS_BYTES = 400e6
-"""Python, Paddle, the tokenizer and the libraries around them, before any tensor."""
+"""Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
-"""Learned positions whose logits stand at one time (ops/linear_cross_entropy/__init__.py). Native products in
-bfloat16 take half as many again, and need no second place for the rounded gradient: the same bytes."""
+"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take
+half as many again and need no second copy for the rounded gradient: the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
-"""Bytes from which on a native op's result lies in a block (ops/cpu/library.py)."""
+"""Bytes from which the result of a C++ op lies in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
-"""Native blocks that are free, at most, relative to the most in use at once (ops/csrc/buffers.cpp)."""
+"""Largest free share of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
 _FREE_HEAP = 1.0
-"""Freed pieces of the C heap, which runtime.py keeps for speed, relative to the most in use at once besides weights and
-optimizer: few fit a later request. Measured without the native library, where all tensors lie there."""
+"""Freed memory that the C heap holds back, relative to its peak besides weights and optimizer: few freed pieces fit a
+later request. Measured without the C++ library, where all tensors lie on the heap."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of each part at the fullest moment of a step.
+    """Bytes of each part at the peak of a step.
 
     Attributes:
         process: the program itself.
-        weights: frozen and trained parameters; the packed ones as they are stored.
-        optimizer: its moments, and fp32 copies of weights that are kept in fewer bits.
-        activations: what the forward pass keeps for the backward pass, of one micro-batch.
-        working: what stands beside them for a while: the logits of a chunk of learned positions, or what one layer
-            needs on the way back, whichever is more.
-        gradients: those of what trains, as far as they find no room where activations were before.
-        kept_free: what was freed and is kept for the next request; left out on a GPU.
+        weights: frozen and trained parameters, quantized weights in their packed form.
+        optimizer: moments, and fp32 copies of weights in half precision.
+        activations: tensors saved for the backward pass of one micro-batch.
+        working: the larger of two temporary parts: the logits of a chunk of target positions, or the backward pass of
+            one layer.
+        gradients: gradients of trained parameters that do not fit into memory freed by activations.
+        kept_free: freed memory that the allocator holds back; 0 on a GPU.
     """
 
     process: float
@@ -143,17 +73,17 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        """All parts, bytes."""
+        """Sum of all parts in bytes."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True)
 class _Use:
-    """Bytes in use at a moment, besides what stays from step to step.
+    """Bytes in use at one moment, besides weights and optimizer.
 
     Attributes:
-        blocks: of the native library, whose large results lie there.
-        heap: whatever Paddle's own ops give.
+        blocks: large results of the C++ library's ops.
+        heap: results of Paddle's own ops.
     """
 
     blocks: float = 0.0
@@ -162,12 +92,12 @@ class _Use:
     def __add__(self, other: _Use) -> _Use:
         return _Use(self.blocks + other.blocks, self.heap + other.heap)
 
-    def apart(self, other: _Use) -> _Use:
-        """What two moments take, where neither kind lends the other what is free."""
+    def peak_of_each(self, other: _Use) -> _Use:
+        """Return the peak of two moments where blocks and heap do not share free memory."""
         return _Use(max(self.blocks, other.blocks), max(self.heap, other.heap))
 
-    def together(self, other: _Use) -> _Use:
-        """The same where all lies in one place."""
+    def peak_of_sum(self, other: _Use) -> _Use:
+        """Return the peak of two moments where all memory lies on the heap."""
         return _Use(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
 
 
@@ -175,117 +105,202 @@ def estimate_memory(
     model: Any,
     *,
     micro_batch_tokens: int,
-    learned_tokens: int,
+    target_tokens: int,
     recompute: RecomputePlan | None,
-    ops: Ops,
+    numerics: Numerics,
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
     packed: PackedSize = NOTHING_QUANTIZED,
 ) -> MemoryEstimate:
-    """Predict the peak of a training step.
+    """Predict the peak memory of a training step.
 
     Args:
-        model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without weights.
-        micro_batch_tokens: the most slots of a micro-batch, padding included.
-        learned_tokens: the most learned tokens in a micro-batch.
-        recompute: what is computed again in the backward pass; None: nothing.
-        ops: what computes.
+        model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without values.
+        micro_batch_tokens: positions of the largest micro-batch, padding included.
+        target_tokens: target tokens of that micro-batch.
+        recompute: recomputation plan; None recomputes nothing.
+        numerics: of the backend that computes.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: of a matrix that is frozen, and on a GPU of every weight: 4 for fp32, 2 for bf16.
-        optim: the optimizer, which decides what is kept of a trained weight.
-        packed: the part of the weights that will be quantized, where `model` has them in plain numbers.
+        bytes_per_weight: bytes of a frozen matrix element, and on a GPU of every weight: 4 for fp32, 2 for bf16.
+        optim: the optimizer.
+        packed: weights that will be quantized, where `model` has them in floating point.
     """
     num_layers = model.config.num_hidden_layers
-    inputs = kept_inputs(model, ops)
-    kept = Kept(model.config, recompute, ops, inputs)
-    again = computed_again(kept)
-    activations = micro_batch_tokens * (kept_bytes(kept, range(num_layers)) - again + kept.stream)  # the final norm's
-    loss = _loss_bytes(model, ops, micro_batch_tokens, learned_tokens)
-    working = max(loss, micro_batch_tokens * (again + _way_back_numbers(model.config) * ops.attention))
+    inputs = saved_inputs(model, numerics)
+    layers = ActivationModel(model.config, recompute, numerics, inputs)
+    recomputed = layers.recomputed
+    # The final norm saves its input too.
+    activations = micro_batch_tokens * (layers.saved(range(num_layers)) - recomputed + layers.hidden)
+    loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens)
+    backward = micro_batch_tokens * (recomputed + _backward_size(model.config) * numerics.attention)
+    working = max(loss, backward)
 
-    # Paddle adds to the stream, and what an adapter apart has to add to gate and up. Of what that keeps itself about
-    # half is Paddle's too, the rest the results of linears (DoRA).
-    apart = kept.gate + inputs.adapters / 2 if has_ops_apart(model) and recompute is None else 0.0
-    by_paddle = micro_batch_tokens * (num_layers * (kept.stream + apart) + kept.stream)
+    # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. About half of what
+    # such an adapter saves comes from Paddle's ops too, the rest from linears (DoRA).
+    separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
+    by_paddle = micro_batch_tokens * (num_layers * (layers.hidden + separate) + layers.hidden)
     gradients = _gradients(model)
-    back = _Use(activations - by_paddle + working, by_paddle) + (gradients if accumulates else _Use())
-    back += _Use(4.0 * _trained_head(model))
-    update = gradients + _Use(0.0, _update_bytes(model, optim))
-    needed = back.apart(update) if ops.native else back.together(update)
+    start_of_backward = _Use(activations - by_paddle + working, by_paddle) + (gradients if accumulates else _Use())
+    start_of_backward += _Use(4.0 * _trained_head_size(model))
+    optimizer_step = gradients + _Use(0.0, _update_bytes(model, optim))
+    combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
+    needed = combine(optimizer_step)
     return MemoryEstimate(
         process=_PROCESS_BYTES,
-        weights=_weight_bytes(model, ops, bytes_per_weight, packed),
-        optimizer=_state_bytes(model, ops, optim, bytes_per_weight),
+        weights=_weight_bytes(model, numerics, bytes_per_weight, packed),
+        optimizer=_state_bytes(model, numerics, optim, bytes_per_weight),
         activations=activations,
         working=working,
         gradients=needed.blocks + needed.heap - activations - working,
-        kept_free=0.0 if ops.on_gpu else _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap,
+        kept_free=0.0 if numerics.on_gpu else _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap,
     )
 
 
-def _loss_bytes(model: Any, ops: Ops, tokens: int, learned: int) -> float:
-    """Logits of a chunk, the hidden states that are learned and their gradients; where the head trains, the head as
-    products read it, or a chunk's part of its gradient.
+# -- inputs that linears and adapters save ----------------------------------------------------------------------------
+def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
+    """Return the saved inputs of the model's average layer.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`; only shapes are read.
+        numerics: of the backend that computes.
+    """
+    layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
+    each = [_inputs_of_layer(layer, numerics) for layer in layers]
+    means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
+    return SavedInputs(**means)
+
+
+def has_separate_adapters(model: Any) -> bool:
+    """Return whether adapters compute next to the linears, in Paddle's own ops."""
+    return any(_is_separate(layer) for _, layer in adapter_layers(model))
+
+
+def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
+    parts = list(layer.sublayers())
+    attention = next(part for part in parts if isinstance(part, Attention))
+    feed_forward = next(part for part in parts if isinstance(part, FeedForward))
+    adapters = [part for part in parts if isinstance(part, AdapterLayer)]
+    into_attention = attention.q_proj, attention.k_proj, attention.v_proj
+    into_feed_forward = feed_forward.gate_proj, feed_forward.up_proj
+    return SavedInputs(
+        attention=_bytes_of_normed(into_attention, numerics),
+        result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
+        feed_forward=_bytes_of_normed(into_feed_forward, numerics),
+        gated=_bytes_of_input([feed_forward.down_proj], numerics, numerics.attention, numerics.gated),
+        adapters=sum(_bytes_of_adapter(adapter, numerics) for adapter in adapters),
+    )
+
+
+def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
+    """Return the bytes saved per number of a norm's result that these linears read."""
+    if not numerics.autocast:
+        return _bytes_of_input(linears, numerics, numerics.attention, numerics.product)
+    saving = [linear for linear in linears if _saves_input(linear, numerics)]
+    return sum(2 if isinstance(linear, LinearAdapter) else 1 for linear in saving) * numerics.product
+
+
+def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unchanged: float, as_product: float) -> float:
+    """Return the bytes saved per number of an input that these linears read.
+
+    A tensor is saved at most once unchanged and once in the format of products; copies of equal size are one tensor.
+
+    Args:
+        linears: readers of the input.
+        numerics: of the backend that computes.
+        unchanged: bytes of the tensor as it comes, which separate adapters save.
+        as_product: bytes in the format of products, which linears and fused adapters save.
+    """
+    saving = [linear for linear in linears if _saves_input(linear, numerics)]
+    return sum({unchanged if _is_separate(linear) else as_product for linear in saving})
+
+
+def _saves_input(linear: nn.Layer, numerics: Numerics) -> bool:
+    """Return whether a linear's input is saved; Paddle's own product saves it even if the weight is frozen."""
+    if isinstance(linear, LinearAdapter):
+        return saved_activations(linear).saves_input(linear)
+    return not numerics.native or not linear.weight.stop_gradient
+
+
+def _is_separate(linear: nn.Layer) -> bool:
+    """Return whether a layer is an adapter that computes next to its base, in ops of its own."""
+    return isinstance(linear, LinearAdapter) and not saved_activations(linear).is_fused(linear)
+
+
+def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
+    """Return the bytes per token that an adapter saves itself."""
+    size = saved_activations(adapter).size(adapter)
+    if not isinstance(adapter, LinearAdapter):
+        return numerics.attention * size
+    dropout = _DROPOUT * adapter.in_features if adapter.dropout else 0.0
+    return (numerics.attention if _is_separate(adapter) else numerics.product) * (size + dropout)
+
+
+# -- the other parts --------------------------------------------------------------------------------------------------
+def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int) -> float:
+    """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
+
+    Where lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
     """
     config = model.config
-    rounded = 0.0 if ops.product == 4.0 else ops.product
-    logits = (4.0 + rounded) * min(_LOSS_CHUNK, learned) * config.vocab_size
-    hidden = 4.0 * (tokens + 2 * learned) * config.hidden_size
-    beside = rounded if ops.native else 4.0  # a native product adds a chunk's part of the head's gradient to the rest
-    return logits + hidden + beside * _trained_head(model)
+    rounded = 0.0 if numerics.product == 4.0 else numerics.product
+    logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.vocab_size
+    hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
+    of_head = rounded if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
+    return logits + hidden + of_head * _trained_head_size(model)
 
 
-def _way_back_numbers(config: Any) -> float:
-    """Numbers a token that a layer's gate needs to go back, the most of all ops: gradients of its product, of gate and
-    up, of the stream before and after.
+def _backward_size(config: Any) -> float:
+    """Return the numbers per token of a layer's most expensive backward op, the gate's.
+
+    They are the gradients of its product, of gate and up, and of the hidden states before and after.
     """
     return 3 * config.intermediate_size + 2 * config.hidden_size
 
 
-def _trained_head(model: Any) -> int:
-    """Numbers of the output head where it trains: its gradient is made in the forward pass."""
+def _trained_head_size(model: Any) -> int:
+    """Return the size of lm_head if it trains: its gradient is computed in the forward pass."""
     head = model.head_weight()
     return 0 if head.stop_gradient else math.prod(head.shape)
 
 
 def _gradients(model: Any) -> _Use:
-    """All of them, and what is tied a second time: the embedding's is made while the head's waits for it.
+    """Return all gradients; a tied embedding counts twice, once for each use, as both exist until they are added.
 
-    Native ops make those of the linears and of the head. Paddle makes the embedding's, and the small ones of adapters.
+    C++ ops allocate those of the linears and lm_head. Paddle allocates the embedding's and the adapters' small ones.
     """
     trained = trainable_parameters(model)
     sizes = {name: 4.0 * math.prod(parameter.shape) for name, parameter in trained.items()}
     by_paddle = sum(size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK)
-    head = 4.0 * _trained_head(model) if model.config.tie_word_embeddings else 0.0
+    head = 4.0 * _trained_head_size(model) if model.config.tie_word_embeddings else 0.0
     return _Use(sum(sizes.values()) - by_paddle + head, by_paddle)
 
 
 def _update_bytes(model: Any, optim: str) -> float:
-    """What an optimizer needs to move the largest weight, beside its gradient."""
+    """Return the temporary bytes of the largest parameter's update, besides its gradient."""
     copies = 2 if optim == "adamw_mini" else 0
     return copies * 4.0 * max(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
 
 
-def _weight_bytes(model: Any, ops: Ops, bytes_per_weight: int, packed: PackedSize) -> float:
-    """All weights as they are stored, and under autocast the linears' as the products read them."""
-    stored = sum(_stored_bytes(parameter, ops, bytes_per_weight) for parameter in model.parameters())
+def _weight_bytes(model: Any, numerics: Numerics, bytes_per_weight: int, packed: PackedSize) -> float:
+    """Return all weights as stored, and under autocast a copy of the linears' weights in the format of products."""
+    stored = sum(_stored_bytes(parameter, numerics, bytes_per_weight) for parameter in model.parameters())
     stored += packed.num_bytes - bytes_per_weight * packed.num_weights
-    if not ops.autocast:
+    if not numerics.autocast:
         return stored
-    vocabulary = model.config.vocab_size
-    matrices = (p for p in model.parameters() if len(p.shape) == 2 and p.shape[0] != vocabulary)
-    return stored + ops.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
+    vocab_size = model.config.vocab_size
+    matrices = (p for p in model.parameters() if len(p.shape) == 2 and p.shape[0] != vocab_size)
+    return stored + numerics.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
 
 
-def _stored_bytes(parameter: Any, ops: Ops, bytes_per_weight: int) -> float:
-    """On the CPU nothing is stored in half precision but frozen matrices."""
-    may_be_half = ops.on_gpu or (parameter.stop_gradient and len(parameter.shape) == 2)
+def _stored_bytes(parameter: Any, numerics: Numerics, bytes_per_weight: int) -> float:
+    """Return a parameter's bytes; on the CPU only frozen matrices are stored in half precision."""
+    may_be_half = numerics.on_gpu or (parameter.stop_gradient and len(parameter.shape) == 2)
     return float(math.prod(parameter.shape) * (bytes_per_weight if may_be_half else 4))
 
 
-def _state_bytes(model: Any, ops: Ops, optim: str, bytes_per_weight: int) -> float:
-    """What the optimizer keeps of each gradient, and of a weight that is stored in half precision."""
+def _state_bytes(model: Any, numerics: Numerics, optim: str, bytes_per_weight: int) -> float:
+    """Return the optimizer's moments, and the fp32 copies of parameters in half precision."""
     total = 0.0
     for name, parameter in trainable_parameters(model).items():
         if optim == "adamw_mini":
@@ -294,6 +309,6 @@ def _state_bytes(model: Any, ops: Ops, optim: str, bytes_per_weight: int) -> flo
             total += adamw_8bit.moment_bytes(parameter.shape)
         else:
             total += 8.0 * math.prod(parameter.shape)
-        if ops.on_gpu and bytes_per_weight < 4:
+        if numerics.on_gpu and bytes_per_weight < 4:
             total += 4.0 * math.prod(parameter.shape)
     return total

@@ -1,0 +1,104 @@
+"""Table of the activations that each adapter layer saves for its backward pass.
+
+A subclass takes the row of its nearest base class. A linear adapter without a row of its own counts as the method that
+saves most: a copy of the input and two results of the output's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
+from paddlenlp_ext.peft.methods.adalora import AdaLoRALinear
+from paddlenlp_ext.peft.methods.bottleneck import BottleneckAdapter
+from paddlenlp_ext.peft.methods.dora import DoRALinear
+from paddlenlp_ext.peft.methods.ia3 import IA3Linear
+from paddlenlp_ext.peft.methods.loha import LoHaLinear
+from paddlenlp_ext.peft.methods.lokr import LoKrLinear
+from paddlenlp_ext.peft.methods.lora import LoRALinear
+from paddlenlp_ext.peft.methods.mora import MoRALinear
+from paddlenlp_ext.peft.methods.oft import OFTLinear
+from paddlenlp_ext.peft.methods.qera import QERALinear
+from paddlenlp_ext.peft.methods.sora import SoRALinear
+from paddlenlp_ext.peft.methods.vera import VeRALinear
+
+
+@dataclass(frozen=True)
+class SavedActivations:
+    """Activations saved by one kind of adapter layer, as functions of the layer.
+
+    Attributes:
+        size: numbers per token, besides the layer's input and the result of dropout.
+        saves_input: whether the gradient needs the tensor that the layer is given.
+        is_fused: whether base and adapter are one op, which saves its input in the format of the base's product.
+    """
+
+    size: Callable[[Any], float]
+    saves_input: Callable[[Any], bool] = lambda layer: True
+    is_fused: Callable[[Any], bool] = lambda layer: False
+
+
+def _lora_rank(layer: LoRALinear) -> int:
+    return layer.lora_A.weight.shape[0]
+
+
+def _is_fused(layer: LoRALinear) -> bool:
+    return layer.fusable_base() is not None
+
+
+def _lokr_size(layer: LoKrLinear) -> int:
+    """Return the inputs of each matrix, without the layer's own input."""
+    w1, w2 = layer.matrices("lokr_w1"), layer.matrices("lokr_w2")
+    (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
+    between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
+    if layer.in_features <= layer.out_features:
+        return c * d + d * between1 + a * d + a * between2
+    return c * between2 + b * c + b * between1
+
+
+def _bottleneck_size(layer: BottleneckAdapter) -> int:
+    """Return the input and the narrow features before and after the activation."""
+    down = layer.adapter_down.weight.shape
+    return sum(down) + min(down)
+
+
+def _with_start(layer: LoRALinearWithInit) -> int:
+    """Return x A^T, and x A0^T unless the base was quantized without the start."""
+    return _lora_rank(layer) * (1 if layer.base_is_residual else 2)
+
+
+_TABLE: dict[type[AdapterLayer], SavedActivations] = {
+    AdapterLayer: SavedActivations(lambda layer: 0),  # few positions change, or parameters alone
+    LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
+    # x A^T
+    LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
+    LoRALinearWithInit: SavedActivations(_with_start),
+    QERALinear: SavedActivations(_with_start, is_fused=_is_fused),
+    # both products, which the magnitudes multiply
+    DoRALinear: SavedActivations(lambda layer: _lora_rank(layer) + 2 * layer.out_features),
+    # x A^T before and after its scaling
+    AdaLoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
+    SoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
+    VeRALinear: SavedActivations(lambda layer: 2 * layer.projections.a.shape[0]),
+    # inputs that are reordered or rotated first
+    MoRALinear: SavedActivations(
+        lambda layer: layer.in_features if layer.rotated else 0, saves_input=lambda layer: not layer.rotated
+    ),
+    OFTLinear: SavedActivations(lambda layer: layer.in_features, saves_input=lambda layer: False),
+    LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
+    # r^2 inner features, unless the product of the matrices is smaller
+    LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
+    # the scaled side
+    IA3Linear: SavedActivations(
+        lambda layer: 0 if layer.scales_input else layer.out_features, saves_input=lambda layer: layer.scales_input
+    ),
+    BottleneckAdapter: SavedActivations(_bottleneck_size),
+}
+
+
+def saved_activations(layer: AdapterLayer) -> SavedActivations:
+    """Return the row of an adapter layer."""
+    return next(_TABLE[cls] for cls in type(layer).__mro__ if cls in _TABLE)
