@@ -14,10 +14,9 @@ from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from paddlenlp_ext.trainer.process_group import SingleProcess
-from paddlenlp_ext.trainer.step_report import StepReport
+from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 
 MODEL = "smollm2-135m-instruct"
@@ -69,6 +68,6 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
         autocast=partial(autocast, config.precision),
     )
     optimizer = build_optimizer(model, config.optim)
-    step = OptimizerStep(model, training_hooks(model), optimizer, lambda _: batch, SingleProcess(), options)
+    step = OptimizerStep(model, optimizer, lambda _: batch, SingleProcess(), options)
     window = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
     return lambda: step.run(window, 0, config.optim.learning_rate)

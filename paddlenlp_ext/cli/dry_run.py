@@ -23,7 +23,6 @@ from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
-from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.activations import (
     CPU_BF16,
@@ -75,7 +74,7 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
     order = None
     if data.train_rows is not None:
         order = build_data_order(config, data.train_rows, degrees.data * degrees.sharding)
-        training_hooks(outline.model).plan_steps(order.total_steps)
+        outline.model.plan_steps(order.total_steps)
     console.print(_plan_table(config, data, outline, order))
     if order is not None:
         console.print(_memory_table(config, data, outline, order))

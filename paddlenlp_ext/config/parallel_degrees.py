@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+
+from paddlenlp_ext.config.sections import ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,7 @@ class Degrees:
         )
 
 
-class ParallelOptions(Protocol):
-    """What is read of `config.parallel`."""
-
-    tensor_parallel_degree: int
-    pipeline_parallel_degree: int
-    sharding_parallel_degree: int
-    sharding: str
-
-
-def complete_degrees(options: ParallelOptions, processes: int) -> Degrees:
+def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """All degrees: -1 and 0 turn an axis off, sharding without a degree takes what is left, else data parallelism does.
 
     Raises:

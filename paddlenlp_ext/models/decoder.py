@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quantization.hf_config import with_quantization
@@ -148,7 +149,7 @@ class VocabParallelHead(Protocol):
         ...
 
 
-class CausalLM(nn.Layer):
+class CausalLM(TrainableModel):
     """Decoder with a language-model head; parameter names are those of Hugging Face.
 
     Attributes:
@@ -294,10 +295,6 @@ class CausalLM(nn.Layer):
                 ones.
         """
         load_weights(self, open_weights(folder), self.remote_parameters)
-
-    def learning_rate_scale(self, parameter_name: str) -> float:
-        """Return 1: every parameter of a plain model uses the run's learning rate."""
-        return 1.0
 
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:

@@ -17,6 +17,7 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
 from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
@@ -94,7 +95,7 @@ def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
     return dataclasses.replace(config, target_modules=without_idle(linear_names(model), targets))
 
 
-class PeftModel(nn.Layer):
+class PeftModel(TrainableModel):
     """A model and its adapter; used wherever the model itself is.
 
     A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
@@ -133,7 +134,7 @@ class PeftModel(nn.Layer):
 
         The loss is the model's alone: what a method adds to it is `auxiliary_loss`.
         """
-        prompts = prompt_lengths_of if self.peft_config.reads_prompts else None
+        prompts = prompt_lengths_of if self.reads_prompts else None
         return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
@@ -188,32 +189,14 @@ class PeftModel(nn.Layer):
         """What the learning rate of that parameter is multiplied by."""
         return self.peft_config.learning_rate_scale(parameter_name)
 
-    def plan_steps(self, total_steps: int) -> None:
-        """Called before the first step of every run, fresh or resumed, and in a dry run.
+    def allows_weight_decay(self, parameter_name: str) -> bool:
+        """Return whether weight decay may act on a parameter."""
+        return self.peft_config.decays(parameter_name)
 
-        Raises:
-            ValueError: the method's schedule does not fit into so many steps.
-        """
-
-    def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Called once before a fresh run's first step; `run_batch()` does forward and backward on the next batch."""
-
-    def auxiliary_loss(self) -> paddle.Tensor | None:
-        """A scalar to add to each optimizer step's loss, or None."""
-        return None
-
-    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Called after each optimizer step, before gradients are cleared; steps count from 1.
-
-        `learning_rate` is the step's, before `learning_rate_scale`.
-        """
-
-    def training_state(self) -> dict[str, paddle.Tensor]:
-        """What a resumed run needs beside the adapter's tensors and the optimizer's; saved in checkpoints alone."""
-        return {}
-
-    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Take back what `training_state` gave, after the adapter's own tensors were loaded."""
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the method treats prompts and answers differently: `hidden_states` then takes `prompt_lengths`."""
+        return self.peft_config.reads_prompts
 
     def mark_only_adapter_as_trainable(self) -> None:
         """Freeze the base; `get_peft_model` has done so already."""
@@ -364,10 +347,6 @@ class PeftModel(nn.Layer):
         fields = self.peft_config.to_adapter_config(self.base_model)
         stored = self.peft_config.to_stored(self.whole_state(tensors))
         self.write_files(folder, self.peft_config.peft_type, fields, stored)
-
-    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write what a finished run leaves: the same, unless the method's result is a smaller adapter than trained."""
-        self.save_pretrained(folder, tensors)
 
     def whole_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
         """The adapter's tensors: its own, or those given in their place, read where they are LazyTensors."""

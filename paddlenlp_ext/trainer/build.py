@@ -29,7 +29,7 @@ from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tens
 from paddlenlp_ext.parallel.zero import Sharding, sharding_of
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
-from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
-from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.trainer.adapter_hooks import training_hooks
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.optimizer import updated_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_text
+from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 _HOOKS = "hooks/"  # before the names of what the model's hooks keep
 _WEIGHTS = "weights/"  # before those of the model's own tensors, which no file has
@@ -26,7 +24,7 @@ _WEIGHTS = "weights/"  # before those of the model's own tensors, which no file 
 
 def save_checkpoint(
     folder: Path,
-    model: Any,
+    model: TrainableModel,
     tokenizer: Any,
     optimizer: paddle.optimizer.Optimizer,
     state: TrainerState,
@@ -36,7 +34,7 @@ def save_checkpoint(
     """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
-    kept = training_hooks(model).training_state()
+    kept = model.training_state()
     tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
 
     def write(whole: Mapping[str, Any]) -> None:
@@ -52,12 +50,11 @@ def save_checkpoint(
     ranks.save_gathered(tensors, write)
 
 
-def save_finished(folder: Path, model: Any, tokenizer: Any, ranks: ProcessGroup) -> None:
+def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, ranks: ProcessGroup) -> None:
     """Weights or adapter of a run that is over, an adapter in the form in which it is used, and the tokenizer."""
 
     def write(whole: Mapping[str, Any]) -> None:
-        save = model.save_finished if isinstance(model, PeftModel) else model.save_pretrained
-        save(str(folder), tensors=whole)
+        model.save_finished(str(folder), tensors=whole)
         _save_tokenizer(folder, tokenizer)
 
     ranks.save_gathered(model.tensors_to_save(), write)
@@ -77,7 +74,9 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Optimizer, ranks: ProcessGroup) -> None:
+def restore_checkpoint(
+    folder: Path, model: TrainableModel, optimizer: paddle.optimizer.Optimizer, ranks: ProcessGroup
+) -> None:
     """Put weights, optimizer and what the model's hooks keep back, bit for bit, from whatever layout they come.
 
     Raises:
@@ -88,9 +87,4 @@ def restore_checkpoint(folder: Path, model: Any, optimizer: paddle.optimizer.Opt
     saved = tensors.mapped()
     kept = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
     restore_optimizer_state(optimizer, updated_parameters(model), saved, ranks.union)
-    training_hooks(model).restore_training_state(kept)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """A JSON file in one step; floats keep all their digits."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    model.restore_training_state(kept)

@@ -16,7 +16,6 @@ import paddle
 from paddlenlp_ext.data.collate import PackedBatch
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
-from paddlenlp_ext.trainer.adapter_hooks import reads_prompts
 
 
 def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
@@ -30,7 +29,7 @@ def hidden_states(model: Any, batch: PackedBatch) -> paddle.Tensor:
         paddle.to_tensor(batch.input_ids),
         position_ids=paddle.to_tensor(batch.position_ids),
         document_lengths=batch.document_lengths,
-        **({"prompt_lengths": batch.prompt_lengths} if reads_prompts(model) else {}),
+        **({"prompt_lengths": batch.prompt_lengths} if model.reads_prompts else {}),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+
+from paddlenlp_ext.config.sections import OptimConfig
 
 Schedule = Callable[[int], float]
 """From the number of optimizer steps already made to the rate of the next one."""
@@ -22,25 +23,14 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-class ScheduleOptions(Protocol):
-    """What a schedule reads of `config.optim`."""
-
-    learning_rate: float
-    lr_scheduler_type: str
-    warmup_steps: int
-    warmup_ratio: float
-    min_learning_rate: float
-    decay_steps: int
-
-
-def num_warmup_steps(options: ScheduleOptions, total_steps: int) -> int:
+def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
     """`warmup_steps`, or else `warmup_ratio` of all steps, rounded up (but not by a rounding error)."""
     if options.warmup_steps > 0:
         return options.warmup_steps
     return math.ceil(options.warmup_ratio * total_steps - 1e-9)
 
 
-def build_schedule(options: ScheduleOptions, total_steps: int) -> Schedule:
+def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
     """The schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps.
 
     Raises:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import paddle
 
 from paddlenlp_ext import paddle_compat
+from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
@@ -55,29 +56,18 @@ class FusedAdamW(paddle.optimizer.AdamW):
             )
 
 
-class OptimOptions(Protocol):
-    """What an optimizer reads of `config.optim`."""
-
-    optim: str
-    learning_rate: float
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-
-
-def trainable_parameters(model: Any) -> dict[str, paddle.Tensor]:
+def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
     """The parameters that train, by structured name, in the model's order; of a pipeline, those of this stage."""
     named = model.named_parameters()
     return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
 
 
-def updated_parameters(model: Any) -> dict[str, paddle.Tensor]:
+def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
     """Those of them that this process's optimizer updates; on one process, all."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 
-def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
     """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio)."""
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():
@@ -89,12 +79,11 @@ def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _decays(model: Any, name: str, parameter: paddle.Tensor) -> bool:
-    kept = isinstance(model, PeftModel) and not model.peft_config.decays(name)
-    return parameter.ndim >= 2 and not kept
+def _decays(model: TrainableModel, name: str, parameter: paddle.Tensor) -> bool:
+    return parameter.ndim >= 2 and model.allows_weight_decay(name)
 
 
-def build_optimizer(model: Any, options: OptimOptions) -> Any:
+def build_optimizer(model: TrainableModel, options: OptimConfig) -> Any:
     """The optimizer that `optim` names, over the model's trainable parameters.
 
     Parameters of half precision get fp32 master weights. The rate is set anew before every step (schedule.py), and
@@ -111,7 +100,7 @@ def build_optimizer(model: Any, options: OptimOptions) -> Any:
     return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options)
 
 
-def offload_state(model: Any, optimizer: Any) -> OffloadedOptimizer:
+def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
     """The same optimizer with its state in pinned host memory between steps.
 
     Raises:
@@ -122,7 +111,7 @@ def offload_state(model: Any, optimizer: Any) -> OffloadedOptimizer:
     return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
-def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> paddle.optimizer.AdamW:
+def _adamw(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> paddle.optimizer.AdamW:
     if not groups:  # all that trains is on other stages, and Paddle makes no optimizer of nothing
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])
@@ -137,7 +126,7 @@ def _adamw(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> p
     )
 
 
-def _adamw_mini(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> AdamWMini:
+def _adamw_mini(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> AdamWMini:
     blocks = {
         parameter.name: num_blocks(name, parameter.shape, model.config.head_dim)
         for name, parameter in trainable_parameters(model).items()
@@ -145,7 +134,7 @@ def _adamw_mini(model: Any, groups: list[dict[str, Any]], options: OptimOptions)
     return AdamWMini(groups, options, blocks)
 
 
-def _adamw_8bit(model: Any, groups: list[dict[str, Any]], options: OptimOptions) -> AdamW8Bit:
+def _adamw_8bit(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> AdamW8Bit:
     return AdamW8Bit(groups, options)
 
 

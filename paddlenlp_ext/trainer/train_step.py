@@ -21,13 +21,13 @@ import paddle
 
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.trainer.adapter_hooks import TrainingHooks
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.process_group import ProcessGroup
-from paddlenlp_ext.trainer.step_report import StepReport
+from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
 
@@ -58,7 +58,7 @@ def micro_step_seed(seed: int, step: int, micro_batch: int) -> int:
     return seed_of(seed, step, micro_batch)
 
 
-def seed_micro_step(model: Any, seed: int, step: int, micro_batch: int) -> None:
+def seed_micro_step(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
     """Start Paddle's generators anew, now and in each of the model's layers.
 
     So dropout and noise depend on the position alone, and not on which layers this process runs.
@@ -101,19 +101,18 @@ class OptimizerStep:
 
     def __init__(
         self,
-        model: Any,
-        hooks: TrainingHooks,
+        model: TrainableModel,
         optimizer: paddle.optimizer.Optimizer,
         collate_rows: Collate,
         ranks: ProcessGroup,
         options: StepOptions,
         passes: ForwardBackward | None = None,
     ) -> None:
-        self.model, self.hooks, self.optimizer = model, hooks, optimizer
+        self.model, self.optimizer = model, optimizer
         self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
         self.passes = passes or SequentialSchedule(model)
         self.parameters = list(trainable_parameters(model).values())
-        hooks.plan_steps(options.total_steps)
+        model.plan_steps(options.total_steps)
 
     def run(self, window: StepBatch, step: int, learning_rate: float) -> StepReport:
         """Make the optimizer step that follows `step` steps.
@@ -149,7 +148,7 @@ class OptimizerStep:
             self.passes.run([batch], [scale], lambda _: self._around(batch, 0, number), lambda: None)
 
         with self.ranks.gathered_parameters():
-            self.hooks.before_training(run_batch)
+            self.model.before_training(run_batch)
         for parameter in self.model.parameters():
             parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
 
@@ -193,7 +192,7 @@ class OptimizerStep:
 
     def _auxiliary(self) -> float:
         """Add the adapter's own loss, once a step and shared among the ranks; returns its value, this stage's share."""
-        loss = self.hooks.auxiliary_loss()
+        loss = self.model.auxiliary_loss()
         if loss is None:
             return 0.0
         (loss * (1.0 / self.ranks.size)).backward()
@@ -211,7 +210,7 @@ class OptimizerStep:
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
         self.ranks.broadcast_updated()
-        self.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
+        self.model.after_step(step + 1, self.options.total_steps, learning_rate)
         self._clear_gradients()
         return grad_norm
 

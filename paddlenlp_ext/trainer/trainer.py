@@ -11,12 +11,10 @@ from typing import Any
 
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.sampler import StepBatch, build_data_order, check_same_data_order, data_order_facts
-from paddlenlp_ext.trainer.adapter_hooks import training_hooks
-from paddlenlp_ext.trainer.callbacks import build_reports
-from paddlenlp_ext.trainer.callbacks.base import Callback, CallbackList
-from paddlenlp_ext.trainer.callbacks.metrics_file import save_results, train_results
+from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
-from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished, write_json
+from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
+from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished
 from paddlenlp_ext.trainer.evaluate import BestMetric, evaluate_generation, evaluate_loss
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
@@ -35,6 +33,7 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep, StepOptions, autocast, broken_step
+from paddlenlp_ext.utils.files import write_json
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -178,8 +177,8 @@ class Trainer:
             noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
             autocast=self._autocast,
         )
-        hooks, collate_rows = training_hooks(self.model), self._collate(self.train_rows)
-        step = OptimizerStep(self.model, hooks, self.optimizer, collate_rows, self.ranks, options, self.passes)
+        collate_rows = self._collate(self.train_rows)
+        step = OptimizerStep(self.model, self.optimizer, collate_rows, self.ranks, options, self.passes)
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:

@@ -36,6 +36,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically; floats keep all their digits."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a sibling folder to fill; it takes `target`'s name when the block ends well.

@@ -23,7 +23,7 @@ from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer import callbacks
 from paddlenlp_ext.trainer.build import RunData, build_trainer
-from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 from tests.common.training import Rows, Tokenizer
 

@@ -6,7 +6,6 @@ import pytest
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.packing import PackingPlan, attention_cost
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
-from paddlenlp_ext.trainer.adapter_hooks import training_hooks
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
@@ -109,7 +108,7 @@ def rows_taken_by(ranks, window, rows, config):
 
     options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
     optimizer = build_optimizer(model, config.optim)
-    OptimizerStep(model, training_hooks(model), optimizer, collate_and_look, ranks, options).run(window, 0, 1e-3)
+    OptimizerStep(model, optimizer, collate_and_look, ranks, options).run(window, 0, 1e-3)
     return taken
 
 

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.trainer import signals as signals_module
-from paddlenlp_ext.trainer.callbacks.loss_plot import smoothed
 from paddlenlp_ext.trainer.callbacks.progress import LogLines, ProgressBar, build_progress, describe, seconds_left
+from paddlenlp_ext.trainer.callbacks.reports import smoothed
 from paddlenlp_ext.trainer.signals import StopSignals
-from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.step_report import StepReport
+from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 REPORT = StepReport(

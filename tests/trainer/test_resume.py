@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.signals import TrainingStopped

@@ -11,7 +11,7 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.models import TINY_LLAMA
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, weights

@@ -12,7 +12,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config.sections import PrecisionConfig
-from paddlenlp_ext.trainer.callbacks.base import Callback
+from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import global_norm, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.output_dir import list_checkpoints

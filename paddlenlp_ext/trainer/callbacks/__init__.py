@@ -1,36 +1,62 @@
-"""Everything that tells of a run while it goes on, as the configuration asks for it."""
+"""What the trainer tells of a run while it goes on. Logs, progress, pictures and reports listen here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.trainer.callbacks.base import Callback
-from paddlenlp_ext.trainer.callbacks.loss_plot import LossPlot
-from paddlenlp_ext.trainer.callbacks.metrics_file import LogFiles
-from paddlenlp_ext.trainer.callbacks.progress import build_progress
-from paddlenlp_ext.trainer.callbacks.visualdl import VisualDLLog
-
-_REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
+from paddlenlp_ext.trainer.state import StepReport, TrainerState
 
 
-def build_reports(train: Any, output_dir: Path) -> list[Callback]:
-    """Log files, the bar or lines, the picture, and what `report_to` names (nothing by default).
+class Callback:
+    """Listener with nothing to say; override what is wanted. `state` is the trainer's own: read it, leave it alone."""
 
-    Args:
-        train: `config.train`.
-        output_dir: of the run; it exists.
+    def on_train_begin(self, state: TrainerState) -> None:
+        """Before the first step, after a resumed state has been restored."""
 
-    Raises:
-        ValueError: `report_to` names what isn't known here or isn't installed.
-    """
-    names = [name for name in train.report_to if name != "none"]
-    if unknown := [name for name in names if name not in _REPORTERS]:
-        raise ValueError(f"report_to {unknown[0]!r} is not available: use {', '.join(_REPORTERS)} or none")
-    return [
-        LogFiles(output_dir),
-        build_progress(train.disable_tqdm),
-        LossPlot(output_dir),
-        *(_REPORTERS[name](output_dir) for name in names),
-    ]
+    def on_step_end(self, state: TrainerState, report: StepReport) -> None:
+        """After every optimizer step."""
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        """When an entry joins `state.log_history` (training and evaluation alike)."""
+
+    def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
+        """After an evaluation during training."""
+
+    def on_save(self, state: TrainerState, folder: Path) -> None:
+        """After a checkpoint has taken its name."""
+
+    def on_train_end(self, state: TrainerState) -> None:
+        """When training is over, however it ended."""
+
+
+class CallbackList(Callback):
+    """Several callbacks as one, told in order."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.callbacks = list(callbacks)
+
+    def on_train_begin(self, state: TrainerState) -> None:
+        for callback in self.callbacks:
+            callback.on_train_begin(state)
+
+    def on_step_end(self, state: TrainerState, report: StepReport) -> None:
+        for callback in self.callbacks:
+            callback.on_step_end(state, report)
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_log(state, entry)
+
+    def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
+        for callback in self.callbacks:
+            callback.on_evaluate(state, metrics)
+
+    def on_save(self, state: TrainerState, folder: Path) -> None:
+        for callback in self.callbacks:
+            callback.on_save(state, folder)
+
+    def on_train_end(self, state: TrainerState) -> None:
+        for callback in self.callbacks:
+            callback.on_train_end(state)

@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paddlenlp_ext.trainer.callbacks.base import Callback
-from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.step_report import StepReport
+from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 _SMOOTHING = 0.9  # of the rates in the bar

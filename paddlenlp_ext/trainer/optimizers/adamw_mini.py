@@ -16,8 +16,9 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.config.sections import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
-from paddlenlp_ext.trainer.optimizers.base import AdamOptions, SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 
 _BY_HEADS = ("q_proj.weight", "k_proj.weight")
 
@@ -44,7 +45,7 @@ def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
 class AdamWMini(SmallStateOptimizer):
     """Adam-mini with decoupled weight decay."""
 
-    def __init__(self, groups: list[dict[str, Any]], options: AdamOptions, blocks: Mapping[str, int]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], options: OptimConfig, blocks: Mapping[str, int]) -> None:
         """As the base class; `blocks` gives the number of blocks by Paddle's parameter name."""
         super().__init__(groups, options)
         self._blocks = blocks

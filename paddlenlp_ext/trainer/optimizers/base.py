@@ -6,20 +6,12 @@ Used as Paddle's optimizers are: `set_lr`, `step`, `clear_grad`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any
 
 import paddle
 
+from paddlenlp_ext.config.sections import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
-
-
-class AdamOptions(Protocol):
-    """What AdamW's relatives read of `config.optim`."""
-
-    learning_rate: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
 
 
 class SmallStateOptimizer(ABC):
@@ -29,7 +21,7 @@ class SmallStateOptimizer(ABC):
     fp32 copy, `master_weight`. A parameter without a gradient is left alone, and so is its state.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], options: AdamOptions) -> None:
+    def __init__(self, groups: list[dict[str, Any]], options: OptimConfig) -> None:
         """Take groups from `optim.parameter_groups`; `learning_rate` in them multiplies the rate."""
         self._members = [
             (parameter, group["learning_rate"], group["weight_decay"])

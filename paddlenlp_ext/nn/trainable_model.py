@@ -1,0 +1,118 @@
+"""Interface between a causal language model and the training loop, shared by `CausalLM` and `PeftModel`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+
+class TrainableModel(nn.Layer):
+    """Base class of the models that the trainer accepts.
+
+    The first group of methods is implemented by every model. The second group are hooks of the training loop: they do
+    nothing here, and an adapter method overrides the ones it needs.
+
+    Attributes:
+        config: sizes of the decoder (`DecoderConfig`).
+        vocabulary: sharded embedding and lm_head; None while they are full.
+        quantization: quantization of the linear layers; None for weights in floating point.
+        reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
+    """
+
+    config: Any
+    vocabulary: Any
+    quantization: Any
+    reads_prompts: bool = False
+
+    # -- implemented by every model -----------------------------------------------------------------------------------
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Return the hidden states [B, S, D] after the final norm."""
+        raise NotImplementedError
+
+    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
+        """Return the shape of the hidden states between two layers, for input ids [batch, length]."""
+        raise NotImplementedError
+
+    def head_weight(self) -> paddle.Tensor:
+        """Return the weight [V, D] of lm_head."""
+        raise NotImplementedError
+
+    def set_dropout_seed(self, seed: int | None) -> None:
+        """Set the seed of the next forward pass's random numbers; None uses Paddle's generators as they are."""
+        raise NotImplementedError
+
+    def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
+        """Add tokens at which generation ends."""
+        raise NotImplementedError
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """Continue prompts of token ids."""
+        raise NotImplementedError
+
+    def tensors_to_save(self) -> dict[str, Any]:
+        """Return the tensors of a checkpoint by their names in files."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the model or adapter; `tensors` replaces `tensors_to_save()` where these are shards."""
+        raise NotImplementedError
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Load the tensors of a checkpoint of the same model.
+
+        Raises:
+            ValueError: the stored tensors are another model's.
+        """
+        raise NotImplementedError
+
+    # -- hooks of the training loop -----------------------------------------------------------------------------------
+    def plan_steps(self, total_steps: int) -> None:
+        """Plan a schedule. Called before the first step of every run, fresh or resumed, and in a dry run.
+
+        Raises:
+            ValueError: the method's schedule does not fit the number of steps.
+        """
+
+    def before_training(self, run_batch: Callable[[], None]) -> None:
+        """Prepare the adapter before the first step of a fresh run.
+
+        Args:
+            run_batch: runs forward and backward on the next batch.
+        """
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """Return a scalar to add to the loss of each optimizer step, or None."""
+        return None
+
+    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
+        """Update the adapter after an optimizer step, while its gradients exist.
+
+        Args:
+            step: number of the step, counted from 1.
+            total_steps: of the run.
+            learning_rate: of the step, before `learning_rate_scale`.
+        """
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """Return the tensors that a resumed run needs besides weights and optimizer state."""
+        return {}
+
+    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Load the result of `training_state`; the weights have been loaded before."""
+
+    def learning_rate_scale(self, parameter_name: str) -> float:
+        """Return the factor of a parameter's learning rate."""
+        return 1.0
+
+    def allows_weight_decay(self, parameter_name: str) -> bool:
+        """Return whether weight decay may act on a parameter."""
+        return True
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the result of a finished run: by default `save_pretrained`, or a smaller adapter than was trained."""
+        self.save_pretrained(folder, tensors=tensors)

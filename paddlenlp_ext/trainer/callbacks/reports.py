@@ -1,0 +1,183 @@
+"""Reports of a run: metrics.jsonl, results files, loss.png and VisualDL."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.config.sections import TrainConfig
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.sharding_spec import full_shape
+from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.callbacks.progress import build_progress
+from paddlenlp_ext.trainer.output_dir import STATE_FILE
+from paddlenlp_ext.trainer.state import TrainerState
+from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
+
+
+class MetricsFile(Callback):
+    """Appends every log entry to metrics.jsonl and keeps trainer_state.json of the output_dir.
+
+    The file is written anew from the history when a run starts, so that a resumed run has no line twice.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+        self.path = output_dir / "metrics.jsonl"
+
+    def on_train_begin(self, state: TrainerState) -> None:
+        write_text(self.path, "".join(_line(entry) for entry in state.log_history))
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
+
+    def on_save(self, state: TrainerState, folder: Path) -> None:
+        write_json(self.output_dir / STATE_FILE, state.to_dict())
+
+    def on_train_end(self, state: TrainerState) -> None:
+        write_json(self.output_dir / STATE_FILE, state.to_dict())
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False) + "\n"
+
+
+def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float]:
+    """What train_results.json holds: means over all steps, resumed ones included; how much of the model trained."""
+    seconds = max(state.train_seconds, 1e-9)
+    return {
+        "epoch": state.epoch,
+        "step": state.step,
+        "train_loss": state.train_loss_sum / max(1, state.step),
+        "train_runtime": state.train_seconds,
+        "train_steps_per_second": state.step / seconds,
+        "train_samples_per_second": state.num_rows / seconds,
+        "train_tokens_per_second": state.num_tokens / seconds,
+        "train_learned_tokens_per_second": state.num_target_tokens / seconds,
+        "num_tokens": state.num_tokens,
+        "num_learned_tokens": state.num_target_tokens,
+        "trainable_parameters": num_trainable(model),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def num_trainable(model: TrainableModel) -> int:
+    """How many numbers of the whole model train, whatever part of it this process has."""
+    return sum(math.prod(full_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held so far (resident set)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:
+    """Write `<split>_results.json` and join the numbers to all_results.json."""
+    write_json(output_dir / f"{split}_results.json", results)
+    everything = output_dir / "all_results.json"
+    before = read_json_object(everything) if everything.is_file() else {}
+    write_json(everything, {**before, **results})
+
+
+def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """Exponential moving average, corrected for its start (as Adam's moments are)."""
+    average, result = 0.0, []
+    for count, value in enumerate(values, start=1):
+        average = weight * average + (1.0 - weight) * value
+        result.append(average / (1.0 - weight**count))
+    return result
+
+
+def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the history's losses; an empty history draws nothing."""
+    train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
+    dev = [(entry["step"], entry["eval_loss"]) for entry in log_history if "eval_loss" in entry]
+    if not train and not dev:
+        return
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second's import, needed once
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if train:
+        steps, losses = zip(*train, strict=True)
+        axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="training")
+        if len(train) > 2:
+            axes.plot(steps, smoothed(losses), color="#08519c", linewidth=1.8, label="training, smoothed")
+    if dev:
+        axes.plot(*zip(*dev, strict=True), color="#d94801", marker="o", markersize=4, linewidth=1, label="evaluation")
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("loss (nats per learned token)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+class LossPlot(Callback):
+    """Draws when training ends, however it ends."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.path = output_dir / "loss.png"
+
+    def on_train_end(self, state: TrainerState) -> None:
+        plot_loss(state.log_history, self.path)
+
+
+class VisualDLLog(Callback):
+    """Writes every number of a log entry as a scalar under `output_dir/runs`.
+
+    Raises:
+        ValueError: VisualDL isn't installed.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        try:
+            visualdl = importlib.import_module("visualdl")
+        except ModuleNotFoundError as error:
+            raise ValueError("report_to visualdl needs VisualDL: pip install -e '.[visualdl]'") from error
+        self._writer = visualdl.LogWriter(logdir=str(output_dir / "runs"))
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        for name, value in entry.items():
+            if name != "step":
+                group = "eval" if name.startswith("eval_") else "train"
+                self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, entry["step"])
+
+    def on_train_end(self, state: TrainerState) -> None:
+        self._writer.close()
+
+
+_REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
+
+
+def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
+    """Log files, the bar or lines, the picture, and what `report_to` names (nothing by default).
+
+    Args:
+        train: `config.train`.
+        output_dir: of the run; it exists.
+
+    Raises:
+        ValueError: `report_to` names what isn't known here or isn't installed.
+    """
+    names = [name for name in train.report_to if name != "none"]
+    if unknown := [name for name in names if name not in _REPORTERS]:
+        raise ValueError(f"report_to {unknown[0]!r} is not available: use {', '.join(_REPORTERS)} or none")
+    return [
+        MetricsFile(output_dir),
+        build_progress(train.disable_tqdm),
+        LossPlot(output_dir),
+        *(_REPORTERS[name](output_dir) for name in names),
+    ]
