@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
 
         data = load_data(config)
         if is_main_rank():
-            preview_rows(data.train_rows or data.dev_rows, data.tokenizer, config.command.show_data)
+            preview_rows(data.train_rows or data.eval_rows, data.tokenizer, config.command.show_data)
         return
     if config.command.dry_run:
         from paddlenlp_ext.cli.dry_run import describe_run

@@ -112,14 +112,14 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
         rows, account = data.train_rows, data.train_rows.stats
         table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
         table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_target_tokens:,}")
-        first_epoch = _windows_of_epoch(order)
-        packs = sum(len(micro_batch) for window in first_epoch for micro_batch in window.micro_batches)
+        first_epoch = _first_epoch(order)
+        packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
         table.add_row("packs an epoch", _packs(config, int(rows.lengths.sum()), packs))
         table.add_row("steps an epoch", f"{len(first_epoch):,}")
         epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
         table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
-    if data.dev_rows is not None:
-        table.add_row("dev rows", f"{len(data.dev_rows):,}")
+    if data.eval_rows is not None:
+        table.add_row("dev rows", f"{len(data.eval_rows):,}")
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
     table.add_row("output_dir", str(config.train.output_dir))
     return table
@@ -134,7 +134,7 @@ def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
 def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder) -> Table:
     rows = data.train_rows
     assert rows is not None
-    micro_batches = [micro_batch for window in _windows_of_epoch(order) for micro_batch in window.micro_batches]
+    micro_batches = [micro_batch for step_batch in _first_epoch(order) for micro_batch in step_batch.micro_batches]
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
@@ -188,9 +188,9 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     return -(-total // multiple) * multiple
 
 
-def _windows_of_epoch(order: DataOrder) -> list[Any]:
-    windows = order.step_batches()
-    return [next(windows) for _ in range(order.num_steps(0))]
+def _first_epoch(order: DataOrder) -> list[Any]:
+    step_batches = order.step_batches()
+    return [next(step_batches) for _ in range(order.num_steps(0))]
 
 
 def _two_columns(title: str) -> Table:

@@ -71,7 +71,7 @@ class DistributedProcesses:
             return values
         return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
 
-    def collect(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in their order."""
         meet()
         if self.size == 1:
@@ -80,7 +80,7 @@ class DistributedProcesses:
         dist.all_gather_object(values, value, group=self.mesh.replicas.group)
         return values
 
-    def largest(self, value: float) -> float:
+    def max_over_processes(self, value: float) -> float:
         """The largest of all processes' values: what one of them has seen, all know."""
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
@@ -90,10 +90,10 @@ class DistributedProcesses:
         dist.all_gather_object(everyone, names, group=self.mesh.world.group)
         return set().union(*everyone)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until every process of the run has come here, however long that takes."""
         meet()
-        self.largest(0.0)
+        self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Each parameter's gradient summed over the replicas, in place; one that no rank has stays absent."""

@@ -46,14 +46,14 @@ class RunData:
         source: the resolved model.
         tokenizer: a Hugging Face tokenizer.
         template: the chat template.
-        train_rows, dev_rows: tokenized rows; None for a split that the run does not use.
+        train_rows, eval_rows: tokenized rows; None for a split that the run does not use.
     """
 
     source: ModelSource
     tokenizer: Any
     template: Any
     train_rows: TokenizedDataset | None
-    dev_rows: TokenizedDataset | None
+    eval_rows: TokenizedDataset | None
 
 
 def load_data(config: RunConfig) -> RunData:
@@ -67,8 +67,8 @@ def load_data(config: RunConfig) -> RunData:
     template = load_template(config.data.chat_template, tokenizer)
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
     train_rows = load_dataset(config.data, "train", *shared) if config.train.do_train else None
-    dev_rows = load_dataset(config.data, "dev", *shared) if config.train.do_eval else None
-    return RunData(source, tokenizer, template, train_rows, dev_rows)
+    eval_rows = load_dataset(config.data, "dev", *shared) if config.train.do_eval else None
+    return RunData(source, tokenizer, template, train_rows, eval_rows)
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,11 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     """Build the model on the configured device and mesh, and the trainer around it."""
     paddle.set_device(config.precision.device)
     mesh = Mesh.from_config(config.parallel)
-    built = build_model(data.source, config, mesh, data.train_rows or data.dev_rows)
+    built = build_model(data.source, config, mesh, data.train_rows or data.eval_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     ranks = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
-    passes = build_forward_backward(built.model, built.pipeline)
-    rows = (data.train_rows, data.dev_rows)
-    return Trainer(built.model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, passes=passes)
+    forward_backward = build_forward_backward(built.model, built.pipeline)
+    rows = (data.train_rows, data.eval_rows)
+    return Trainer(
+        built.model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, forward_backward=forward_backward
+    )

@@ -30,7 +30,7 @@ from paddlenlp_ext.utils.files import write_text
 _LOWER_IS_BETTER = ("loss", "perplexity")
 
 
-class BestMetric:
+class BestMetricTracker:
     """`metric_for_best_model` of `config.train`, and in which direction it improves.
 
     Raises:
@@ -87,7 +87,7 @@ def evaluate_loss(
     max_batches: int = -1,
     ranks: ProcessGroup | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    passes: ForwardBackward | None = None,
+    forward_backward: ForwardBackward | None = None,
 ) -> dict[str, float]:
     """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
 
@@ -103,7 +103,7 @@ def evaluate_loss(
     batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
-    ranks, passes = ranks or SingleProcess(), passes or SequentialSchedule(model)
+    ranks, forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
     started = time.perf_counter()
     losses: list[float] = []
     num_correct = num_target_tokens = num_rows = num_tokens = 0
@@ -112,7 +112,7 @@ def evaluate_loss(
         for number in range(math.ceil(len(batches) / ranks.size) if ranks.forward_is_collective else len(own)):
             batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
-                loss, correct = passes.evaluate(batch)
+                loss, correct = forward_backward.evaluate(batch)
             if number >= len(own):
                 break  # this was to keep the others company
             losses.append(loss)
@@ -120,7 +120,7 @@ def evaluate_loss(
             num_target_tokens += batch.num_target_tokens
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
-    ranks.wait()
+    ranks.barrier()
     ranks.after_micro_batch()  # what was lent for these passes goes: its owner may take other values before the next
     measured = ranks.sum_stages([math.fsum(losses), num_correct])
     total, *counts = ranks.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
@@ -171,7 +171,7 @@ def evaluate_generation(
         batch_size=train.per_device_eval_batch_size,
         first_row=own.start,
     )
-    shares = ranks.collect([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
+    shares = ranks.gather_objects([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
     outputs = list(itertools.chain.from_iterable(shares))
     if output_file is not None:
         lines = [

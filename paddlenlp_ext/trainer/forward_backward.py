@@ -1,8 +1,6 @@
-"""The loss of a micro-batch: a sum over its learned tokens, which the trainer divides by the whole window's number.
+"""Forward and backward passes of the micro-batches of a step: one after the other, or through a pipeline.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, V vocabulary.
-
-How the micro-batches of a window go through the model and back: one after the other, or through a pipeline.
 """
 
 from __future__ import annotations
@@ -14,17 +12,21 @@ from typing import Any, Protocol
 import paddle
 
 from paddlenlp_ext.data.collate import PackedBatch
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 
+MicroBatchContext = Callable[[int], AbstractContextManager[Any]]
+"""Returns the context of a micro-batch's forward pass, by its number: random seed, number format, noise."""
 
-def loss_sum(model: Any, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
-    """Cross entropy summed over the learned tokens of the batch, and how many of them argmax gets right."""
+
+def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
+    """Return the cross entropy summed over the target tokens of a batch, and the number of correct predictions."""
     return loss_of_hidden(model, hidden_states(model, batch), batch)
 
 
-def hidden_states(model: Any, batch: PackedBatch) -> paddle.Tensor:
-    """What the head reads, [B, S, D]."""
+def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
+    """Return the hidden states [B, S, D] of a batch, the input of lm_head."""
     return model.hidden_states(
         paddle.to_tensor(batch.input_ids),
         position_ids=paddle.to_tensor(batch.position_ids),
@@ -33,117 +35,124 @@ def hidden_states(model: Any, batch: PackedBatch) -> paddle.Tensor:
     )
 
 
-def loss_of_hidden(model: Any, hidden_BSD: paddle.Tensor, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
-    """The rest of `loss_sum`. The logits never stand as a whole (ops/linear_cross_entropy/__init__.py)."""
+def loss_of_hidden(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
+    """Return the result of `loss_sum`, given the hidden states.
+
+    The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
+    """
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = paddle.to_tensor(batch.labels).reshape([-1])
     cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
     return cross_entropy(hidden_TD, model.head_weight(), labels_T)
 
 
-MicroBatchContext = Callable[[int], AbstractContextManager[Any]]
-"""What a micro-batch's forward pass, given by its number, runs in: random numbers, formats, noise."""
-
-
 class ForwardBackward(Protocol):
-    """Runs micro-batches."""
+    """Schedule of the micro-batches of one process."""
 
     def run(
         self,
         batches: Sequence[PackedBatch],
         scales: Sequence[float],
-        around: MicroBatchContext,
-        after: Callable[[], None],
+        context: MicroBatchContext,
+        after_micro_batch: Callable[[], None],
     ) -> paddle.Tensor:
-        """Add `scales[n]` times the gradients of each micro-batch's loss sum; returns the sum of those sums.
+        """Accumulate the gradients of the micro-batches.
 
-        Micro-batches with a scale of 0 do not count. `after` is called when nothing of a micro-batch is left to run.
-        The sum is this process's share of it: the losses that its own part of the model made.
+        Args:
+            batches: the micro-batches.
+            scales: factor of each micro-batch's loss sum before its backward pass; a micro-batch of scale 0 does not
+                count.
+            context: returns the context of each forward pass.
+            after_micro_batch: called when forward and backward of a micro-batch are done.
+
+        Returns:
+            The sum of the unscaled losses that this process computed; 0 on a pipeline stage without lm_head.
         """
+        ...
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """A batch's loss sum and hits, this process's share of it; nothing learns."""
+        """Return loss sum and number of correct predictions of a batch, as far as this process computed them."""
+        ...
 
 
 class SequentialSchedule:
-    """Every process has all layers.
+    """Micro-batches one after the other, on a process that has all layers."""
 
-    Args:
-        model: a `CausalLM` or `PeftModel`.
-    """
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: TrainableModel) -> None:
         self.model = model
 
     def run(
         self,
         batches: Sequence[PackedBatch],
         scales: Sequence[float],
-        around: MicroBatchContext,
-        after: Callable[[], None],
+        context: MicroBatchContext,
+        after_micro_batch: Callable[[], None],
     ) -> paddle.Tensor:
-        """One after the other."""
+        """Accumulate the gradients of the micro-batches; see `ForwardBackward.run`."""
         total = paddle.zeros([], "float32")
         for number, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
-            with around(number):
+            with context(number):
                 loss, _ = loss_sum(self.model, batch)
             (loss * scale).backward()
-            after()
+            after_micro_batch()
             if scale:
                 total += loss.detach()
         return total
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Forwards."""
-        loss, hits = loss_sum(self.model, batch)
-        return float(loss), int(hits)
+        """Return loss sum and number of correct predictions of a batch."""
+        loss, num_correct = loss_sum(self.model, batch)
+        return float(loss), int(num_correct)
 
 
 class PipelineSchedule:
-    """Every process has some of the layers (parallel/pipeline/runtime.py).
+    """Micro-batches interleaved over the stages of a pipeline (parallel/pipeline/runtime.py).
 
     Args:
-        model: a `CausalLM` or `PeftModel` with the pipeline installed.
-        pipeline: this process's part of it.
+        model: with the pipeline installed.
+        pipeline: this process's stage.
     """
 
-    def __init__(self, model: Any, pipeline: Pipeline) -> None:
+    def __init__(self, model: TrainableModel, pipeline: Pipeline) -> None:
         self.model, self.pipeline = model, pipeline
 
     def run(
         self,
         batches: Sequence[PackedBatch],
         scales: Sequence[float],
-        around: MicroBatchContext,
-        after: Callable[[], None],
+        context: MicroBatchContext,
+        after_micro_batch: Callable[[], None],
     ) -> paddle.Tensor:
-        """Interleaved; `after` comes once for all."""
+        """Accumulate the gradients of the micro-batches; `after_micro_batch` is called once, after all of them."""
         total = paddle.zeros([], "float32")
 
-        def forward(number: int, ends: bool) -> paddle.Tensor | None:
+        def forward(number: int, is_last_chunk: bool) -> paddle.Tensor | None:
             nonlocal total
-            with around(number):
+            with context(number):
                 hidden_BSD = hidden_states(self.model, batches[number])
-                if not ends:
+                if not is_last_chunk:
                     return None
                 loss, _ = loss_of_hidden(self.model, hidden_BSD, batches[number])
             total = total + loss.detach()
             return loss * scales[number]
 
         self.pipeline.run(self._shapes(batches), forward, learns=True)
-        after()
+        after_micro_batch()
         return total
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Forwards through all stages; those before the last go on with the next batch meanwhile."""
+        """Return loss sum and number of correct predictions; zeros on all stages but the last.
+
+        Earlier stages go on with the next batch in the meantime.
+        """
         measured = (0.0, 0)
 
-        def forward(number: int, ends: bool) -> None:
+        def forward(number: int, is_last_chunk: bool) -> None:
             nonlocal measured
             hidden_BSD = hidden_states(self.model, batch)
-            if ends:
-                loss, hits = loss_of_hidden(self.model, hidden_BSD, batch)
-                measured = (float(loss), int(hits))
+            if is_last_chunk:
+                loss, num_correct = loss_of_hidden(self.model, hidden_BSD, batch)
+                measured = (float(loss), int(num_correct))
 
         self.pipeline.run(self._shapes([batch]), forward, learns=False)
         return measured
@@ -152,6 +161,6 @@ class PipelineSchedule:
         return [self.model.hidden_states_shape(*batch.input_ids.shape) for batch in batches]
 
 
-def build_forward_backward(model: Any, pipeline: Pipeline | None) -> ForwardBackward:
-    """The way in which a model runs."""
+def build_forward_backward(model: TrainableModel, pipeline: Pipeline | None) -> ForwardBackward:
+    """Build the schedule of a process: sequential, or through a pipeline."""
     return SequentialSchedule(model) if pipeline is None else PipelineSchedule(model, pipeline)

@@ -1,4 +1,8 @@
-"""What the trainer asks of the other processes of a run. One process asks nobody; `parallel` brings the others."""
+"""Collective operations that the trainer uses, with no-op implementations for a single process.
+
+`parallel/process_group.py` implements them for several processes. A replica is a group of processes that together hold
+one model: its tensor-parallel ranks and pipeline stages.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from paddlenlp_ext.trainer.optimizer import global_norm
 
 
 class ProcessGroup(Protocol):
-    """The processes of the run.
+    """All processes of a run.
 
     Attributes:
-        index, size: this process's place among those that have micro-batches of their own. Processes that share a
-            replica of the model have the same index.
-        is_main: whether this process writes files and tells of the run.
-        moves_together: whether every forward pass needs all ranks; one without a micro-batch then repeats another's,
-            which does not count.
+        index: rank of this process's replica; processes of one replica have the same index and micro-batches.
+        size: number of replicas.
+        is_main: whether this process writes files and logs.
+        forward_is_collective: whether a forward pass is a collective operation of all replicas (ZeRO-3 gathers
+            parameters in it). All replicas then have to run equally many forward passes.
     """
 
     index: int
@@ -28,54 +32,66 @@ class ProcessGroup(Protocol):
     forward_is_collective: bool
 
     def sum_numbers(self, values: list[float]) -> list[float]:
-        """Each value summed over the ranks."""
-
-    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Each parameter's gradient summed over the ranks, in place.
-
-        A rank without a micro-batch in this window has no gradients; it counts as zeros. One that no rank has stays
-        absent.
-        """
-
-    def after_micro_batch(self) -> None:
-        """After each micro-batch of the longest share: gradients may go to where they are kept."""
-
-    def broadcast_updated(self) -> None:
-        """After the optimizer's step: every process gets what others updated."""
-
-    def gathered_parameters(self) -> AbstractContextManager[None]:
-        """A block in which this process has the model's values without asking others; all enter and leave it."""
-
-    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """The same over processes that share a replica, for parameters of which each has seen only a part."""
-
-    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with every tensor whole, as Paddle tensors or as LazyTensors.
-
-        All processes call it together, each with its own tensors, and leave it when the main one is done.
-        """
+        """Sum each value over the replicas."""
+        ...
 
     def sum_stages(self, values: list[float]) -> list[float]:
-        """Each value summed over the stages of a pipeline, of which each knows a share; over replicas nothing."""
+        """Sum each value over the pipeline stages of this replica."""
+        ...
 
-    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Euclidean norm of the parameters' gradients as one vector, whatever part of it this process holds."""
+    def max_over_processes(self, value: float) -> float:
+        """Return the largest value of all processes."""
+        ...
 
-    def collect(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order."""
-
-    def largest(self, value: float) -> float:
-        """The largest value of all processes: what one of them has seen, all know."""
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all replicas in order."""
+        ...
 
     def union(self, names: set[str]) -> set[str]:
-        """All processes' names together."""
+        """Return the union of all processes' names."""
+        ...
 
-    def wait(self) -> None:
-        """Until every process has come here."""
+    def barrier(self) -> None:
+        """Wait until every process has reached this point."""
+        ...
+
+    def after_micro_batch(self) -> None:
+        """Reduce gradients to their owners (ZeRO-2, ZeRO-3); called equally often on all replicas."""
+        ...
+
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Sum gradients in place within the replica, for parameters of which each process has seen only a part."""
+        ...
+
+    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Sum each parameter's gradient in place over the replicas.
+
+        A missing gradient counts as zeros. A gradient that is missing on every replica stays missing.
+        """
+        ...
+
+    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
+        """Return the Euclidean norm of all gradients as one vector, shards of other processes included."""
+        ...
+
+    def broadcast_updated(self) -> None:
+        """Send parameters that this process has updated to the others, and receive theirs (ZeRO)."""
+        ...
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which this process holds all values of its replica's parameters; collective."""
+        ...
+
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` on the main process with every tensor unsharded, as Paddle tensors or LazyTensors.
+
+        All processes call this with their own tensors, and return when the main process has written.
+        """
+        ...
 
 
 class SingleProcess:
-    """The group of one."""
+    """Process group of one process; every operation is the identity or a no-op."""
 
     index = 0
     size = 1
@@ -83,48 +99,48 @@ class SingleProcess:
     forward_is_collective = False
 
     def sum_numbers(self, values: list[float]) -> list[float]:
-        """The values themselves."""
+        """Return `values` unchanged."""
         return values
 
     def sum_stages(self, values: list[float]) -> list[float]:
-        """The values themselves."""
+        """Return `values` unchanged."""
         return values
 
-    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Nothing to add."""
-
-    def after_micro_batch(self) -> None:
-        """They are kept here."""
-
-    def broadcast_updated(self) -> None:
-        """Nobody else updates."""
-
-    def gathered_parameters(self) -> AbstractContextManager[None]:
-        """It always has."""
-        return nullcontext()
-
-    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Every parameter is whole."""
-
-    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Every tensor is."""
-        write(tensors)
-
-    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Of the gradients that there are."""
-        return global_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
-
-    def collect(self, value: Any) -> list[Any]:
-        """The one value."""
-        return [value]
-
-    def largest(self, value: float) -> float:
-        """The value itself."""
+    def max_over_processes(self, value: float) -> float:
+        """Return `value` unchanged."""
         return value
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return a list of the one value."""
+        return [value]
+
     def union(self, names: set[str]) -> set[str]:
-        """These."""
+        """Return `names` unchanged."""
         return names
 
-    def wait(self) -> None:
-        """Nobody to wait for."""
+    def barrier(self) -> None:
+        """Do nothing: there is no other process."""
+
+    def after_micro_batch(self) -> None:
+        """Do nothing: gradients stay here."""
+
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Do nothing: every gradient is complete."""
+
+    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Do nothing: there is one replica."""
+
+    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
+        """Return the Euclidean norm of the gradients."""
+        return global_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    def broadcast_updated(self) -> None:
+        """Do nothing: this process updates every parameter."""
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        """Return an empty context: all parameters are here."""
+        return nullcontext()
+
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` with the tensors."""
+        write(tensors)

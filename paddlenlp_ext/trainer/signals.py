@@ -38,7 +38,7 @@ class StopSignals:
 
     Args:
         share: where several processes train together, the largest of a number of theirs: `received` then changes in
-            `agree` alone, for all of them at the same step.
+            `synchronize` alone, for all of them at the same step.
     """
 
     def __init__(self, share: Callable[[float], float] | None = None) -> None:
@@ -74,7 +74,7 @@ class StopSignals:
         if self._interrupts and self._share is None:
             raise _InterruptedError
 
-    def agree(self) -> None:
+    def synchronize(self) -> None:
         """Let every process know of a signal that one of them got; all call it at the same place."""
         if self._share is not None:
             self.received = int(self._share(self._own)) or None

@@ -1,4 +1,4 @@
-"""What a run knows of itself besides weights and optimizer: everything in it is JSON."""
+"""Progress of a run, saved as JSON in trainer_state.json."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 
 from paddlenlp_ext.data.sampler import StepBatch
 
+_STORED_KEYS = {"num_target_tokens": "num_learned", "batch_index": "window_index"}
+"""Attributes whose keys in trainer_state.json have other names."""
+
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step, measured.
+    """Measurements of one optimizer step.
 
     Attributes:
-        loss: sum over the learned tokens of the whole window, divided by their number.
-        grad_norm: of all gradients together, before clipping.
-        num_tokens: tokens in the window without padding.
-        num_learned: tokens of the window that the loss counts.
-        num_rows: dataset rows in the window.
-        seconds: wall-clock time from the window's start to the parameters' update.
+        loss: mean over the target tokens of the global batch.
+        grad_norm: norm of all gradients together, before clipping.
+        learning_rate: of the step.
+        num_tokens: tokens of the global batch without padding.
+        num_target_tokens: tokens of the global batch that the loss counts.
+        num_rows: dataset rows of the global batch.
+        seconds: wall-clock time from collation to the parameters' update.
     """
 
     loss: float
@@ -33,7 +37,7 @@ class StepReport:
 
 @dataclass
 class Interval:
-    """Sums over the optimizer steps since the last logging step."""
+    """Sums over the optimizer steps since the last log entry; `grad_norm` is the last step's."""
 
     num_steps: int = 0
     loss: float = 0.0
@@ -43,7 +47,7 @@ class Interval:
     seconds: float = 0.0
 
     def add(self, report: StepReport) -> None:
-        """Count one more step."""
+        """Add one optimizer step."""
         self.num_steps += 1
         self.loss += report.loss
         self.grad_norm = report.grad_norm
@@ -54,28 +58,28 @@ class Interval:
 
 @dataclass
 class TrainerState:
-    """Where a run stands, as saved in trainer_state.json.
+    """Progress of a run, as saved in trainer_state.json.
 
     Attributes:
         step: optimizer steps made.
-        total_steps: optimizer steps of the whole run.
-        epoch: epochs seen, a fraction within an epoch.
-        epoch_index, window_index: the data position: the next window to fetch.
-        num_tokens, num_learned, num_rows: counted over all steps.
-        train_loss_sum: sum of the steps' losses (their mean is `train_loss`).
-        train_seconds: time spent in steps, over all runs that led here.
-        best_name, best_metric, best_step: the best evaluation so far: by which metric, its value, after which step.
-        evaluation_due: a stop came before this step's evaluation; the resumed run begins with it.
-        data_order: what decides the order of the data; a resumed run must agree (data_order.py).
-        interval: what the next log entry has gathered so far.
-        log_history: every entry logged, in order.
+        total_steps: optimizer steps of the run.
+        epoch: epochs seen, fractional within an epoch.
+        epoch_index, batch_index: data position: epoch and index of the next global batch.
+        num_tokens, num_target_tokens, num_rows: sums over all steps.
+        train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
+        train_seconds: time spent in steps, over all runs that led to this state.
+        best_name, best_metric, best_step: best evaluation so far: its metric, its value and its step.
+        evaluation_due: whether a stop preceded this step's evaluation; a resumed run evaluates first.
+        data_order: facts that determine the order of the data; a resumed run must have the same (data/sampler.py).
+        interval: sums of the next log entry.
+        log_history: all log entries in order.
     """
 
     step: int = 0
     total_steps: int = 0
     epoch: float = 0.0
     epoch_index: int = 0
-    window_index: int = 0
+    batch_index: int = 0
     num_tokens: int = 0
     num_target_tokens: int = 0
     num_rows: int = 0
@@ -90,7 +94,7 @@ class TrainerState:
     log_history: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: StepReport) -> None:
-        """Count one more optimizer step (the data position is set by the trainer)."""
+        """Add one optimizer step; the data position is set by `move_to`."""
         self.step += 1
         self.num_tokens += report.num_tokens
         self.num_target_tokens += report.num_target_tokens
@@ -99,18 +103,18 @@ class TrainerState:
         self.train_seconds += report.seconds
         self.interval.add(report)
 
-    def move_to(self, window: StepBatch) -> None:
-        """Set the data position to after `window`."""
-        self.epoch = window.epoch + window.end_fraction
-        self.epoch_index = window.epoch + (1 if window.is_last else 0)
-        self.window_index = 0 if window.is_last else window.index + 1
+    def move_to(self, step_batch: StepBatch) -> None:
+        """Set the data position to the end of a global batch."""
+        self.epoch = step_batch.epoch + step_batch.end_fraction
+        self.epoch_index = step_batch.epoch + (1 if step_batch.is_last else 0)
+        self.batch_index = 0 if step_batch.is_last else step_batch.index + 1
 
     def forget_best(self) -> None:
-        """No evaluation counts as the best so far."""
+        """Reset the best evaluation."""
         self.best_name = self.best_metric = self.best_step = None
 
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
-        """The entry for the steps since the last one, which are then forgotten; `loss` is the mean of theirs."""
+        """Return the log entry of the steps since the last one, and start a new interval; `loss` is their mean."""
         interval, self.interval = self.interval, Interval()
         assert interval.num_steps > 0, "no step since the last log entry"
         seconds = max(interval.seconds, 1e-9)
@@ -127,13 +131,26 @@ class TrainerState:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; floats keep all their digits."""
-        return dataclasses.asdict(self)
+        """Return the contents of trainer_state.json; floats keep all their digits."""
+        values = dataclasses.asdict(self)
+        return _renamed({**values, "interval": _renamed(values["interval"], _STORED_KEYS)}, _STORED_KEYS)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainerState:
-        """The inverse of `to_dict`. Unknown keys are refused: they come from another version."""
-        known = {item.name for item in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"trainer_state.json holds {', '.join(unknown)}, unknown to this version: it can't resume")
-        return cls(**{**values, "interval": Interval(**values.get("interval", {}))})
+    def from_dict(cls, stored: dict[str, Any]) -> TrainerState:
+        """Build the state from the contents of trainer_state.json.
+
+        Raises:
+            ValueError: unknown keys, which another version wrote.
+        """
+        attributes = {key: name for name, key in _STORED_KEYS.items()}
+        values = _renamed(stored, attributes)
+        if unknown := sorted(set(values) - {item.name for item in dataclasses.fields(cls)}):
+            raise ValueError(
+                f"trainer_state.json has keys unknown to this version: {', '.join(unknown)}; resume with the version "
+                "that wrote it"
+            )
+        return cls(**{**values, "interval": Interval(**_renamed(values.get("interval", {}), attributes))})
+
+
+def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in values.items()}

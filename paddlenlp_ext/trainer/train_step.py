@@ -1,24 +1,25 @@
-"""One optimizer step: a whole window forwards and backwards, then the update.
+"""One optimizer step: forward and backward of a global batch, gradient reduction, clipping, update.
 
-The loss is the sum over the learned tokens of the window, all micro-batches and ranks, divided by their number: the
-same update however the window is split.
+The loss of a step is the sum over the target tokens of the global batch (all micro-batches of all ranks) divided by
+their number. Each micro-batch's loss sum is scaled by that number before its backward pass, so gradients are summed,
+never averaged, and the update does not depend on how the global batch is split.
 
-The number format of the forward pass.
-
-Randomness as a function of position: nothing random is saved, and a resumed run draws what the straight one drew.
+Random numbers are a function of the position in the run, so a resumed run draws the same ones without saving any
+generator state.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import paddle
 
+from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -30,18 +31,208 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
+_MAX_NAMED_ROWS = 8
 
-def autocast(precision: Any) -> AbstractContextManager[Any]:
-    """Context for a forward pass: under O1 matrix products are cast to bf16; with O2 the weights themselves are bf16.
 
-    On the CPU products round their inputs to bf16 under both; sums and everything else are fp32 there
-    (ops/cpu/bf16.py).
+class NonFiniteError(ValueError):
+    """Loss or gradient norm is NaN or infinite; parameters and optimizer state are unchanged."""
 
-    Args:
-        precision: `config.precision`.
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Options of an optimizer step.
+
+    Attributes:
+        seed: of the run.
+        max_grad_norm: largest norm of all gradients; 0 disables clipping.
+        total_steps: of the run; some adapter methods follow a schedule.
+        noise: NEFTune noise on the embeddings, or None.
+        autocast: returns the context of a forward pass.
+    """
+
+    seed: int
+    max_grad_norm: float
+    total_steps: int
+    noise: EmbeddingNoise | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+class OptimizerStep:
+    """Optimizer steps of a model in training mode; each rank runs its local micro-batches of the global batch."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        optimizer: paddle.optimizer.Optimizer,
+        collate_rows: Collate,
+        ranks: ProcessGroup,
+        options: StepOptions,
+        forward_backward: ForwardBackward | None = None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
+        self.forward_backward = forward_backward or SequentialSchedule(model)
+        self.parameters = list(trainable_parameters(model).values())
+        model.plan_steps(options.total_steps)
+
+    def run(self, step_batch: StepBatch, step: int, learning_rate: float) -> StepReport:
+        """Make one optimizer step.
+
+        Args:
+            step_batch: the global batch.
+            step: number of steps made before this one.
+            learning_rate: of this step.
+
+        Raises:
+            NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
+            ValueError: the global batch has no target token.
+        """
+        started = time.perf_counter()
+        # All local micro-batches are collated first: their losses are divided by the global number of target tokens.
+        micro_batches = self._collate_local(step_batch)
+        num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
+        if num_target_tokens == 0:
+            raise ValueError(f"optimizer step {step + 1} has no target token: every label of its batch is masked")
+
+        local_loss = self._run_micro_batches(micro_batches, step_batch, step, num_target_tokens)
+        # Within a replica: gradients of full parameters of which each tensor-parallel rank has seen a part are summed
+        # over these ranks, gradients of parameters that several pipeline stages hold over these stages.
+        self.ranks.reduce_partial_grads(self.parameters)
+        # Only the last pipeline stage computes a loss, and each stage a part of the auxiliary one: sum over stages.
+        replica_loss, auxiliary = self.ranks.sum_stages([local_loss, self._backward_auxiliary()])
+        # Over the replicas (data-parallel and sharding ranks): all gradients and the loss.
+        self.ranks.sum_gradients(self.parameters)
+        loss = self.ranks.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
+
+        grad_norm = self._clip(loss)
+        self._update(learning_rate)
+        self.model.after_step(step + 1, self.options.total_steps, learning_rate)
+        self._clear_gradients()
+        seconds = time.perf_counter() - started
+        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds)
+
+    def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
+        """Let an adapter method read gradients of the first batches before a fresh run; the gradients are dropped.
+
+        Every rank reads the same batches, so all ranks start from the adapter of a single-process run.
+        """
+        micro_batches = (packs for step_batch in step_batches for packs in step_batch.micro_batches)
+        batches = enumerate(map(self.collate_rows, micro_batches))
+
+        def run_batch() -> None:
+            number, batch = next(batches)
+            scale = 1.0 / max(1, batch.num_target_tokens)
+
+            def context(_: int) -> AbstractContextManager[None]:
+                return self._micro_batch_context(batch, 0, number)
+
+            self.forward_backward.run([batch], [scale], context, lambda: None)
+
+        with self.ranks.gathered_parameters():
+            self.model.before_training(run_batch)
+        _drop_gradients(self.model.parameters())
+
+    # -- forward and backward -----------------------------------------------------------------------------------------
+    def _collate_local(self, step_batch: StepBatch) -> dict[int, PackedBatch]:
+        """Return this rank's micro-batches by their index in the global batch."""
+        local = step_batch.local_micro_batches(self.ranks.index, self.ranks.size)
+        return {index: self.collate_rows(packs) for index, packs in local.items()}
+
+    def _count_global(self, batches: Collection[PackedBatch]) -> tuple[int, int, int]:
+        """Return target tokens, tokens and rows of the global batch, summed over the replicas."""
+        local = [
+            sum(batch.num_target_tokens for batch in batches),
+            sum(batch.num_tokens for batch in batches),
+            sum(len(batch.row_indices) for batch in batches),
+        ]
+        targets, tokens, rows = self.ranks.sum_numbers([float(count) for count in local])
+        return int(targets), int(tokens), int(rows)
+
+    def _run_micro_batches(
+        self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, num_target_tokens: int
+    ) -> float:
+        """Accumulate the gradients of the local micro-batches; return the sum of the losses that this process computed.
+
+        With ZeRO-3 every forward and backward pass gathers parameters, so all ranks must run equally many. A rank
+        with fewer micro-batches runs a dummy micro-batch of scale 0, so that the collectives match and its gradients
+        do not count.
+        """
+        indices, batches = list(micro_batches), list(micro_batches.values())
+        scales = [1.0 / num_target_tokens] * len(batches)
+        num_missing = math.ceil(len(step_batch.micro_batches) / self.ranks.size) - len(batches)
+        if self.ranks.forward_is_collective and num_missing:
+            indices, batches = [*indices, 0], [*batches, self.collate_rows(step_batch.micro_batches[0])]
+            scales, num_missing = [*scales, 0.0], 0
+
+        def context(number: int) -> AbstractContextManager[None]:
+            return self._micro_batch_context(batches[number], step, indices[number])
+
+        loss = self.forward_backward.run(batches, scales, context, self.ranks.after_micro_batch)
+        for _ in range(num_missing):  # without a forward pass, the gradient reduction after it is still collective
+            self.ranks.after_micro_batch()
+        return float(loss)
+
+    @contextmanager
+    def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
+        """Run a forward pass with the micro-batch's random seed, number format and noise."""
+        noise = self.options.noise
+        seed_micro_batch(self.model, self.options.seed, step, micro_batch)
+        with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
+            yield
+
+    def _backward_auxiliary(self) -> float:
+        """Add the gradients of the adapter's auxiliary loss; return the value of this stage's part.
+
+        Each replica adds its share, so that the sum over replicas counts the loss once per step.
+        """
+        loss = self.model.auxiliary_loss()
+        if loss is None:
+            return 0.0
+        (loss * (1.0 / self.ranks.size)).backward()
+        return float(loss)
+
+    # -- update -------------------------------------------------------------------------------------------------------
+    def _clip(self, loss: float) -> float:
+        """Clip the reduced gradients; return their norm before clipping, taken over all processes.
+
+        Raises:
+            NonFiniteError: the loss or the norm is not finite; the gradients are dropped.
+        """
+        grad_norm = self.ranks.norm(self.parameters)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self._clear_gradients()
+            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
+        return grad_norm
+
+    def _update(self, learning_rate: float) -> None:
+        """Update the parameters that this rank owns and broadcast them to the sharding ranks."""
+        self.optimizer.set_lr(learning_rate)
+        self.optimizer.step()
+        self.ranks.broadcast_updated()
+
+    def _clear_gradients(self) -> None:
+        _drop_gradients(self.parameters)
+
+
+def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
+    """Drop gradients instead of zeroing them: a zero gradient moves a parameter that a resumed run leaves alone."""
+    for parameter in parameters:
+        parameter.clear_gradient(False)  # by position: Paddle ignores the keyword
+
+
+def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
+    """Return the context of a forward pass.
+
+    | device | level | matrix products | weights |
+    |---|---|---|---|
+    | GPU | O1 | cast to bf16 | float32 |
+    | GPU | O2 | bf16 | bf16 |
+    | CPU | O1, O2 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 where frozen |
 
     Raises:
-        ValueError: fp16, whose gradients would need loss scaling.
+        ValueError: fp16, whose gradients need loss scaling.
     """
     dtype = precision.compute_dtype
     if dtype == "float16":
@@ -53,186 +244,39 @@ def autocast(precision: Any) -> AbstractContextManager[Any]:
     return paddle.amp.auto_cast(level="O1", dtype=dtype)
 
 
-def micro_step_seed(seed: int, step: int, micro_batch: int) -> int:
-    """A 32-bit seed, well mixed from where the micro-batch stands in the run."""
+def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Return a well-mixed 32-bit seed for the position of a micro-batch in the run."""
     return seed_of(seed, step, micro_batch)
 
 
-def seed_micro_step(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
-    """Start Paddle's generators anew, now and in each of the model's layers.
+def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
+    """Seed Paddle's generators, now and in each layer of the model, from the position of a micro-batch.
 
-    So dropout and noise depend on the position alone, and not on which layers this process runs.
-    `micro_batch` counts within the step's window, over all ranks: the numbers are those of one process that goes
-    through the window alone.
+    Dropout and noise then depend on the position alone, and not on the layers that this process runs. `micro_batch`
+    counts over the global batch, so the numbers are those of a single-process run.
     """
-    dropout_seed = micro_step_seed(seed, step, micro_batch)
+    dropout_seed = micro_batch_seed(seed, step, micro_batch)
     paddle.seed(dropout_seed)
     model.set_dropout_seed(dropout_seed)
 
 
-_ROWS_NAMED = 8
-
-
-class NonFiniteError(ValueError):
-    """A loss or gradient norm is NaN or infinite; neither parameters nor optimizer have been touched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What an optimizer step needs to know besides its window.
-
-    Attributes:
-        seed: of the run.
-        max_grad_norm: 0: no clipping.
-        total_steps: of the run; adapters plan by it.
-        noise: NEFTune's, or None.
-        autocast: makes the context of a forward pass (precision.py).
-    """
-
-    seed: int
-    max_grad_norm: float
-    total_steps: int
-    noise: EmbeddingNoise | None = None
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
-class OptimizerStep:
-    """Runs windows through a model in training mode; this rank takes its share of each (`StepBatch.share`)."""
-
-    def __init__(
-        self,
-        model: TrainableModel,
-        optimizer: paddle.optimizer.Optimizer,
-        collate_rows: Collate,
-        ranks: ProcessGroup,
-        options: StepOptions,
-        passes: ForwardBackward | None = None,
-    ) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
-        self.passes = passes or SequentialSchedule(model)
-        self.parameters = list(trainable_parameters(model).values())
-        model.plan_steps(options.total_steps)
-
-    def run(self, window: StepBatch, step: int, learning_rate: float) -> StepReport:
-        """Make the optimizer step that follows `step` steps.
-
-        Raises:
-            NonFiniteError: the loss or the gradients' norm isn't finite; nothing was updated.
-            ValueError: not one token of the window is learned.
-        """
-        started = time.perf_counter()
-        batches = self._fetch(window)
-        num_target_tokens, num_tokens, num_rows = self._count(list(batches.values()))
-        if num_target_tokens == 0:
-            raise ValueError(f"no token is learned in optimizer step {step + 1}: every label of it is masked")
-        share = self._run_batches(batches, window, step, num_target_tokens)
-        self.ranks.reduce_partial_grads(self.parameters)
-        total, auxiliary = self.ranks.sum_stages([share, self._auxiliary()])
-        self.ranks.sum_gradients(self.parameters)
-        loss = self.ranks.sum_numbers([total])[0] / num_target_tokens + auxiliary
-        grad_norm = self._update(loss, step, learning_rate)
-        seconds = time.perf_counter() - started
-        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds)
-
-    def prepare_adapter(self, windows: Iterator[StepBatch]) -> None:
-        """Let an adapter method look at gradients of the first batches before a fresh run; none of them stays.
-
-        Every rank looks at the same batches, so that all come to the same adapter, and to that of a single process.
-        """
-        batches = enumerate(self.collate_rows(packs) for window in windows for packs in window.micro_batches)
-
-        def run_batch() -> None:
-            number, batch = next(batches)
-            scale = 1.0 / max(1, batch.num_target_tokens)
-            self.passes.run([batch], [scale], lambda _: self._around(batch, 0, number), lambda: None)
-
-        with self.ranks.gathered_parameters():
-            self.model.before_training(run_batch)
-        for parameter in self.model.parameters():
-            parameter.clear_gradient(False)  # by position: Paddle ignores the keyword and fills with zeros
-
-    def _run_batches(self, own: dict[int, PackedBatch], window: StepBatch, step: int, num_target_tokens: int) -> float:
-        """Add this rank's micro-batches to the gradients; returns this process's share of their loss sum."""
-        places, batches, scales = list(own), list(own.values()), [1.0 / num_target_tokens] * len(own)
-        missing = math.ceil(len(window.micro_batches) / self.ranks.size) - len(batches)
-        if self.ranks.forward_is_collective and missing:  # to keep the others company
-            places, batches = [*places, 0], [*batches, self.collate_rows(window.micro_batches[0])]
-            scales, missing = [*scales, 0.0], 0
-
-        def around(number: int) -> AbstractContextManager[None]:
-            return self._around(batches[number], step, places[number])
-
-        total = self.passes.run(batches, scales, around, self.ranks.after_micro_batch)
-        for _ in range(missing):
-            self.ranks.after_micro_batch()
-        return float(total)
-
-    @contextmanager
-    def _around(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
-        """What a forward pass runs in: its random numbers, formats and noise."""
-        noise = self.options.noise
-        seed_micro_step(self.model, self.options.seed, step, micro_batch)
-        with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
-            yield
-
-    def _fetch(self, window: StepBatch) -> dict[int, PackedBatch]:
-        """This rank's micro-batches by their place in the window; all of them before the first is run, because their
-        learned tokens count.
-        """
-        share = window.local_micro_batches(self.ranks.index, self.ranks.size)
-        return {place: self.collate_rows(packs) for place, packs in share.items()}
-
-    def _count(self, batches: list[PackedBatch]) -> tuple[int, int, int]:
-        """Learned tokens, tokens and rows of the whole window."""
-        counts = [(batch.num_target_tokens, batch.num_tokens, len(batch.row_indices)) for batch in batches]
-        own = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0, 0.0, 0.0]
-        learned, tokens, rows = self.ranks.sum_numbers(own)
-        return int(learned), int(tokens), int(rows)
-
-    def _auxiliary(self) -> float:
-        """Add the adapter's own loss, once a step and shared among the ranks; returns its value, this stage's share."""
-        loss = self.model.auxiliary_loss()
-        if loss is None:
-            return 0.0
-        (loss * (1.0 / self.ranks.size)).backward()
-        return float(loss)
-
-    def _update(self, loss: float, step: int, learning_rate: float) -> float:
-        """Clip and update; returns the gradients' norm before clipping."""
-        # Gradients are dropped, not zeroed: a zero left behind would move a parameter that a resumed run leaves alone.
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        grad_norm = self.ranks.norm(self.parameters)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self._clear_gradients()
-            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
-        clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
-        self.optimizer.set_lr(learning_rate)
-        self.optimizer.step()
-        self.ranks.broadcast_updated()
-        self.model.after_step(step + 1, self.options.total_steps, learning_rate)
-        self._clear_gradients()
-        return grad_norm
-
-    def _clear_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.clear_gradient(False)  # by position: Paddle ignores the name
-
-
-def broken_step(error: NonFiniteError, window: StepBatch, rows: Any, step: int, learning_rate: float) -> NonFiniteError:
-    """The same error with what a user can act on: which rows the step read, and from where.
+def describe_non_finite_step(
+    error: NonFiniteError, step_batch: StepBatch, rows: Any, step: int, learning_rate: float
+) -> NonFiniteError:
+    """Return the error with the rows of the step and where they come from.
 
     Args:
-        error: what `OptimizerStep.run` raised.
-        window: the step's.
-        rows: the TokenizedDataset; `rows.source(i)` gives (file, line).
-        step: steps made before it.
+        error: raised by `OptimizerStep.run`.
+        step_batch: the global batch of the step.
+        rows: the TokenizedDataset; `rows.source(i)` returns (file, line).
+        step: number of steps made before this one.
         learning_rate: of the step.
     """
-    places = ["row {} ({}:{})".format(row, *rows.source(row)) for row in window.row_indices[:_ROWS_NAMED]]
-    more = len(window.row_indices) - len(places)
-    named = ", ".join(places) + (f" and {more} more" if more else "")
+    indices = step_batch.row_indices
+    locations = ["row {} ({}:{})".format(row, *rows.source(row)) for row in indices[:_MAX_NAMED_ROWS]]
+    num_more = len(indices) - len(locations)
+    named = ", ".join(locations) + (f" and {num_more} more" if num_more else "")
     return NonFiniteError(
-        f"step {step + 1}: {error}. The step was not made and nothing was saved from it. Its rows: {named}. Look at "
+        f"step {step + 1}: {error}. The step was not made, and nothing was saved from it. Its rows: {named}. Look at "
         f"them, or lower learning_rate ({learning_rate:.3g} here)"
     )

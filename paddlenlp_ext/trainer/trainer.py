@@ -1,4 +1,4 @@
-"""The training loop: windows of micro-batches in, optimizer steps, evaluations and checkpoints out."""
+"""The training loop: step_batches of micro-batches in, optimizer steps, evaluations and checkpoints out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
 from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished
-from paddlenlp_ext.trainer.evaluate import BestMetric, evaluate_generation, evaluate_loss
+from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
@@ -32,7 +32,13 @@ from paddlenlp_ext.trainer.output_dir import (
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep, StepOptions, autocast, broken_step
+from paddlenlp_ext.trainer.train_step import (
+    NonFiniteError,
+    OptimizerStep,
+    StepOptions,
+    autocast,
+    describe_non_finite_step,
+)
 from paddlenlp_ext.utils.files import write_json
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -46,7 +52,7 @@ class Trainer:
         model: what trains; parameters with `stop_gradient` are left alone.
         config: the run's `RunConfig`.
         train_rows: `TokenizedDataset` of the split train, or None where only `evaluate` is called.
-        dev_rows: `TokenizedDataset` of the split dev, or None without evaluation.
+        eval_rows: `TokenizedDataset` of the split dev, or None without evaluation.
         tokenizer: saved beside the weights; decodes generated text.
         callbacks: listeners besides the trainer's own (logs, progress, picture, reports).
         ranks: the data-parallel group.
@@ -64,27 +70,27 @@ class Trainer:
         model: Any,
         config: Any,
         train_rows: Any | None,
-        dev_rows: Any | None,
+        eval_rows: Any | None,
         tokenizer: Any,
         *,
         callbacks: Iterable[Callback] = (),
         ranks: ProcessGroup | None = None,
-        passes: ForwardBackward | None = None,
+        forward_backward: ForwardBackward | None = None,
     ) -> None:
         self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.train_rows, self.dev_rows = train_rows, dev_rows
-        self.ranks, self.passes = ranks or SingleProcess(), passes or SequentialSchedule(model)
+        self.train_rows, self.eval_rows = train_rows, eval_rows
+        self.ranks, self.forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
         self._measured: tuple[int, dict[str, float]] | None = None
-        self.best = BestMetric(config.train, config.generation.eval_with_do_generation)
+        self.best = BestMetricTracker(config.train, config.generation.eval_with_do_generation)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
         pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
         vocab_size = model.config.vocab_size
         self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
-        if dev_rows is None and (self._evaluates or config.train.load_best_model_at_end):
+        if eval_rows is None and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs dev rows: set do_eval: true and give a dev split")
         if config.train.load_best_model_at_end and not self._evaluates:
             raise ValueError("load_best_model_at_end needs evaluations: set evaluation_strategy to steps or epoch")
@@ -103,10 +109,10 @@ class Trainer:
         """
         assert self.train_rows is not None, "a trainer without train_rows only evaluates"
         order, step = self._prepare()
-        with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.largest) as signals:
+        with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.max_over_processes) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
-                self._run(order.step_batches(self.state.epoch_index, self.state.window_index), step, signals)
+                self._run(order.step_batches(self.state.epoch_index, self.state.batch_index), step, signals)
             finally:
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
@@ -162,7 +168,7 @@ class Trainer:
         else:
             self.state = TrainerState()
         self.state.total_steps, self.state.data_order = order.total_steps, facts
-        self.ranks.wait()  # until all have found the checkpoint and looked at what is about to change
+        self.ranks.barrier()  # until all have found the checkpoint and looked at what is about to change
         if self.ranks.is_main:
             self._begin_output_dir(checkpoint)
 
@@ -178,7 +184,7 @@ class Trainer:
             autocast=self._autocast,
         )
         collate_rows = self._collate(self.train_rows)
-        step = OptimizerStep(self.model, self.optimizer, collate_rows, self.ranks, options, self.passes)
+        step = OptimizerStep(self.model, self.optimizer, collate_rows, self.ranks, options, self.forward_backward)
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
         else:
@@ -198,7 +204,7 @@ class Trainer:
     def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
         self.state = read_state(checkpoint)
         if self.config.train.ignore_data_skip:
-            self.state.window_index = 0
+            self.state.batch_index = 0
         else:
             check_same_data_order(self.state.data_order, facts)
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
@@ -217,40 +223,42 @@ class Trainer:
             )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-    def _run(self, windows: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
+    def _run(self, step_batches: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
         if state.evaluation_due and self._evaluates:
             self._evaluate_and_keep_best(signals)
             if signals.received is not None:
                 self._stop(signals.received)
-        for window in itertools.islice(windows, max(0, state.total_steps - state.step)):
+        for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
             try:
-                report = step.run(window, state.step, self.schedule(state.step))
+                report = step.run(step_batch, state.step, self.schedule(state.step))
             except NonFiniteError as error:
-                raise broken_step(error, window, self.train_rows, state.step, self.schedule(state.step)) from error
+                raise describe_non_finite_step(
+                    error, step_batch, self.train_rows, state.step, self.schedule(state.step)
+                ) from error
             state.add(report)
-            state.move_to(window)
+            state.move_to(step_batch)
             self.callbacks.on_step_end(state, report)
-            signals.agree()
-            self._after_step(window, signals)
+            signals.synchronize()
+            self._after_step(step_batch, signals)
             if signals.received is not None:
                 self._stop(signals.received)
 
-    def _after_step(self, window: StepBatch, signals: StopSignals) -> None:
+    def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> None:
         """Log, evaluate and save, where each is due. A run that was asked to stop puts the evaluation off."""
         train, state = self.config.train, self.state
         if state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
-        if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, window):
+        if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch):
             state.evaluation_due = True
             if signals.received is None:
                 self._evaluate_and_keep_best(signals)
-        if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, window):
+        if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch):
             self._save()
 
-    def _is_due(self, strategy: str, every: int, window: StepBatch) -> bool:
+    def _is_due(self, strategy: str, every: int, step_batch: StepBatch) -> bool:
         if strategy == "epoch":
-            return window.is_last or self.state.step == self.state.total_steps
+            return step_batch.is_last or self.state.step == self.state.total_steps
         return strategy == "steps" and self.state.step % every == 0
 
     @property
@@ -270,24 +278,24 @@ class Trainer:
     # -- evaluating, logging, saving ---------------------------------------------------------------------------------
     def _measure(self) -> dict[str, float]:
         """All metrics on the dev rows."""
-        assert self.dev_rows is not None, "a trainer without dev_rows can't evaluate"
+        assert self.eval_rows is not None, "a trainer without eval_rows can't evaluate"
         train, generation = self.config.train, self.config.generation
         metrics = evaluate_loss(
             self.model,
-            self.dev_rows,
-            self._collate(self.dev_rows),
+            self.eval_rows,
+            self._collate(self.eval_rows),
             batch_size=train.per_device_eval_batch_size,
             max_batches=train.max_evaluate_steps,
             ranks=self.ranks,
             autocast=self._autocast,
-            passes=self.passes,
+            forward_backward=self.forward_backward,
         )
         if generation.eval_with_do_generation:
             writes = generation.save_generation_output and self.ranks.is_main
             output_file = self.output_dir / "generated_output.json" if writes else None
             with self.ranks.gathered_parameters():
                 metrics |= evaluate_generation(
-                    self.model, self.dev_rows, self.tokenizer, self.config, output_file, self.ranks
+                    self.model, self.eval_rows, self.tokenizer, self.config, output_file, self.ranks
                 )
         return metrics
 
@@ -296,7 +304,7 @@ class Trainer:
         state, metrics = self.state, None
         with signals.interruptible():
             metrics = self._measure()
-        signals.agree()
+        signals.synchronize()
         if metrics is None:
             return
         self._measured = (state.step, metrics)
@@ -322,5 +330,5 @@ class Trainer:
         if self.ranks.is_main:
             prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self._saved = (state.step, state.evaluation_due)
-        self.ranks.wait()
+        self.ranks.barrier()
         self.callbacks.on_save(state, folder)

@@ -28,7 +28,7 @@ def test_load_data_resolves_the_model_and_loads_its_tokenizer(run_folders):
     assert data.source.path == data.source.tokenizer_path == run_folders / "model"
     assert (data.tokenizer.pad_token_id, data.tokenizer.eos_token_id) == (0, 2)
     assert data.template.stop_token_ids == (2,)
-    assert data.train_rows is data.dev_rows is None
+    assert data.train_rows is data.eval_rows is None
 
 
 def test_load_data_changed_template_file_is_read_again(run_folders):

@@ -42,7 +42,7 @@ class AdamW8Bit(SmallStateOptimizer):
             moments[f"{name}_scale"] = paddle.zeros([blocks, 1], "float32")
         return moments
 
-    def _move(
+    def _update_parameter(
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
         moment1, moment2 = state["moment1"], state["moment2"]

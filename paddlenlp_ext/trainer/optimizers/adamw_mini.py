@@ -56,7 +56,7 @@ class AdamWMini(SmallStateOptimizer):
             "moment2": paddle.zeros([self._blocks[parameter.name], 1], "float32"),
         }
 
-    def _move(
+    def _update_parameter(
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
         moment1, moment2 = state["moment1"], state["moment2"]

@@ -53,7 +53,7 @@ class SmallStateOptimizer(ABC):
             if weight_decay > 0.0:
                 value.scale_(1.0 - rate * weight_decay)
             now = AdamStep(self.beta1, self.beta2, self.epsilon, state["step"].item(), rate)
-            self._move(parameter.name, value, parameter.grad.astype("float32"), state, now)
+            self._update_parameter(parameter.name, value, parameter.grad.astype("float32"), state, now)
             if value is not parameter:
                 parameter.set_value(value.astype(parameter.dtype))
 
@@ -71,7 +71,7 @@ class SmallStateOptimizer(ABC):
         """What is kept of the gradients of a parameter, before the first one."""
 
     @abstractmethod
-    def _move(
+    def _update_parameter(
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
         """Update the moments and `value`, in place, all fp32."""
