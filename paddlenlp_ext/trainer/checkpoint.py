@@ -1,4 +1,11 @@
-"""A checkpoint-N folder: weights or adapter, tokenizer, optimizer, where the run stands, and its configuration."""
+"""Checkpoint folders: weights or adapter, tokenizer, optimizer state, progress and configuration of a run.
+
+checkpoint-100/
+model.safetensors or adapter_model.safetensors, their config, tokenizer files
+training_state.*      optimizer state and the model's own training state
+trainer_state.json    progress
+run_config.json       flat configuration
+"""
 
 from __future__ import annotations
 
@@ -18,8 +25,8 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
-_HOOKS = "hooks/"  # before the names of what the model's hooks keep
-_WEIGHTS = "weights/"  # before those of the model's own tensors, which no file has
+_HOOKS = "hooks/"  # prefix of the names of the model's training state
+_WEIGHTS = "weights/"  # prefix of the names of the model's own tensors while they are gathered; no file has it
 
 
 def save_checkpoint(
@@ -31,7 +38,7 @@ def save_checkpoint(
     config: Any,
     ranks: ProcessGroup,
 ) -> None:
-    """Write all that a resumed run needs; the folder appears under its name only when it is whole."""
+    """Write everything that a resumed run needs; the folder takes its name when it is complete."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
     kept = model.training_state()
@@ -51,7 +58,7 @@ def save_checkpoint(
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, ranks: ProcessGroup) -> None:
-    """Weights or adapter of a run that is over, an adapter in the form in which it is used, and the tokenizer."""
+    """Write the result of a finished run: its weights or its adapter in final form, and the tokenizer."""
 
     def write(whole: Mapping[str, Any]) -> None:
         model.save_finished(str(folder), tensors=whole)
@@ -70,17 +77,17 @@ def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Where the checkpoint's run stood."""
+    """Read the progress of a checkpoint's run."""
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
 def restore_checkpoint(
     folder: Path, model: TrainableModel, optimizer: paddle.optimizer.Optimizer, ranks: ProcessGroup
 ) -> None:
-    """Put weights, optimizer and what the model's hooks keep back, bit for bit, from whatever layout they come.
+    """Restore weights, optimizer state and the model's training state bit for bit, whatever layout wrote them.
 
     Raises:
-        ValueError: the checkpoint's weights or optimizer are not this model's.
+        ValueError: the checkpoint's weights or optimizer state belong to another model.
     """
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)

@@ -1,9 +1,7 @@
-"""Which evaluation was the best.
+"""Evaluation on the eval split, and the tracking of its best result.
 
-Loss, accuracy and perplexity over the dev rows: sums over all learned tokens, so that order and batching don't
-matter.
-
-Evaluation by what the model writes: generate an answer to every dev prompt and compare it with the reference.
+Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on order or
+batching. ROUGE, BLEU and exact match compare a generated answer to every prompt with its reference.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 class BestMetricTracker:
-    """`metric_for_best_model` of `config.train`, and in which direction it improves.
+    """Metric that `metric_for_best_model` names, and the direction in which it improves.
 
     Raises:
         ValueError: the metric needs generated answers and `eval_with_do_generation` is off.
@@ -46,7 +44,7 @@ class BestMetricTracker:
         self.greater_is_better = self.name not in _LOWER_IS_BETTER if greater is None else greater
 
     def value(self, metrics: dict[str, float]) -> float:
-        """The metric among an evaluation's.
+        """Return the value of the metric in the metrics of an evaluation.
 
         Raises:
             ValueError: the evaluation has no such metric.
@@ -57,7 +55,7 @@ class BestMetricTracker:
         return metrics[key]
 
     def improves(self, value: float, best: float | None) -> bool:
-        """Whether `value` beats the best so far; NaN never does."""
+        """Return whether `value` is better than the best so far; NaN never is."""
         if math.isnan(value):
             return False
         if best is None:
@@ -67,7 +65,7 @@ class BestMetricTracker:
 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """No dropout, no noise, no gradients inside; the mode of before comes back."""
+    """Switch off dropout, noise and gradients inside the block, and restore the previous mode after it."""
     was_training = model.training
     model.eval()
     try:
@@ -89,16 +87,31 @@ def evaluate_loss(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     forward_backward: ForwardBackward | None = None,
 ) -> dict[str, float]:
-    """Metrics over `rows` (a TokenizedDataset), or over its first `max_batches` batches where that is positive.
+    """Compute loss, accuracy and perplexity of the model on dataset rows.
 
-    Several ranks share the batches, and each comes to the same result.
+    The replicas divide the batches among them, and all return the same result.
+
+    Args:
+        model: model to evaluate.
+        rows: a TokenizedDataset.
+        collate_rows: collation of a micro-batch.
+        batch_size: rows of a batch.
+        max_batches: number of batches to evaluate; not positive: all.
+        ranks: processes of the run; None: one.
+        autocast: returns the context of a forward pass.
+        forward_backward: schedule of the forward passes; None: sequential.
 
     Returns:
-        eval_loss (mean over learned tokens), eval_accuracy (share of learned tokens that argmax gets right),
-        eval_perplexity (exp of the loss), eval_num_learned, eval_num_rows, eval_runtime and rates.
+        | key | value |
+        |---|---|
+        | eval_loss | mean over the target tokens |
+        | eval_accuracy | share of target tokens that argmax predicts |
+        | eval_perplexity | exp of the loss |
+        | eval_num_rows, eval_num_learned | rows and target tokens |
+        | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
     Raises:
-        ValueError: there is nothing to evaluate.
+        ValueError: the rows have no target token.
     """
     batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
@@ -114,19 +127,19 @@ def evaluate_loss(
             with autocast():
                 loss, correct = forward_backward.evaluate(batch)
             if number >= len(own):
-                break  # this was to keep the others company
+                break  # dummy batch, so that all ranks issue the same ZeRO-3 collectives
             losses.append(loss)
             num_correct += correct
             num_target_tokens += batch.num_target_tokens
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
     ranks.barrier()
-    ranks.after_micro_batch()  # what was lent for these passes goes: its owner may take other values before the next
+    ranks.after_micro_batch()  # release gathered parameters: their owners may update them before the next forward pass
     measured = ranks.sum_stages([math.fsum(losses), num_correct])
     total, *counts = ranks.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
     num_correct, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
     if num_target_tokens == 0:
-        raise ValueError("the dev rows hold no learned token: there is nothing to evaluate")
+        raise ValueError("the eval rows have no target token: there is nothing to evaluate")
     mean, seconds = total / num_target_tokens, time.perf_counter() - started
     return {
         "eval_loss": mean,
@@ -143,21 +156,23 @@ def evaluate_loss(
 def evaluate_generation(
     model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: ProcessGroup | None = None
 ) -> dict[str, float]:
-    """ROUGE, BLEU-4 and exact match of generated answers.
+    """Compute ROUGE, BLEU-4 and exact match of generated answers.
+
+    The replicas divide the prompts among them, and all return the same result.
 
     Args:
-        model: whatever has `generate`; an answer ends at the model's `eos_token_ids`.
+        model: model to evaluate; an answer ends at its `eos_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
         tokenizer: decodes the answers.
-        config: the run's; `config.generation` says how tokens are drawn (`top_k` 1: greedily).
-        output_file: where {"src", "tgt", "output"} lines go, or None.
-        ranks: who shares the prompts; each comes to the same result.
+        config: the run's configuration; `config.generation` has the sampling options (`top_k` 1: greedy).
+        output_file: JSON lines with the keys src, tgt and output are written there; None: nowhere.
+        ranks: processes of the run; None: one.
     """
     ranks = ranks or SingleProcess()
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
-    # Neighbours, by their numbers among all: what is drawn for a prompt depends on its number.
+    # A contiguous slice, numbered among all prompts: the random numbers of a prompt depend on its number.
     own = slice(*(len(prompts) * index // ranks.size for index in (ranks.index, ranks.index + 1)))
     started = time.perf_counter()
     generated = model.generate(

@@ -1,8 +1,10 @@
-"""The learning rate as a pure function of the optimizer step: nothing to save, nothing to restore.
+"""Learning rate as a pure function of the optimizer step, so checkpoints need no scheduler state.
 
-Step 0 is the first optimizer step. During the warm-up the rate rises linearly from 0 (so the first step of a warm-up
-has rate 0, as in PaddleNLP and Transformers); afterwards the shape takes it from `learning_rate` to
-`min_learning_rate`, where it stays once `decay_steps` are over.
+    warm-up                      decay                          floor
+    0 -> learning_rate, linear   by lr_scheduler_type (below)   min_learning_rate, from decay_steps on
+
+Step 0 is the first optimizer step. The rate rises linearly from 0 during the warm-up, so the first step of a warm-up
+has rate 0, as in PaddleNLP and Transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from paddlenlp_ext.config.sections import OptimConfig
 
 Schedule = Callable[[int], float]
-"""From the number of optimizer steps already made to the rate of the next one."""
+"""Maps the number of optimizer steps already made to the learning rate of the next step."""
 
 _SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
@@ -24,17 +26,17 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
-    """`warmup_steps`, or else `warmup_ratio` of all steps, rounded up (but not by a rounding error)."""
+    """Return `warmup_steps`, or else `warmup_ratio` of all steps, rounded up beyond floating-point error."""
     if options.warmup_steps > 0:
         return options.warmup_steps
     return math.ceil(options.warmup_ratio * total_steps - 1e-9)
 
 
 def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
-    """The schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps.
+    """Build the schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps.
 
     Raises:
-        ValueError: an unknown `lr_scheduler_type`, or a floor above the peak.
+        ValueError: an unknown `lr_scheduler_type`, or `min_learning_rate` above `learning_rate`.
     """
     if options.lr_scheduler_type not in _SHAPES:
         raise ValueError(f"lr_scheduler_type {options.lr_scheduler_type!r} is not one of {', '.join(sorted(_SHAPES))}")

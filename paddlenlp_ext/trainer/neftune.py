@@ -1,8 +1,9 @@
-"""NEFTune: noise on the embeddings while training (Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction
-Finetuning").
+"""NEFTune: uniform noise on the token embeddings during training (Jain et al. 2023, arXiv:2310.05914).
 
-Every token's embedding gets uniform(-1, 1) * alpha / sqrt(L * D), L the length of the sequence and D the hidden size.
-In a packed batch L is the length of the token's own document, so that packing does not change the noise's size.
+    embedding + uniform(-1, 1) * alpha / sqrt(L * D)
+
+L is the length of the token's document and D the hidden size. In a packed batch each document has its own L, so packing
+does not change the size of the noise.
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -21,21 +22,21 @@ _EMBEDDING = "embed_tokens"
 
 
 def token_embedding(model: nn.Layer) -> nn.Layer:
-    """The layer that turns token ids into vectors (the adapter's layer where one wraps it)."""
+    """Return the layer that embeds token ids, or the adapter layer that wraps it."""
     found = [layer for name, layer in model.named_sublayers() if name.split(".")[-1] == _EMBEDDING]
     assert len(found) == 1, f"expected one layer named {_EMBEDDING}, found {len(found)}"
     return found[0]
 
 
 def noise_scale(document_lengths: Sequence[Sequence[int]], hidden_size: int, alpha: float) -> np.ndarray:
-    """alpha / sqrt(L * D) for each token, L its document's length; float32 [B, S, 1]."""
+    """Return alpha / sqrt(L * D) for each token, float32 [B, S, 1]; L is the length of the token's document."""
     rows = [np.repeat(np.asarray(lengths), lengths) for lengths in document_lengths]
     scale_BS = alpha / np.sqrt(np.stack(rows).astype(np.float64) * hidden_size)
     return scale_BS[:, :, None].astype(np.float32)
 
 
 class EmbeddingNoise:
-    """Adds the noise to what `model`'s token embedding puts out, within `documents(...)` and only in training mode."""
+    """Hook that adds noise to the output of a model's token embedding, within `documents(...)` and in training mode."""
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha
@@ -44,7 +45,7 @@ class EmbeddingNoise:
 
     @contextmanager
     def documents(self, document_lengths: Sequence[Sequence[int]]) -> Iterator[None]:
-        """The documents of the batch that is about to go through the model."""
+        """Add noise to the forward passes inside the block, for a batch of these documents."""
         self._document_lengths = document_lengths
         try:
             yield
@@ -52,7 +53,7 @@ class EmbeddingNoise:
             self._document_lengths = None
 
     def remove(self) -> None:
-        """Take the hook off the model."""
+        """Remove the hook from the model."""
         self._hook.remove()
 
     def _add(self, layer: nn.Layer, inputs: Any, output_BSD: paddle.Tensor) -> paddle.Tensor | None:

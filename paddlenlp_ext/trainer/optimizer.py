@@ -1,11 +1,8 @@
-"""AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), its relatives with small state (optimizers/), and
-gradient clipping.
+"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101) and variants of small state.
 
-Weight decay acts on matrices only: norm weights and biases, all vectors, are left out, as is usual in the field
-(PaddleNLP decays them too; its runs with `weight_decay` above 0 differ in that). Nor does it act on what an adapter
-method keeps from it, as IA3 its scales, which are 1 where they change nothing.
-
-AdamW for the CPU: Paddle's optimizer and its state, with all parameters updated in one call (ops/adamw.py).
+Weight decay acts on matrices only. Vectors, which are norm weights and biases, are excluded, as is usual in the field;
+PaddleNLP decays them too, so its runs with `weight_decay` above 0 differ. An adapter method can exclude parameters
+(`allows_weight_decay`): IA3's scales are 1 where they change nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +27,15 @@ from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer, require
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """Paddle's AdamW, to rounding; its state has the same names, so that either goes on from the other's checkpoint.
+    """AdamW on the CPU with all parameters updated in one call (ops/adamw.py), for fp32 parameters given in groups.
 
-    For parameters in fp32, given in groups, all of one device.
+    Results equal Paddle's AdamW up to rounding, and the state has the same names: either one resumes from the other's
+    checkpoint.
     """
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient, and no other's state."""
+        """Update every parameter that has a gradient; other parameters keep their state."""
         updates = [update for group in paddle_compat.parameter_groups(self) for update in self._updates(group)]
         if updates:
             run = adamw_op.choose(updates[0].parameter)
@@ -57,18 +55,21 @@ class FusedAdamW(paddle.optimizer.AdamW):
 
 
 def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """The parameters that train, by structured name, in the model's order; of a pipeline, those of this stage."""
+    """Return the trained parameters by structured name in the model's order; in a pipeline, those of this stage."""
     named = model.named_parameters()
     return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
 
 
 def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Those of them that this process's optimizer updates; on one process, all."""
+    """Return the trained parameters that this process's optimizer updates; on a single process, all of them."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 
 def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters updated here, grouped by decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio)."""
+    """Group the parameters updated here by weight decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio).
+
+    `learning_rate` of a group is a factor of the run's learning rate, as Paddle's optimizers read it.
+    """
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():
         key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))
@@ -84,24 +85,24 @@ def _decays(model: TrainableModel, name: str, parameter: paddle.Tensor) -> bool:
 
 
 def build_optimizer(model: TrainableModel, options: OptimConfig) -> Any:
-    """The optimizer that `optim` names, over the model's trainable parameters.
+    """Build the optimizer that `optim` names, over the model's trained parameters.
 
-    Parameters of half precision get fp32 master weights. The rate is set anew before every step (schedule.py), and
-    gradients are clipped by `clip_gradients`.
+    Parameters in half precision get fp32 master weights. The learning rate is set before every step
+    (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
 
     Raises:
-        ValueError: nothing trains, or `optim` names an optimizer that is not built.
+        ValueError: nothing trains, or `optim` names an optimizer that is not available.
     """
     if options.optim not in _BUILDERS:
         known = " or ".join(repr(name) for name in _BUILDERS)
         raise ValueError(f"optim {options.optim!r} is not available: use {known}")
     if all(parameter.stop_gradient for parameter in model.parameters()):
-        raise ValueError("no parameter of the model trains: every one is frozen")
+        raise ValueError("no parameter of the model trains: all are frozen")
     return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options)
 
 
 def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
-    """The same optimizer with its state in pinned host memory between steps.
+    """Wrap an optimizer so that its state is in pinned host memory between steps.
 
     Raises:
         ValueError: the model is not on a GPU.
@@ -112,7 +113,7 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
 
 
 def _adamw(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> paddle.optimizer.AdamW:
-    if not groups:  # all that trains is on other stages, and Paddle makes no optimizer of nothing
+    if not groups:  # all trained parameters are on other stages, and Paddle's optimizer needs at least one
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])
     return (FusedAdamW if in_one_call else paddle.optimizer.AdamW)(
@@ -142,12 +143,12 @@ _BUILDERS = {"adamw": _adamw, "adamw_mini": _adamw_mini, "adamw_8bit": _adamw_8b
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
-    """Euclidean norm of all gradients as one vector; 0 without gradients."""
+    """Return the Euclidean norm of all gradients as one vector; 0 without gradients."""
     return math.sqrt(sum_of_squares(gradients))
 
 
 @paddle.no_grad()
 def clip_gradients(gradients: list[paddle.Tensor], norm: float, max_norm: float) -> None:
-    """Scale gradients of the given norm down to `max_norm`, in place; `max_norm` 0 or below means no clipping."""
+    """Scale gradients of norm `norm` down to `max_norm` in place; a `max_norm` of 0 or less disables clipping."""
     if max_norm > 0.0 and norm > max_norm:
         scale_(gradients, max_norm / norm)

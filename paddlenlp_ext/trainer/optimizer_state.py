@@ -1,8 +1,8 @@
-"""An optimizer's tensors by the model's parameter names.
+"""Optimizer state by the model's parameter names, for checkpoints.
 
-Paddle names them after its own running numbers (`linear_7.w_0_moment1_0`), which another process need not repeat.
-Here they are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; the optimizers
-with small state name theirs themselves.
+Paddle names the tensors by running numbers (`linear_7.w_0_moment1_0`), which differ between processes. Here the names
+are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; optimizers with small
+state use kinds of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """The live tensors, created where no step was made yet."""
+    """Return the live tensors of the state; they are created if no step was made yet."""
     if isinstance(optimizer, OffloadedOptimizer):
         return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):
@@ -49,7 +49,7 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
 
 
 def optimizer_state(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """All that the optimizer knows of `parameters` (structured name to parameter)."""
+    """Return the optimizer's state of `parameters`, a dict from structured names to parameters."""
     return _optimizer_tensors(optimizer, parameters)
 
 
@@ -60,16 +60,17 @@ def restore_optimizer_state(
     saved: Mapping[str, Any],
     of_all: Callable[[set[str]], set[str]] = set,
 ) -> None:
-    """Put saved tensors back, bit for bit.
+    """Restore saved optimizer state bit for bit.
 
     Args:
-        optimizer: of these parameters.
-        parameters: by structured name; those that this process updates.
-        saved: whole tensors, of Paddle or NumPy, of all processes' parameters.
-        of_all: the union of all processes' sets of names.
+        optimizer: optimizer of these parameters.
+        parameters: parameters that this process updates, by structured name.
+        saved: unsharded Paddle or NumPy tensors of all processes' parameters.
+        of_all: returns the union of all processes' sets of names.
 
     Raises:
-        ValueError: the saved state is of other parameters; the message names the first differences.
+        ValueError: the saved state belongs to other parameters or another optimizer; the message names the first
+            differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
     wanted = of_all(set(live))
@@ -77,8 +78,8 @@ def restore_optimizer_state(
     if missing or surplus:
         raise ValueError(
             f"the checkpoint's optimizer state is of another optimizer or other parameters: {len(missing)} missing "
-            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])}). Set optim, and what "
-            "chooses the parameters that train, as they were"
+            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])}); set optim and the keys "
+            "that choose the trained parameters as in the checkpoint's run"
         )
     for name, tensor in live.items():
         value, cut = saved[name], shard_of(tensor)

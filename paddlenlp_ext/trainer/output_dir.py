@@ -1,4 +1,4 @@
-"""What a run keeps in its output_dir: whose files are there, which checkpoints, which of them may go."""
+"""Files of a run in its output_dir: checks before the start, finding and pruning of checkpoints, removal of a run."""
 
 from __future__ import annotations
 
@@ -35,27 +35,31 @@ _LEFTOVERS = (".checkpoint-*.incomplete", ".checkpoint-*.replaced", ".checkpoint
 
 
 def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
-    """Where the checkpoint of that step stands or will stand."""
+    """Return the folder of a step's checkpoint."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Complete checkpoints by step, in rising order. One without its trainer_state.json is no checkpoint of a run."""
+    """Return complete checkpoints by step in ascending order; a folder without trainer_state.json is not one."""
     found = {}
     for path in Path(output_dir).glob("checkpoint-*"):
         match = _CHECKPOINT.fullmatch(path.name)
         if match and (path / STATE_FILE).is_file():
             found[int(match[1])] = path
         elif match:
-            get_logger(__name__).warning("%s has no %s: it is not taken for a checkpoint", path, STATE_FILE)
+            get_logger(__name__).warning("%s has no %s: it is not used as a checkpoint", path, STATE_FILE)
     return dict(sorted(found.items()))
 
 
 def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
-    """The checkpoint that `resume_from_checkpoint` means: None or False none, True the newest, or a folder.
+    """Return the checkpoint to resume from, or None.
+
+    Args:
+        output_dir: of the run.
+        resume: `resume_from_checkpoint`: None or False for none, True for the newest, or a checkpoint's folder.
 
     Raises:
-        ValueError: there is no such checkpoint, or `output_dir` holds newer ones than the one named.
+        ValueError: there is no such checkpoint, or `output_dir` has checkpoints newer than the named one.
     """
     if resume is None or resume is False:
         return None
@@ -63,32 +67,29 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     if resume is True:
         if not checkpoints:
             raise ValueError(
-                f"resume_from_checkpoint is true, but {output_dir} holds no complete checkpoint: leave it out to start"
+                f"resume_from_checkpoint is true, but {output_dir} has no complete checkpoint: leave it out to start"
             )
         return list(checkpoints.values())[-1]
     folder = Path(resume)
     if not (folder / STATE_FILE).is_file():
-        raise ValueError(f"resume_from_checkpoint {resume!r} is no checkpoint: it has no {STATE_FILE}")
+        raise ValueError(f"resume_from_checkpoint {resume!r} is not a checkpoint: it has no {STATE_FILE}")
     steps = [step for step, path in checkpoints.items() if path.resolve() == folder.resolve()]
     newer = [path.name for step, path in checkpoints.items() if steps and step > steps[0]]
     if newer:
         raise ValueError(
-            f"{output_dir} also holds {', '.join(newer)}, from beyond {folder.name}: remove them first, or use another "
-            "output_dir; a later resume would mistake them for this run's"
+            f"{output_dir} also has {', '.join(newer)}, newer than {folder.name}: remove them first, or use another "
+            "output_dir; a later resume would take them for this run's"
         )
     return folder
 
 
 def check_output_dir(config: Any) -> None:
-    """Refuse to mix two runs in one folder. Nothing is changed; call it before any weight is read.
-
-    Args:
-        config: the run's `RunConfig`.
+    """Check that a run may write into its `output_dir`, before any weight is read; nothing is changed.
 
     Raises:
-        ValueError: there is no `output_dir`, it can't be written to, it is the model's own folder, it holds a run that
-            is neither to be resumed nor overwritten, or weights of none, or overwriting would remove what the run
-            starts from.
+        ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has another run that is
+            neither resumed nor overwritten, or weights of no run; or overwriting would remove the model or adapter
+            that the run starts from.
     """
     train = config.train
     if train.output_dir is None:
@@ -96,7 +97,7 @@ def check_output_dir(config: Any) -> None:
     output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
     _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
-        raise ValueError(f"output_dir {output_dir} is the folder of the model itself: use another one")
+        raise ValueError(f"output_dir {output_dir} is the model's own folder: use another one")
     checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
     if is_inside(checkpoint, output_dir):
         return
@@ -105,24 +106,24 @@ def check_output_dir(config: Any) -> None:
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(
-            f"output_dir {output_dir} already holds a run. To go on with it: resume_from_checkpoint: true. To start "
-            "anew: overwrite_output_dir: true (removes that run's files), or another output_dir"
+            f"output_dir {output_dir} already has a run; to continue it set resume_from_checkpoint: true, to start "
+            "over set overwrite_output_dir: true (removes that run's files) or use another output_dir"
         )
     weights = next((output_dir / name for name in _WEIGHT_FILES if (output_dir / name).is_file()), None)
     if train.do_train and weights is not None:
         raise ValueError(
-            f"output_dir {output_dir} holds a model or adapter, {weights.name}, that this run would replace or lie "
-            "beside: use another output_dir, or overwrite_output_dir: true to remove it"
+            f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run would replace or mix "
+            "with its own: use another output_dir, or set overwrite_output_dir: true to remove it"
         )
 
 
 def _check_writable(output_dir: Path) -> None:
-    """Refuse what can become no folder of files before the time that reading a model takes is spent."""
-    place = next(path for path in (output_dir, *output_dir.absolute().parents) if os.path.lexists(path))
-    if not place.is_dir():
-        raise ValueError(f"output_dir {output_dir}: {place} is no folder; use another one")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"output_dir {output_dir}: {place} can't be written to; use another one")
+    """Check that the folder exists or can be created and is writable, before time is spent on reading a model."""
+    existing = next(path for path in (output_dir, *output_dir.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ValueError(f"output_dir {output_dir}: {existing} is not a directory; use another one")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"output_dir {output_dir}: {existing} is not writable; use another one")
 
 
 def _adapter_path(config: Any) -> str | None:
@@ -130,23 +131,23 @@ def _adapter_path(config: Any) -> str | None:
 
 
 def _check_start_stays(output_dir: Path, starts: Mapping[str, str | None]) -> None:
-    """Refuse to remove, with an earlier run, the model or adapter that the new one starts from."""
+    """Check that removing the earlier run keeps the model and the adapter that the new run starts from."""
     going = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir))]
     for what, path in starts.items():
         if path is not None and Path(path).expanduser().resolve() in going:
             raise ValueError(
                 f"{what} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}: use "
-                "another output_dir, or move what the run starts from"
+                "another output_dir, or move that folder"
             )
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
-    """Whether resuming from `checkpoint` goes on with the run of `output_dir`; one from elsewhere begins a new run."""
+    """Return whether `checkpoint` belongs to the run in `output_dir`; resuming from elsewhere starts a new run."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def clear_run(output_dir: str | Path) -> None:
-    """Remove an earlier run's checkpoints, weights, logs and results; whatever else is there stays."""
+    """Remove an earlier run's checkpoints, weights, logs and results; other files stay."""
     folder = Path(output_dir)
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
@@ -157,19 +158,19 @@ def clear_run(output_dir: str | Path) -> None:
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name, whole or not."""
+    """Return folders with a checkpoint's name, complete or not."""
     return [path for path in folder.glob("checkpoint-*") if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove the hidden folders of checkpoints whose writing or removal was cut short."""
+    """Remove the hidden folders of checkpoints whose writing or removal was interrupted."""
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
             shutil.rmtree(path)
 
 
 def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int | None]) -> None:
-    """Keep the newest `limit` checkpoints (None: all) and those of the steps in `keep`."""
+    """Remove checkpoints except the newest `limit` (None: all) and those of the steps in `keep`."""
     if limit is None:
         return
     checkpoints = list_checkpoints(output_dir)
@@ -180,7 +181,7 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collectio
 
 
 def _remove(path: Path) -> None:
-    """Take a folder's name away first: a removal cut short must not leave what looks like a checkpoint."""
+    """Remove a folder, renaming it first: an interrupted removal must not leave a broken checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

@@ -1,4 +1,4 @@
-"""A polite stop: the first SIGINT or SIGTERM lets the optimizer step finish and a checkpoint be saved."""
+"""Graceful shutdown: on the first SIGINT or SIGTERM, finish the optimizer step and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from paddlenlp_ext.utils.logging import get_logger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SAID_AGAIN = 3.0
-"""Seconds in which one more SIGTERM is the same one: Paddle's launchers send each process two or three of them."""
+_REPEAT_SECONDS = 3.0
+"""A SIGTERM within this time of the first is a repetition: Paddle's launchers send each process two or three."""
 
 
 class TrainingStopped(SystemExit):
-    """A signal ended the training, after its checkpoint was saved. Uncaught, the process exits with 128 + signal."""
+    """Training was ended by a signal, after its checkpoint was saved; uncaught, the exit code is 128 + signal."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(128 + signal_number)
@@ -29,21 +29,25 @@ class TrainingStopped(SystemExit):
 
 
 class _InterruptedError(Exception):
-    """Raised by the first signal inside `StopSignals.interruptible`, which takes it."""
+    """Raised by the first signal inside `StopSignals.interruptible`, which catches it."""
 
 
 class StopSignals:
-    """Context in which the first signal only sets `received`; a second one meets the handlers of before, so that it
-    stops hard. Outside the main thread, where Python can't handle signals, it does nothing.
+    """Context in which the first signal sets `received`, and a second one reaches the previous handlers.
+
+    Outside the main thread, where Python does not handle signals, the context does nothing.
 
     Args:
-        share: where several processes train together, the largest of a number of theirs: `received` then changes in
-            `synchronize` alone, for all of them at the same step.
+        all_reduce_max: maximum of a number over all processes of a distributed run; None for a single process. With
+            it, `received` changes only in `synchronize`, on all processes at the same step.
+
+    Attributes:
+        received: number of the signal that asks for a stop, or None.
     """
 
-    def __init__(self, share: Callable[[float], float] | None = None) -> None:
+    def __init__(self, all_reduce_max: Callable[[float], float] | None = None) -> None:
         self.received: int | None = None
-        self._share = share
+        self._all_reduce_max = all_reduce_max
         self._own = 0
         self._since = 0.0
         self._interrupts = False
@@ -59,31 +63,31 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._own:
-            if number == self._own == signal.SIGTERM and time.monotonic() - self._since < _SAID_AGAIN:
+            if number == self._own == signal.SIGTERM and time.monotonic() - self._since < _REPEAT_SECONDS:
                 return
             self._restore()
             signal.raise_signal(number)
             return
         self._own, self._since = number, time.monotonic()
-        if self._share is None:
+        if self._all_reduce_max is None:
             self.received = number
         get_logger(__name__).warning(
-            "%s: finishing this optimizer step, then saving a checkpoint; once more to stop at once",
+            "%s: finishing this optimizer step, then saving a checkpoint; send it again to stop at once",
             signal.Signals(number).name,
         )
-        if self._interrupts and self._share is None:
+        if self._interrupts and self._all_reduce_max is None:
             raise _InterruptedError
 
     def synchronize(self) -> None:
-        """Let every process know of a signal that one of them got; all call it at the same place."""
-        if self._share is not None:
-            self.received = int(self._share(self._own)) or None
+        """Share a signal that any process received with all of them; collective."""
+        if self._all_reduce_max is not None:
+            self.received = int(self._all_reduce_max(self._own)) or None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that the first signal ends at once: for what can be done again, such as an evaluation.
+        """Run a block that can be repeated later, such as an evaluation; the first signal ends it at once.
 
-        Several processes go through it to its end: none may leave the others waiting.
+        In a distributed run the block runs to its end, because its collectives need every process.
         """
         self._interrupts = True
         try:

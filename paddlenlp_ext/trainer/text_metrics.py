@@ -1,4 +1,4 @@
-"""How near generated texts come to their references: ROUGE-1/2/L, BLEU-4 and exact match, in percent of 1 to 0."""
+"""Similarity of generated texts to their references: ROUGE-1/2/L, BLEU-4 and exact match, each between 0 and 1."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import re
 from collections.abc import Sequence
 from types import ModuleType
 
-# Scripts written without spaces between words: each character counts as a word, as is usual for ROUGE in Chinese.
+# Scripts without spaces between words: each character counts as a word, as is usual for ROUGE in Chinese.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Lower-case words of any script. rouge-score's own tokenizer drops everything that is not ASCII."""
+    """Tokenizer of lower-case words in any script; rouge-score's own drops everything that is not ASCII."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Words in order; punctuation is left out."""
+        """Return the words in order, without punctuation."""
         return _WORD.findall(text.lower())
 
 
 def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Means over all pairs, each between 0 and 1.
+    """Compute the metrics of all pairs of output and reference.
 
     Returns:
-        rouge1, rouge2, rougel (F-measures), bleu4 (of the corpus), exact_match (surrounding white space aside).
+        Means of the F-measures rouge1, rouge2 and rougel, the corpus's bleu4, and the share exact_match, which ignores
+        surrounding white space. All lie between 0 and 1.
 
     Raises:
-        ValueError: no pairs, or a metric library isn't installed.
+        ValueError: no pairs, or a metric library is not installed.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")

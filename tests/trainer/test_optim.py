@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -21,7 +21,7 @@ from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optim
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
 
 
-class Toy(nn.Layer):
+class Toy(TrainableModel):
     """A matrix of scale 1, a matrix of scale 4, a bias, and a frozen matrix."""
 
     def __init__(self, seed: int = 0) -> None:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops import adamw_8bit
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
@@ -36,7 +36,7 @@ PARAMETERS = [
 ]
 
 
-class Toy(nn.Layer):
+class Toy(TrainableModel):
     """Parameters with the names and kinds of shapes that occur; LoRA's B learns four times as fast."""
 
     def __init__(self, parameters: dict[str, list[int]], dtype: str = "float32", seed: int = 0) -> None:
