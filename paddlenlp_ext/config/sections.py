@@ -142,7 +142,9 @@ class OptimConfig(OptionGroup):
         choices=("adamw", "adamw_mini", "adamw_8bit", "adafactor", "adamw_custom", "adamw_16bit_moment"),
         help="optimizer; adamw_mini keeps one second moment a row, adamw_8bit both moments in 8 bits",
     )
-    offload_optim: bool = option(False, help="keep optimizer state in the host's memory between steps (GPUs)")
+    offload_optim: bool = option(
+        False, help="keep optimizer state in host memory between steps (GPUs; experimental, not run on a GPU)"
+    )
     weight_decay: float = option(0.0, minimum=0, help="decoupled weight decay")
     adam_beta1: float = option(0.9, minimum=0, below=1, help="decay of the first moment")
     adam_beta2: float = option(0.999, minimum=0, below=1, help="decay of the second moment")
@@ -172,7 +174,9 @@ class ParallelConfig(OptionGroup):
     virtual_pp_degree: int = option(1, minimum=1, help="parts of a stage that take turns")
     pp_recompute_interval: int = option(1, minimum=0, help="layers between recomputed ones in a pipeline")
     sharding: str = option(
-        "", flags=("stage1", "stage2", "stage3", "offload"), help="split optimizer state, gradients, weights"
+        "",
+        flags=("stage1", "stage2", "stage3", "offload"),
+        help="split optimizer state, gradients, weights; offload is experimental, not run on a GPU",
     )
     sharding_parallel_degree: int = option(-1, minimum=-1, help="devices that share a sharded state; -1: all")
     sharding_parallel_config: str = option("", flags=_FLAGS["sharding_parallel_config"], help="details of sharding")

@@ -1,4 +1,4 @@
-"""The training loop: step_batches of micro-batches in, optimizer steps, evaluations and checkpoints out."""
+"""The training loop: optimizer steps, and the evaluations, log entries and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import build_collate
-from paddlenlp_ext.data.sampler import StepBatch, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
@@ -46,31 +49,31 @@ logger = get_logger(__name__)
 
 
 class Trainer:
-    """Trains a `CausalLM` or `PeftModel` on tokenized rows.
+    """Trainer of a `CausalLM` or `PeftModel` on tokenized rows.
 
     Args:
-        model: what trains; parameters with `stop_gradient` are left alone.
-        config: the run's `RunConfig`.
-        train_rows: `TokenizedDataset` of the split train, or None where only `evaluate` is called.
-        eval_rows: `TokenizedDataset` of the split dev, or None without evaluation.
-        tokenizer: saved beside the weights; decodes generated text.
-        callbacks: listeners besides the trainer's own (logs, progress, picture, reports).
-        ranks: the data-parallel group.
-        passes: how micro-batches run; None: one after the other through the whole model.
+        model: model to train; parameters with `stop_gradient` are frozen.
+        config: the run's configuration.
+        train_rows: tokenized rows of the train split; None if only `evaluate` is called.
+        eval_rows: tokenized rows of the eval split (dev.json); None without evaluation.
+        tokenizer: decodes generated text, and is saved next to the weights.
+        callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
+        ranks: processes of the run; None: one.
+        forward_backward: schedule of micro-batches; None: sequential.
 
     Attributes:
-        state: where the run stands.
+        state: progress of the run.
 
     Raises:
-        ValueError: the configuration asks for what can't be done; see the parts.
+        ValueError: the configuration asks for an evaluation without eval rows, or for something unavailable.
     """
 
     def __init__(
         self,
-        model: Any,
-        config: Any,
-        train_rows: Any | None,
-        eval_rows: Any | None,
+        model: TrainableModel,
+        config: RunConfig,
+        train_rows: TokenizedDataset | None,
+        eval_rows: TokenizedDataset | None,
         tokenizer: Any,
         *,
         callbacks: Iterable[Callback] = (),
@@ -91,21 +94,21 @@ class Trainer:
         vocab_size = model.config.vocab_size
         self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
         if eval_rows is None and (self._evaluates or config.train.load_best_model_at_end):
-            raise ValueError("evaluation during training needs dev rows: set do_eval: true and give a dev split")
+            raise ValueError("evaluation during training needs eval rows: set do_eval: true and provide a dev split")
         if config.train.load_best_model_at_end and not self._evaluates:
             raise ValueError("load_best_model_at_end needs evaluations: set evaluation_strategy to steps or epoch")
 
-    # -- what a user calls -------------------------------------------------------------------------------------------
+    # -- public methods -----------------------------------------------------------------------------------------------
     def train(self) -> dict[str, float]:
-        """Run or resume the training.
+        """Start or resume training.
 
         Returns:
-            What train_results.json holds.
+            The contents of train_results.json.
 
         Raises:
-            NonFiniteError: the loss or gradients became NaN or infinite; the last checkpoint is from before.
-            TrainingStopped: a signal asked for it; the run can be resumed.
-            ValueError: the output_dir, the checkpoint or the configuration doesn't allow the run.
+            NonFiniteError: loss or gradient norm is NaN or infinite; the last checkpoint is from an earlier step.
+            TrainingStopped: a signal asked for a stop; the run can be resumed.
+            ValueError: output_dir, checkpoint or configuration do not allow the run.
         """
         assert self.train_rows is not None, "a trainer without train_rows only evaluates"
         order, step = self._prepare()
@@ -126,7 +129,7 @@ class Trainer:
         return results
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the dev rows; returns the metrics and writes eval_results.json."""
+        """Evaluate on the eval rows, write eval_results.json and return the metrics."""
         if self.ranks.is_main:
             self.output_dir.mkdir(parents=True, exist_ok=True)
         is_measured = self._measured is not None and self._measured[0] == self.state.step
@@ -137,22 +140,22 @@ class Trainer:
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
-        """Write the finished model or adapter and the tokenizer into `folder`, by default `output_dir`."""
+        """Write the finished model or adapter and the tokenizer to `folder`, by default `output_dir`."""
         save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.ranks)
 
     def _load_best(self) -> None:
-        """Go back to the weights of the best evaluation."""
+        """Load the weights of the best evaluation."""
         state = self.state
         if state.best_step is None:
-            logger.warning("load_best_model_at_end: no evaluation was made, so the last weights stay")
+            logger.warning("load_best_model_at_end: no evaluation was made; the last weights are kept")
         elif state.best_step != state.step:
             self.model.load_weights(str(checkpoint_folder(self.output_dir, state.best_step)))
             self._measured = None
             logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
 
-    # -- before the first step ---------------------------------------------------------------------------------------
-    def _prepare(self) -> tuple[Any, OptimizerStep]:
-        """Everything a run needs, in the state it starts or goes on from."""
+    # -- before the first step ----------------------------------------------------------------------------------------
+    def _prepare(self) -> tuple[DataOrder, OptimizerStep]:
+        """Build order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
         config, train = self.config, self.config.train
         if self.ranks.is_main:
             check_output_dir(config)
@@ -161,14 +164,14 @@ class Trainer:
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)
         if warmup >= order.total_steps:
-            logger.warning("the warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
+            logger.warning("warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
         facts = data_order_facts(config, self.train_rows, self.ranks.size)
         if checkpoint is not None:
             self._resume_state(checkpoint, facts, order.total_steps)
         else:
             self.state = TrainerState()
         self.state.total_steps, self.state.data_order = order.total_steps, facts
-        self.ranks.barrier()  # until all have found the checkpoint and looked at what is about to change
+        self.ranks.barrier()  # every process has read the checkpoint's state before the main one changes the folder
         if self.ranks.is_main:
             self._begin_output_dir(checkpoint)
 
@@ -194,7 +197,7 @@ class Trainer:
         return order, step
 
     def _begin_output_dir(self, checkpoint: Path | None) -> None:
-        """Make the folder ready for this run's files, an earlier run's removed where that was asked for."""
+        """Create the folder and write run_config.json; remove an earlier run if overwrite_output_dir asks for it."""
         if self.config.train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
             clear_run(self.output_dir)
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -210,19 +213,23 @@ class Trainer:
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
         best, wants_best = self.state.best_step, self.config.train.load_best_model_at_end
         if best is not None and wants_best and not checkpoint_folder(self.output_dir, best).is_dir():
-            logger.warning("the best checkpoint so far, of step %d, is not there: only later ones count", best)
+            logger.warning("the best checkpoint so far, of step %d, is missing: only later ones count", best)
             self.state.forget_best()
         if best is not None and self.state.best_name != self.best.name:
-            logger.warning("the best so far was by %s, now it is by %s: anew", self.state.best_name, self.best.name)
+            logger.warning(
+                "the best checkpoint so far was chosen by %s, metric_for_best_model is now %s: only later ones count",
+                self.state.best_name,
+                self.best.name,
+            )
             self.state.forget_best()
         if self.state.total_steps != total_steps:
             logger.warning(
-                "the run was planned for %d steps and is now for %d: the learning rate follows the new plan",
+                "the run was planned for %d steps and now has %d: the learning rate follows the new number",
                 self.state.total_steps,
                 total_steps,
             )
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- training loop ------------------------------------------------------------------------------------------------
     def _run(self, step_batches: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
         if state.evaluation_due and self._evaluates:
@@ -245,7 +252,7 @@ class Trainer:
                 self._stop(signals.received)
 
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> None:
-        """Log, evaluate and save, where each is due. A run that was asked to stop puts the evaluation off."""
+        """Log, evaluate and save if due. After a stop signal the evaluation is left to the resumed run."""
         train, state = self.config.train, self.state
         if state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
@@ -270,15 +277,15 @@ class Trainer:
         self._save()
         message = (
             f"stopped by {signal.Signals(signal_number).name} after step {self.state.step} of "
-            f"{self.state.total_steps}; saved {folder}. To go on: resume_from_checkpoint: true"
+            f"{self.state.total_steps}; saved {folder}. To continue: resume_from_checkpoint: true"
         )
         logger.warning(message)
         raise TrainingStopped(signal_number, message)
 
-    # -- evaluating, logging, saving ---------------------------------------------------------------------------------
+    # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _measure(self) -> dict[str, float]:
-        """All metrics on the dev rows."""
-        assert self.eval_rows is not None, "a trainer without eval_rows can't evaluate"
+        """Compute all metrics on the eval rows."""
+        assert self.eval_rows is not None, "a trainer without eval_rows cannot evaluate"
         train, generation = self.config.train, self.config.generation
         metrics = evaluate_loss(
             self.model,
@@ -300,7 +307,7 @@ class Trainer:
         return metrics
 
     def _evaluate_and_keep_best(self, signals: StopSignals) -> None:
-        """Evaluate and log; the best so far is saved where it will be wanted. A signal puts it off."""
+        """Evaluate, log, and save the best model so far if it is loaded at the end; a signal interrupts this."""
         state, metrics = self.state, None
         with signals.interruptible():
             metrics = self._measure()
@@ -323,7 +330,7 @@ class Trainer:
 
     def _save(self) -> None:
         train, state = self.config.train, self.state
-        if self._saved == (state.step, state.evaluation_due):  # this very state
+        if self._saved == (state.step, state.evaluation_due):  # this state is saved already
             return
         folder = checkpoint_folder(self.output_dir, state.step)
         save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.ranks)

@@ -84,7 +84,7 @@ def test_a_launcher_that_is_stopped_lets_its_processes_save(command, run_folders
     try:
         wait_for("step 3/")
         launcher.send_signal(number)
-        wait_for("To go on: resume_from_checkpoint: true")
+        wait_for("To continue: resume_from_checkpoint: true")
     finally:
         launcher.terminate()
         launcher.wait(60)

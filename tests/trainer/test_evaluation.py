@@ -121,5 +121,5 @@ def test_nothing_learned_is_an_error(tmp_path):
     rows = Rows(3)
     for row in rows.rows:
         row.loss_mask[:] = False
-    with pytest.raises(ValueError, match="no learned token"):
+    with pytest.raises(ValueError, match="no target token"):
         evaluate(tmp_path, rows)

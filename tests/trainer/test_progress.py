@@ -24,7 +24,7 @@ def test_state_survives_json_and_refuses_strangers():
     state = TrainerState(total_steps=4, best_metric=0.1, log_history=[{"step": 1, "loss": 1 / 3}])
     state.add(REPORT)
     assert TrainerState.from_dict(state.to_dict()) == state
-    with pytest.raises(ValueError, match="holds future, unknown"):
+    with pytest.raises(ValueError, match="keys unknown to this version: future"):
         TrainerState.from_dict({**state.to_dict(), "future": 1})
 
 

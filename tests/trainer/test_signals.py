@@ -40,7 +40,7 @@ def test_a_terminated_process_says_so_and_leaves_a_checkpoint(tmp_path):
     seen += process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM: finishing this optimizer step" in "".join(seen)
-    assert "To go on: resume_from_checkpoint: true" in seen[-1] and "Traceback" not in "".join(seen)
+    assert "To continue: resume_from_checkpoint: true" in seen[-1] and "Traceback" not in "".join(seen)
     (folder,) = (tmp_path / "run").glob("checkpoint-*")
     state = json.loads((folder / "trainer_state.json").read_text())
     assert folder.name == f"checkpoint-{state['step']}" and state["step"] >= 3

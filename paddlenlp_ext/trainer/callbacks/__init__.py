@@ -1,4 +1,4 @@
-"""What the trainer tells of a run while it goes on. Logs, progress, pictures and reports listen here."""
+"""Callbacks of the trainer. Logs, progress, plots and reports are callbacks; a user's own are passed to `Trainer`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from paddlenlp_ext.trainer.state import StepReport, TrainerState
 
 
 class Callback:
-    """Listener with nothing to say; override what is wanted. `state` is the trainer's own: read it, leave it alone."""
+    """Base callback; every hook is a no-op. `state` is the trainer's own and must not be changed."""
 
     def on_train_begin(self, state: TrainerState) -> None:
-        """Before the first step, after a resumed state has been restored."""
+        """Handle the start of training: a resumed state has been restored, no step has been made."""
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
-        """After every optimizer step."""
+        """Handle the end of an optimizer step."""
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
-        """When an entry joins `state.log_history` (training and evaluation alike)."""
+        """Handle a new entry of `state.log_history`, from training or evaluation."""
 
     def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
-        """After an evaluation during training."""
+        """Handle the result of an evaluation during training."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
-        """After a checkpoint has taken its name."""
+        """Handle a complete checkpoint in `folder`."""
 
     def on_train_end(self, state: TrainerState) -> None:
-        """When training is over, however it ended."""
+        """Handle the end of training, also after an error or a signal."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one, told in order."""
+    """Callback that calls several others in order."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = list(callbacks)

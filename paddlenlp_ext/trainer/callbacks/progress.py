@@ -1,4 +1,4 @@
-"""How a run shows itself while it goes on: a bar in a terminal, lines elsewhere."""
+"""Progress of a run: a bar in a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-_SMOOTHING = 0.9  # of the rates in the bar
+_SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 
 def build_progress(disable_tqdm: bool) -> Callback:
-    """The bar where standard error is a terminal and nobody asked for silence, else a line a log entry."""
+    """Build a progress bar if standard error is a terminal and `disable_tqdm` is off, else log lines."""
     return LogLines() if disable_tqdm or not sys.stderr.isatty() else ProgressBar()
 
 
 def describe(entry: dict[str, Any], total_steps: int) -> str:
-    """One line for a log entry of either kind."""
+    """Return one line for a log entry of training or evaluation."""
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
     if "eval_loss" in entry:
         return f"{head}: evaluation: {describe_metrics(entry)}"
@@ -33,7 +33,7 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
 
 
 def describe_metrics(metrics: dict[str, Any]) -> str:
-    """An evaluation's metrics in one line; times and counts are left to the files."""
+    """Return the metrics of an evaluation in one line, without times and counts."""
     shown = {
         key.removeprefix("eval_"): value
         for key, value in metrics.items()
@@ -43,7 +43,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
 
 
 def describe_results(results: dict[str, float]) -> str:
-    """What a training came to, in one line."""
+    """Return the results of a training run in one line."""
     return (
         f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_clock(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
@@ -53,7 +53,7 @@ def describe_results(results: dict[str, float]) -> str:
 
 
 class LogLines(Callback):
-    """Every log entry as a line of the log, with the time left."""
+    """Callback that logs every entry as a line, with the remaining time."""
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         line = describe(entry, state.total_steps)
@@ -63,7 +63,7 @@ class LogLines(Callback):
 
 
 def seconds_left(state: TrainerState) -> float:
-    """Time for the steps to come at the mean pace so far."""
+    """Return the time of the remaining steps at the mean pace so far."""
     return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
 
 
@@ -74,7 +74,7 @@ def _clock(seconds: float) -> str:
 
 
 class ProgressBar(Callback):
-    """A bar with loss, learning rate, tokens per second (all and learned) and the time left."""
+    """Progress bar with loss, learning rate, tokens and target tokens per second, and the remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -94,7 +94,7 @@ class ProgressBar(Callback):
         )
         self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, numbers="")
         self._bar.start()
-        # While the bar stands, sys.stderr prints above it; the log must go the same way.
+        # While the bar is shown, sys.stderr prints above it; log handlers have to use the same stream.
         root = logging.getLogger("paddlenlp_ext")
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 

@@ -23,9 +23,9 @@ from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
 
 
 class MetricsFile(Callback):
-    """Appends every log entry to metrics.jsonl and keeps trainer_state.json of the output_dir.
+    """Callback that appends log entries to metrics.jsonl and keeps trainer_state.json of the output_dir up to date.
 
-    The file is written anew from the history when a run starts, so that a resumed run has no line twice.
+    At the start of a run metrics.jsonl is rewritten from the history, so a resumed run has no duplicate lines.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -51,7 +51,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float]:
-    """What train_results.json holds: means over all steps, resumed ones included; how much of the model trained."""
+    """Return the contents of train_results.json: means over all steps, also those before a resume."""
     seconds = max(state.train_seconds, 1e-9)
     return {
         "epoch": state.epoch,
@@ -70,18 +70,18 @@ def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float
 
 
 def num_trainable(model: TrainableModel) -> int:
-    """How many numbers of the whole model train, whatever part of it this process has."""
+    """Return the number of trained parameters of the unsharded model."""
     return sum(math.prod(full_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held so far (resident set)."""
+    """Return the peak resident set size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:
-    """Write `<split>_results.json` and join the numbers to all_results.json."""
+    """Write `<split>_results.json` and merge the numbers into all_results.json."""
     write_json(output_dir / f"{split}_results.json", results)
     everything = output_dir / "all_results.json"
     before = read_json_object(everything) if everything.is_file() else {}
@@ -89,7 +89,7 @@ def save_results(output_dir: Path, split: str, results: dict[str, float]) -> Non
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Exponential moving average, corrected for its start (as Adam's moments are)."""
+    """Return the exponential moving average, bias-corrected at the start as Adam's moments are."""
     average, result = 0.0, []
     for count, value in enumerate(values, start=1):
         average = weight * average + (1.0 - weight) * value
@@ -98,13 +98,13 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the history's losses; an empty history draws nothing."""
+    """Plot the losses of a log history; an empty history writes no file."""
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
     dev = [(entry["step"], entry["eval_loss"]) for entry in log_history if "eval_loss" in entry]
     if not train and not dev:
         return
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second's import, needed once
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because it takes a second
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -118,7 +118,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     if dev:
         axes.plot(*zip(*dev, strict=True), color="#d94801", marker="o", markersize=4, linewidth=1, label="evaluation")
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per learned token)")
+    axes.set_ylabel("loss (nats per target token)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -126,7 +126,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 class LossPlot(Callback):
-    """Draws when training ends, however it ends."""
+    """Callback that plots loss.png at the end of training, also after an error or a signal."""
 
     def __init__(self, output_dir: Path) -> None:
         self.path = output_dir / "loss.png"
@@ -136,10 +136,10 @@ class LossPlot(Callback):
 
 
 class VisualDLLog(Callback):
-    """Writes every number of a log entry as a scalar under `output_dir/runs`.
+    """Callback that writes every number of a log entry as a VisualDL scalar under `output_dir/runs`.
 
     Raises:
-        ValueError: VisualDL isn't installed.
+        ValueError: VisualDL is not installed.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -163,14 +163,14 @@ _REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
 
 
 def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
-    """Log files, the bar or lines, the picture, and what `report_to` names (nothing by default).
+    """Build the callbacks of a run: metrics file, progress, loss plot, and the reporters that `report_to` names.
 
     Args:
         train: `config.train`.
-        output_dir: of the run; it exists.
+        output_dir: existing folder of the run.
 
     Raises:
-        ValueError: `report_to` names what isn't known here or isn't installed.
+        ValueError: a reporter that is not available or not installed.
     """
     names = [name for name in train.report_to if name != "none"]
     if unknown := [name for name in names if name not in _REPORTERS]:

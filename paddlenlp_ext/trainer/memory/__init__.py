@@ -1,1 +1,1 @@
-"""Predict the peak memory of a training step."""
+"""Estimate of the peak memory of a training step, from shapes alone."""

@@ -1,1 +1,1 @@
-"""Relatives of AdamW that keep less of each weight."""
+"""Optimizers with small state, and offloading of optimizer state."""

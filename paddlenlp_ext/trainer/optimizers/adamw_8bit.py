@@ -1,8 +1,9 @@
-"""AdamW whose moments are kept in 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
+"""AdamW with moments quantized to 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
 
-The moments lie in blocks of 256, as in bitsandbytes since 0.44 (the paper has 2048), each with an fp32 scale: 2.03
-bytes for a weight instead of 8. A step reads them, updates parameter and moments in fp32, and quantizes the moments
-anew. A parameter of fewer than 4096 elements, a norm's or a small adapter's, keeps fp32 moments, as in bitsandbytes.
+Moments are quantized in blocks of 256, as in bitsandbytes since 0.44 (the paper has 2048). Each block has an fp32
+scale, so both moments take 2.03 bytes per weight instead of 8. A step dequantizes the moments, updates parameter and
+moments in fp32, and quantizes the moments again. A parameter of fewer than 4096 elements keeps fp32 moments, as in
+bitsandbytes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bi
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 
 SMALLEST = 4096
-"""Elements from which on a parameter's moments are in 8 bits."""
+"""Size from which a parameter's moments are quantized."""
 
 _MOMENTS = (("moment1", True), ("moment2", False))
-"""Name, and whether it can be negative."""
+"""Name of each moment, and whether it is signed."""
 
 
 def moment_bytes(shape: Sequence[int]) -> int:
-    """What the moments of a parameter of this shape occupy."""
+    """Return the bytes of the moments of a parameter of this shape."""
     size = math.prod(shape)
     return 8 * size if size < SMALLEST else -(-size // BLOCK) * 2 * (BLOCK + 4)
 

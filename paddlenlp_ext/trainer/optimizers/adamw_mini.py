@@ -1,11 +1,17 @@
-"""Adam-mini (Zhang et al. 2024, arXiv:2406.16793): one second moment for a whole block of a parameter.
+"""Adam-mini (Zhang et al. 2024, arXiv:2406.16793): one second moment per block of a parameter.
 
-With g the gradient, and for a block b of it,
-    m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2),
-and the update is AdamW's with v_b for every element of b. Blocks are those of the paper's partition for Transformers:
-a head of a query or key projection; a row of any other matrix, which is an output neuron, or a token in the embedding
-and the head; and the whole of a vector. An adapter's matrices go by their rows too, as the linears that they are:
-those of LoRA's A are its ranks, those of B the output's neurons.
+For a gradient g and each of its blocks b,
+
+    m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2)
+
+and the update is AdamW's with v_b for every element of b. The blocks are the paper's partition for Transformers:
+
+| parameter | block |
+|---|---|
+| query or key projection | head |
+| any other matrix | row: output neuron, or token in the embedding and lm_head |
+| adapter matrix | row: rank in LoRA's A, output neuron in B |
+| vector | full vector |
 """
 
 from __future__ import annotations
@@ -24,12 +30,12 @@ _BY_HEADS = ("q_proj.weight", "k_proj.weight")
 
 
 def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
-    """How many second moments a parameter has.
+    """Return the number of second moments of a parameter.
 
     Args:
-        name: its structured name.
-        shape: its shape; the last axis is the input's.
-        head_dim: rows of a query or key projection that are one head.
+        name: structured name of the parameter.
+        shape: shape of the parameter; the last axis is the input's.
+        head_dim: rows of a head in a query or key projection.
     """
     if len(shape) < 2:
         return 1
@@ -38,7 +44,7 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
 
 
 def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
-    """What the moments of a parameter occupy; arguments as `num_blocks`'."""
+    """Return the bytes of the moments of a parameter; arguments as in `num_blocks`."""
     return 4 * (math.prod(shape) + num_blocks(name, shape, head_dim))
 
 
@@ -46,7 +52,7 @@ class AdamWMini(SmallStateOptimizer):
     """Adam-mini with decoupled weight decay."""
 
     def __init__(self, groups: list[dict[str, Any]], options: OptimConfig, blocks: Mapping[str, int]) -> None:
-        """As the base class; `blocks` gives the number of blocks by Paddle's parameter name."""
+        """Read groups and options as the base class does; `blocks` maps Paddle's parameter names to block counts."""
         super().__init__(groups, options)
         self._blocks = blocks
 
@@ -62,7 +68,7 @@ class AdamWMini(SmallStateOptimizer):
         moment1, moment2 = state["moment1"], state["moment2"]
         by_block = gradient.reshape([self._blocks[name], -1])
         size = by_block.shape[1]
-        # A product, because a sum along an axis loses digits on the CPU.
+        # A matrix product, because a sum along an axis loses digits on the CPU.
         mean_square = paddle.matmul(by_block.square(), paddle.full([size, 1], 1.0 / size))
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(mean_square * (1.0 - self.beta2))

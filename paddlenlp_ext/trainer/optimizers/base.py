@@ -1,6 +1,6 @@
-"""What the optimizers with small state share: parameters in groups, decoupled weight decay, fp32 copies, a step count.
+"""Base class of optimizers with small state: parameter groups, decoupled weight decay, fp32 copies, step count.
 
-Used as Paddle's optimizers are: `set_lr`, `step`, `clear_grad`.
+The interface is that of Paddle's optimizers: `set_lr`, `step`, `clear_grad`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from paddlenlp_ext.ops.adamw_8bit import AdamStep
 
 
 class SmallStateOptimizer(ABC):
-    """A relative of AdamW; a subclass says what it keeps of a parameter and how it moves it.
+    """Variant of AdamW; a subclass defines the moments of a parameter and its update.
 
-    Weight decay acts before the update (Loshchilov and Hutter, 2019). A parameter of half precision is updated in an
-    fp32 copy, `master_weight`. A parameter without a gradient is left alone, and so is its state.
+    Weight decay acts before the update (arXiv:1711.05101). A parameter in half precision is updated in an fp32 copy,
+    `master_weight`. A parameter without a gradient keeps its value and state.
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: OptimConfig) -> None:
-        """Take groups from `optim.parameter_groups`; `learning_rate` in them multiplies the rate."""
+        """Read the groups of `parameter_groups`, whose `learning_rate` is a factor of the learning rate."""
         self._members = [
             (parameter, group["learning_rate"], group["weight_decay"])
             for group in groups
@@ -33,17 +33,17 @@ class SmallStateOptimizer(ABC):
         self._states: dict[str, dict[str, paddle.Tensor]] = {}
 
     def set_lr(self, learning_rate: float) -> None:
-        """The rate of the steps that follow."""
+        """Set the learning rate of the next steps."""
         self._learning_rate = learning_rate
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Set the gradients to zero, or drop them."""
+        """Set gradients to zero, or drop them if `set_to_zero` is False."""
         for parameter, _, _ in self._members:
             parameter.clear_gradient(set_to_zero)  # by position: Paddle ignores the keyword
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for parameter, rate_scale, weight_decay in self._members:
             if parameter.grad is None:
                 continue
@@ -58,7 +58,7 @@ class SmallStateOptimizer(ABC):
                 parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """The live tensors kept of a parameter, made where no step was yet."""
+        """Return the live state tensors of a parameter; they are created if no step was made yet."""
         if parameter.name not in self._states:
             state = {"step": _counter(0)}
             if parameter.dtype != paddle.float32:
@@ -68,15 +68,15 @@ class SmallStateOptimizer(ABC):
 
     @abstractmethod
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """What is kept of the gradients of a parameter, before the first one."""
+        """Create the moments of a parameter before its first gradient."""
 
     @abstractmethod
     def _update_parameter(
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
-        """Update the moments and `value`, in place, all fp32."""
+        """Update the moments and `value` in place; all tensors are fp32."""
 
 
 def _counter(steps: int) -> paddle.Tensor:
-    """A number that checkpoints can hold; on the CPU, where reading it waits for no kernel."""
+    """Return a step count as a tensor for checkpoints; on the CPU, where reading it does not wait for a kernel."""
     return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())

@@ -1,7 +1,6 @@
-"""Optimizer state in the host's memory: it is on the GPU only while a step is made, when no activation is.
+"""Optimizer state in host memory: it is on the GPU only during the optimizer step, when there are no activations.
 
-Not run on the machine it was written on, which has no GPU: tests/trainer/test_offload.py holds when what is moved
-where.
+Experimental, not run on a GPU: tests/trainer/test_offload.py checks only which tensor is moved where, and when.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ Move = Callable[[paddle.Tensor], None]
 
 
 class OffloadedOptimizer:
-    """Any optimizer, with its state in pinned host memory between steps.
+    """Optimizer wrapper that keeps the state in pinned host memory between steps.
 
     Attributes:
-        inner: the optimizer itself.
+        inner: the wrapped optimizer.
     """
 
     def __init__(
@@ -33,25 +32,25 @@ class OffloadedOptimizer:
         """Wrap an optimizer.
 
         Args:
-            inner: the optimizer.
-            state: gives its live tensors, and makes them where no step was yet.
-            to_device: moves a tensor to the GPU, in place.
-            to_host: moves it to pinned memory, in place.
+            inner: optimizer to wrap.
+            state: returns its live state tensors; they are created if no step was made yet.
+            to_device: moves a tensor to the GPU in place.
+            to_host: moves a tensor to pinned host memory in place.
         """
         self.inner = inner
         self._state, self._to_device, self._to_host = state, to_device or _to_device, to_host or _to_pinned_memory
 
     def set_lr(self, learning_rate: float) -> None:
-        """The rate of the steps that follow."""
+        """Set the learning rate of the next steps."""
         self.inner.set_lr(learning_rate)
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Set the gradients to zero, or drop them."""
+        """Set gradients to zero, or drop them if `set_to_zero` is False."""
         self.inner.clear_grad(set_to_zero)
 
     def step(self) -> None:
-        """Fetch the state, make the step, put the state back."""
-        # Small counters that lie on the CPU by themselves stay there.
+        """Move the state to the GPU, make the step, and move the state back."""
+        # Step counts are on the CPU and stay there.
         moving = [tensor for tensor in self._state() if not tensor.place.is_cpu_place()]
         for tensor in moving:
             self._to_device(tensor)
@@ -61,12 +60,16 @@ class OffloadedOptimizer:
 
 
 def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
-    """Raise a `ValueError` where a parameter is on the CPU: its optimizer state is in the host's memory anyway."""
+    """Check that all parameters are on a GPU.
+
+    Raises:
+        ValueError: a parameter is on the CPU, so its optimizer state is in host memory anyway.
+    """
     for parameter in parameters:
         if not parameter.place.is_gpu_place():
             raise ValueError(
-                f"offload_optim keeps optimizer state off the GPU, and the model is on {parameter.place}: its state is "
-                "in the host's memory anyway. Leave offload_optim out."
+                f"offload_optim moves optimizer state from the GPU to host memory, and the model is on "
+                f"{parameter.place}, where the state is in host memory anyway; leave offload_optim out"
             )
 
 
