@@ -19,13 +19,13 @@ class TrainableModel(nn.Layer):
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
-        vocabulary: sharded embedding and lm_head; None while they are full.
+        vocab_parallel: sharded embedding and lm_head; None while they are full.
         quantization: quantization of the linear layers; None for weights in floating point.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
     """
 
     config: Any
-    vocabulary: Any
+    vocab_parallel: Any
     quantization: Any
     reads_prompts: bool = False
 
