@@ -86,7 +86,7 @@ def test_a_sigterm_said_again_at_once_is_the_same_one(monkeypatch):
             for _ in range(3):  # as Paddle's launchers do
                 os.kill(os.getpid(), signal.SIGTERM)
             assert signals.received == signal.SIGTERM and heard == []
-            monkeypatch.setattr(signals_module, "_SAID_AGAIN", 0.0)
+            monkeypatch.setattr(signals_module, "_REPEAT_SECONDS", 0.0)
             os.kill(os.getpid(), signal.SIGTERM)
             assert heard == [signal.SIGTERM]
     finally:
