@@ -1,4 +1,4 @@
-"""Small files of each kind, made for a test."""
+"""Fixtures: small files of each format."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LLAMA = {
 
 @pytest.fixture
 def golden() -> Path:
-    """The folder of the golden files."""
+    """Return the folder of the golden files."""
     return DATA
 
 
 @pytest.fixture
 def llama_metadata() -> dict[str, Any]:
-    """What config_from_gguf needs to know of a one-layer model."""
+    """Return the metadata of a one-layer model that config_from_gguf requires."""
     return dict(LLAMA)
 
 

@@ -1,4 +1,4 @@
-"""GGUF metadata as config.json."""
+"""Test config.json dicts derived from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_m
 EMBEDDING = {"token_embd.weight": np.zeros((11, 32), np.float32)}
 
 
-def test_a_plain_llama(write_gguf, llama_metadata):
+def test_config_from_gguf_plain_llama(write_gguf, llama_metadata):
     config = read_model_config(write_gguf(llama_metadata, EMBEDDING))
     expected = {
         "model_type": "llama",
@@ -37,25 +37,25 @@ def test_a_plain_llama(write_gguf, llama_metadata):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_golden_files(architecture, golden):
+def test_config_from_gguf_matches_golden_files(architecture, golden):
     config = read_model_config(golden / f"checkpoint_{architecture}.gguf")
     assert config["model_type"] == architecture
     assert (config["rope_theta"], config["head_dim"], config["vocab_size"]) == (50000.0, 16, 40)
     assert config["tie_word_embeddings"] == (architecture != "llama")
 
 
-def test_the_end_of_a_turn_ends_generation_too(write_gguf, llama_metadata):
+def test_config_from_gguf_end_of_turn_is_an_eos_token(write_gguf, llama_metadata):
     llama_metadata |= {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.bos_token_id": 1}
     path = write_gguf(llama_metadata, EMBEDDING)
     assert read_generation_config(path) == {"eos_token_id": [2, 7], "bos_token_id": 1, "pad_token_id": None}
 
 
-def test_a_window_makes_it_mistral(write_gguf, llama_metadata):
+def test_config_from_gguf_llama_with_window_is_mistral(write_gguf, llama_metadata):
     config = read_model_config(write_gguf(llama_metadata | {"llama.attention.sliding_window": 16}, EMBEDDING))
     assert (config["model_type"], config["sliding_window"]) == ("mistral", 16)
 
 
-def test_biases_are_seen(write_gguf, llama_metadata):
+def test_config_from_gguf_reads_biases(write_gguf, llama_metadata):
     biases = {f"blk.0.attn_{name}.bias": np.zeros(2, np.float32) for name in ("q", "output")}
     config = read_model_config(write_gguf(llama_metadata, EMBEDDING | biases))
     assert (config["attention_bias"], config["mlp_bias"]) == (True, False)
@@ -83,7 +83,7 @@ def test_biases_are_seen(write_gguf, llama_metadata):
         ),
     ],
 )
-def test_rotary_scalings(metadata, expected, write_gguf, llama_metadata):
+def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, llama_metadata):
     assert read_model_config(write_gguf(llama_metadata | metadata, EMBEDDING))["rope_scaling"] == expected
 
 
@@ -97,7 +97,7 @@ def llama3_divisor(wavelength: float, factor: float) -> float:
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def test_llama3_scaling_is_recognized_from_its_divisors(write_gguf, llama_metadata):
+def test_config_from_gguf_recognizes_llama3_divisors(write_gguf, llama_metadata):
     theta, head_dim = 500000.0, 64
     metadata = llama_metadata | {
         "llama.rope.freq_base": theta,
@@ -129,12 +129,12 @@ def test_llama3_scaling_is_recognized_from_its_divisors(write_gguf, llama_metada
         ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),
     ],
 )
-def test_what_the_decoders_lack_is_refused(metadata, message, write_gguf, llama_metadata):
+def test_config_from_gguf_unsupported_raises(metadata, message, write_gguf, llama_metadata):
     with pytest.raises(ValueError, match=message):
         read_model_config(write_gguf(llama_metadata | metadata, EMBEDDING))
 
 
-def test_missing_metadata_is_named(write_gguf, llama_metadata):
+def test_config_from_gguf_missing_metadata_is_named(write_gguf, llama_metadata):
     del llama_metadata["llama.block_count"]
     with pytest.raises(ValueError, match=r"no llama\.block_count"):
         read_model_config(write_gguf(llama_metadata, EMBEDDING))

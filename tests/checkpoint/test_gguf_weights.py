@@ -1,4 +1,4 @@
-"""GGUF tensors: every block format against its formula, names and row order against transformers' own reading."""
+"""Test GGUF tensors: block formats against their formulas, names and row order against transformers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ BLOCKS = {  # bytes of a block, where its float16 numbers stand, its formula
 
 @pytest.mark.parametrize("num_blocks", [1, 3])
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_blocks_follow_their_formula(kind, num_blocks, write_gguf):
+def test_read_gguf_tensor_blocks_follow_formula(kind, num_blocks, write_gguf):
     size, scales_at, formula = BLOCKS[kind]
     rng = np.random.default_rng(num_blocks)
     blocks = rng.integers(0, 256, (5, num_blocks, size), dtype=np.uint8)
@@ -115,7 +115,7 @@ def test_blocks_follow_their_formula(kind, num_blocks, write_gguf):
     np.testing.assert_allclose(got, np.array(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_plain_formats_keep_their_bits(write_gguf):
+def test_gguf_weights_plain_formats_keep_bits(write_gguf):
     bits = np.random.default_rng(0).integers(0, 0x7F00, (3, 5)).astype(np.uint16)
     tensors = {
         "token_embd.weight": (bits.view(np.uint8), "BF16"),
@@ -131,7 +131,7 @@ def test_plain_formats_keep_their_bits(write_gguf):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_names_rows_and_values_are_those_transformers_reads(architecture, golden):
+def test_gguf_weights_match_transformers(architecture, golden):
     source = open_weights(golden / f"checkpoint_{architecture}.gguf")
     expected = dict(np.load(golden / f"checkpoint_{architecture}.npz"))
     if architecture != "llama":
@@ -141,7 +141,7 @@ def test_names_rows_and_values_are_those_transformers_reads(architecture, golden
         assert np.array_equal(source.read(name, "float32"), values), name
 
 
-def test_unpermuting_undoes_the_converters_permutation():
+def test_unpermute_rows_inverts_converter():
     rows = np.arange(2 * 8 * 3).reshape(16, 3)  # 2 heads of 8 channels
     permuted = rows.reshape(2, 2, 4, 3).swapaxes(1, 2).reshape(16, 3)  # llama.cpp: (head, half, i) -> (head, i, half)
     assert not np.array_equal(permuted, rows)
@@ -149,33 +149,33 @@ def test_unpermuting_undoes_the_converters_permutation():
     assert np.array_equal(unpermute_rows(permuted[:, 0], 2), rows[:, 0])
 
 
-def test_an_unread_block_format_is_named(write_gguf):
+def test_read_gguf_tensor_unsupported_type_is_named(write_gguf):
     source = open_weights(write_gguf({}, {"token_embd.weight": (np.zeros((2, 84), np.uint8), "Q2_K")}))
     with pytest.raises(ValueError, match=r"token_embd\.weight is stored as Q2_K; known are F32, .*Q6_K"):
         source.read("model.embed_tokens.weight")
 
 
-def test_an_unknown_architecture_and_experts_are_refused(write_gguf):
+def test_gguf_weights_unsupported_architecture_raises(write_gguf):
     with pytest.raises(ValueError, match="architecture 'gemma3' is not supported; known: llama, qwen2, qwen3"):
         open_weights(write_gguf({}, {"token_embd.weight": np.zeros((2, 2), np.float32)}, "gemma3"))
     with pytest.raises(ValueError, match="mixture of experts"):
         open_weights(write_gguf({"llama.expert_count": 8}, {"token_embd.weight": np.zeros((2, 2), np.float32)}))
 
 
-def test_tensors_the_model_does_not_have_are_named(write_gguf):
+def test_gguf_weights_unknown_tensors_are_named(write_gguf):
     with pytest.raises(ValueError, match=r"does not have: blk\.0\.ssm_in\.weight"):
         open_weights(write_gguf({}, {"blk.0.ssm_in.weight": np.zeros((2, 2), np.float32)}))
 
 
 @pytest.mark.parametrize("keep", [2, 30, 300, -40])
-def test_a_file_cut_short_is_named(golden, tmp_path, keep):
+def test_open_gguf_truncated_file_is_named(golden, tmp_path, keep):
     whole = (golden / "checkpoint_llama.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(whole[:keep])
     with pytest.raises(ValueError, match=r"model\.gguf: not a GGUF file, or damaged or truncated"):
         open_weights(tmp_path / "model.gguf")
 
 
-def test_without_the_gguf_library_the_error_says_what_to_install(golden, monkeypatch):
+def test_open_gguf_without_library_says_what_to_install(golden, monkeypatch):
     monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install gguf"):
         open_weights(golden / "checkpoint_llama.gguf")

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what wins, and errors that name the file."""
+"""Test config.json and generation_config.json: precedence, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def folder_with(tmp_path, config: dict, generation: dict | None = None):
     return tmp_path
 
 
-def test_a_written_config_is_read_back(tmp_path):
+def test_write_model_config_reads_back(tmp_path):
     write_model_config(tmp_path / "new", {"model_type": "llama", "name": "ä", "rope_scaling": None})
     assert read_model_config(tmp_path / "new") == {"model_type": "llama", "name": "ä", "rope_scaling": None}
 
 
-def test_generation_config_wins_and_ends_are_a_list(tmp_path):
+def test_read_generation_config_wins_over_config(tmp_path):
     folder = folder_with(tmp_path, {"eos_token_id": 1, "bos_token_id": 5}, {"eos_token_id": [2, 3], "top_p": 0.9})
     assert read_generation_config(folder) == {
         "eos_token_id": [2, 3],
@@ -36,28 +36,28 @@ def test_generation_config_wins_and_ends_are_a_list(tmp_path):
     }
 
 
-def test_config_alone_is_enough(tmp_path):
+def test_read_generation_config_falls_back_to_config(tmp_path):
     assert read_generation_config(folder_with(tmp_path, {"eos_token_id": 1}))["eos_token_id"] == [1]
 
 
-def test_no_end_is_an_empty_list(tmp_path):
+def test_read_generation_config_without_eos_is_empty_list(tmp_path):
     assert read_generation_config(folder_with(tmp_path, {}))["eos_token_id"] == []
 
 
-def test_no_end_is_written_as_null_and_wins_over_config_json(tmp_path):
-    """transformers asks for the first of a list of ends."""
+def test_write_generation_config_empty_eos_is_null(tmp_path):
+    """An empty list would fail in transformers, which reads the first entry."""
     folder = folder_with(tmp_path, {"eos_token_id": 4})
     write_generation_config(folder, {"eos_token_id": []})
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": None}
     assert read_generation_config(folder)["eos_token_id"] == []
 
 
-def test_ids_must_be_ids(tmp_path):
+def test_read_generation_config_non_integer_ids_raise(tmp_path):
     with pytest.raises(ValueError, match="must be token ids"):
         read_generation_config(folder_with(tmp_path, {"eos_token_id": "</s>"}))
 
 
-def test_errors_name_the_file(tmp_path):
+def test_read_model_config_errors_name_the_file(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')

@@ -1,4 +1,4 @@
-"""What a run goes on from: bit for bit, or an error that names the file."""
+"""Test training state: bit-for-bit restoration, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 
 
-def test_comes_back_bit_for_bit(tmp_path):
+def test_training_state_restores_bit_for_bit(tmp_path):
     moment = paddle.randn([3, 4])
     half = paddle.randn([5]).astype("bfloat16")
     state = {"step": 7, "loss": 0.1 + 0.2, "lr": 1e-30, "rng": [1, 2**60], "name": "ä"}
@@ -21,20 +21,20 @@ def test_comes_back_bit_for_bit(tmp_path):
     assert tensors.read("count").tolist() == [3]
 
 
-def test_parts_stand_side_by_side(tmp_path):
+def test_training_state_parts_are_separate_files(tmp_path):
     for rank in range(2):
         save_training_state(tmp_path, {"w": np.float32([rank])}, {"rank": rank}, part=f"rank{rank}")
     tensors, state = load_training_state(tmp_path, part="rank1")
     assert state == {"rank": 1} and tensors.read("w").tolist() == [1]
 
 
-def test_what_json_can_not_hold_is_refused(tmp_path):
+def test_save_training_state_non_json_value_raises(tmp_path):
     with pytest.raises(ValueError, match="pass arrays in `tensors`"):
         save_training_state(tmp_path, {}, {"array": np.zeros(2)})
 
 
 @pytest.mark.parametrize("name", ["training_state.json", "training_state.safetensors"])
-def test_a_damaged_file_is_named(tmp_path, name):
+def test_load_training_state_damaged_file_is_named(tmp_path, name):
     save_training_state(tmp_path, {"w": np.zeros(4, np.float32)}, {"step": 1})
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-6])
@@ -45,7 +45,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
         load_training_state(tmp_path)
 
 
-def test_files_of_two_saves_are_not_mixed(tmp_path):
+def test_load_training_state_mixed_saves_raise(tmp_path):
     save_training_state(tmp_path / "a", {"w": np.zeros(4, np.float32)}, {})
     save_training_state(tmp_path / "b", {"w": np.zeros(4), "v": np.zeros(4)}, {})
     (tmp_path / "b" / "training_state.json").replace(tmp_path / "a" / "training_state.json")

@@ -1,4 +1,4 @@
-"""The chat loop over a pipe: history, commands, streaming by whole characters."""
+"""Test the chat loop over a pipe: history, commands, streaming of complete characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(lines: str) -> tuple[list[tuple[str, list[tuple[str, str]]]], list[tuple
     return asked, history, output.getvalue()
 
 
-def test_turns_build_up_and_answers_are_all_that_is_written():
+def test_chat_passes_history_and_writes_only_answers():
     asked, history, written = run("hello\n\n  and now \n")
     answers = [decode(generate(tiny_model("llama_grouped_heads"), [p], max_new_tokens=4)[0]) for p in ([5, 0], [7, 1])]
     assert history == [("hello", answers[0]), ("and now", answers[1])]
@@ -34,13 +34,13 @@ def test_turns_build_up_and_answers_are_all_that_is_written():
     assert written == f"{answers[0]}\n{answers[1]}\n"
 
 
-def test_reset_forgets_and_exit_ends():
+def test_chat_reset_clears_history_and_exit_ends():
     asked, history, _ = run("one\n/reset\ntwo\n/exit\nthree\n")
     assert [(question, len(before)) for question, before in asked] == [("one", 0), ("two", 0)]
     assert [question for question, _ in history] == ["two"]
 
 
-def test_an_interrupted_answer_is_forgotten_and_the_chat_goes_on():
+def test_chat_interrupted_answer_is_dropped():
     model, output, calls = tiny_model("llama_grouped_heads"), io.StringIO(), []
 
     def encode_prompt(question, history):
@@ -53,8 +53,8 @@ def test_an_interrupted_answer_is_forgotten_and_the_chat_goes_on():
     assert calls == [0, 0] and [question for question, _ in history] == ["short"]
 
 
-def test_a_character_of_several_tokens_is_written_whole():
-    """Tokens are bytes here: what has arrived of a character decodes to the replacement mark."""
+def test_text_stream_writes_complete_characters():
+    """Tokens are bytes here, so an incomplete character decodes to the replacement character."""
     output = io.StringIO()
     stream = TextStream(lambda tokens: bytes(tokens).decode("utf-8", errors="replace"), output)
     written = []

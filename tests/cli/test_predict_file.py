@@ -1,4 +1,4 @@
-"""Answering many rows into a file: order, content, interruption, and the log without a terminal."""
+"""Test answering rows into a file: order, content, interruption, and log lines without a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = [PredictionRow(prompt, f"frage ß {number}", "") for number, prompt in en
 OPTIONS = {"max_new_tokens": 6, "decode_strategy": "sampling", "seed": 4, "eos_token_id": [3, 5, 7]}
 
 
-def test_lines_are_in_the_rows_order_and_as_if_answered_at_once(tmp_path, monkeypatch):
+def test_predict_file_keeps_row_order_across_parts(tmp_path, monkeypatch):
     """Several parts of several batches: a row's draws follow its number in the file."""
     monkeypatch.setattr(module, "_BATCHES_PER_PART", 2)
     model, output = tiny_model("llama_grouped_heads"), tmp_path / "new" / "output.json"
@@ -30,7 +30,7 @@ def test_lines_are_in_the_rows_order_and_as_if_answered_at_once(tmp_path, monkey
     assert [path.name for path in output.parent.iterdir()] == ["output.json"]
 
 
-def test_an_interrupted_run_leaves_the_earlier_output_and_its_own_lines(tmp_path, monkeypatch):
+def test_predict_file_interrupted_keeps_earlier_output(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_BATCHES_PER_PART", 1)
     output = tmp_path / "output.json"
     output.write_text("earlier")
@@ -48,7 +48,7 @@ def test_an_interrupted_run_leaves_the_earlier_output_and_its_own_lines(tmp_path
     assert len((tmp_path / ".output.json.incomplete").read_text().splitlines()) >= 4
 
 
-def test_without_a_terminal_the_log_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+def test_predict_file_without_terminal_logs_progress(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "_SECONDS_PER_LOG_LINE", 0.0)
     monkeypatch.setattr(module.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(module.logger, "propagate", False)

@@ -1,4 +1,4 @@
-"""Generation against decoding by definition, transformers' continuations, and its own promises about batches."""
+"""Compare generation with plain decoding and with transformers; test batching, limits and callbacks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ END = (3, 5, 7)
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_continuations_are_transformers(case, option):
-    """One batch of all prompts here, each alone there."""
+def test_generate_matches_transformers(case, option):
+    """All prompts form one batch here; transformers continued each alone."""
     model = CausalLM(DecoderConfig.from_dict(MODELS[case]))
     for name, parameter in model.named_parameters():
         parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
@@ -34,7 +34,7 @@ def test_continuations_are_transformers(case, option):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_in_batches_equals_decoding_by_definition(family):
+def test_generate_greedy_in_batches_equals_plain_decoding(family):
     """Rows of very unequal length, over and under the window of 8, some ended early by one of several tokens."""
     model, prompts = tiny_model(family), random_prompts(LENGTHS)
     free = [greedy_without_cache(model, prompt, 24) for prompt in prompts]
@@ -45,7 +45,7 @@ def test_greedy_in_batches_equals_decoding_by_definition(family):
 
 
 @pytest.mark.parametrize("strategy", ["greedy_search", "sampling"])
-def test_a_model_whose_training_diverged_answers_with_an_error(strategy):
+def test_generate_nan_logits_raise(strategy):
     model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
     weight = model.parameters()[3]
     weight.set_value(paddle.full(weight.shape, float("nan")))
@@ -53,7 +53,7 @@ def test_a_model_whose_training_diverged_answers_with_an_error(strategy):
         generate(model, random_prompts((5, 1)), max_new_tokens=4, decode_strategy=strategy)
 
 
-def test_dynamic_rope_stretches_with_the_whole_prompt():
+def test_generate_dynamic_rope_uses_whole_prompt_length():
     """Far past the trained context the first new token is that of the logits without a cache."""
     rope = {"rope_type": "dynamic", "factor": 8.0}
     settings = {**SIZES, "model_type": "llama", "max_position_embeddings": 16, "rope_scaling": rope}
@@ -63,8 +63,8 @@ def test_dynamic_rope_stretches_with_the_whole_prompt():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_sampling_does_not_depend_on_batch_mates(batch_size):
-    """The same row number and seed draw the same tokens in every batch; another seed draws others."""
+def test_generate_sampling_is_independent_of_batch(batch_size):
+    """A row number and a seed give the same tokens in every batch; another seed gives others."""
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts(LENGTHS)
     options = {"max_new_tokens": 12, "decode_strategy": "sampling", "eos_token_id": list(END)}
     options |= {"top_p": 0.9, "top_k": 30, "repetition_penalty": 1.2}
@@ -74,21 +74,21 @@ def test_sampling_does_not_depend_on_batch_mates(batch_size):
     assert len(set(map(tuple, reference))) == len(reference)
 
 
-def test_sampling_the_single_likeliest_is_greedy():
+def test_generate_sampling_top_1_is_greedy():
     model, prompts = tiny_model("qwen3_qk_norm"), random_prompts((4, 6))
     sampled = generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", top_k=1)
     assert sampled == generate(model, prompts, max_new_tokens=8)
     assert sampled == generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", top_p=0.0)
 
 
-def test_a_repetition_penalty_stops_a_greedy_loop():
+def test_generate_repetition_penalty_breaks_greedy_loop():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((4,))
     tokens = generate(model, prompts, max_new_tokens=60, repetition_penalty=1000.0)[0]
     assert len(set(tokens)) == 60 and not set(tokens) & set(prompts[0])
     assert len(set(generate(model, prompts, max_new_tokens=60)[0])) < 60
 
 
-def test_the_end_token_is_left_out_and_a_full_row_has_its_limit():
+def test_generate_omits_end_token_and_respects_limit():
     model, prompt = tiny_model("llama_grouped_heads"), random_prompts((6,))
     free = generate(model, prompt, max_new_tokens=10)[0]
     assert len(free) == 10
@@ -96,14 +96,14 @@ def test_the_end_token_is_left_out_and_a_full_row_has_its_limit():
     assert generate(model, prompt, max_new_tokens=10, eos_token_id=end)[0] == free[: free.index(end)]
 
 
-def test_max_total_length_counts_the_prompt():
+def test_generate_max_total_length_includes_prompt():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
     assert [len(row) for row in generate(model, prompts, max_new_tokens=10, max_total_length=9)] == [3, 6]
     with pytest.raises(ValueError, match="prompt 0 has 6 tokens; max_total_length 6 leaves no room"):
         generate(model, prompts, max_new_tokens=10, max_total_length=6)
 
 
-def test_callbacks_hear_every_token_and_every_row_once():
+def test_generate_callbacks_get_each_token_and_row_once():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts(LENGTHS)
     tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
     rows: dict[int, list[int]] = {}
@@ -124,7 +124,7 @@ def test_callbacks_hear_every_token_and_every_row_once():
     assert [tokens[number] for number in range(len(prompts))] == result == [rows[n] for n in range(len(prompts))]
 
 
-def test_modes_and_gradients_are_as_before():
+def test_generate_restores_modes_and_gradients():
     model = tiny_model("llama_grouped_heads")
     model.train()
     model.model.norm.eval()
@@ -153,7 +153,7 @@ def test_modes_and_gradients_are_as_before():
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
-def test_an_impossible_option_is_named(options, message):
+def test_generate_invalid_option_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         generate(tiny_model("llama_grouped_heads"), [[1]], **{"max_new_tokens": 1, **options})
 
@@ -161,10 +161,10 @@ def test_an_impossible_option_is_named(options, message):
 @pytest.mark.parametrize(
     ("prompt", "message"), [([], "prompt 1 is empty"), ([4, 97], "prompt 1 has token ids from 4 to 97")]
 )
-def test_an_impossible_prompt_is_named(prompt, message):
+def test_generate_invalid_prompt_is_named(prompt, message):
     with pytest.raises(ValueError, match=message):
         generate(tiny_model("llama_grouped_heads"), [[1], prompt], max_new_tokens=1)
 
 
-def test_no_prompts_give_no_rows():
+def test_generate_without_prompts_returns_no_rows():
     assert generate(tiny_model("llama_grouped_heads"), [], max_new_tokens=1) == []

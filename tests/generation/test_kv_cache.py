@@ -1,4 +1,4 @@
-"""The cache's in-place attention against the reference over everything it was given."""
+"""Compare the cache's in-place attention with the reference over all keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random_step(length: int, seed: int) -> tuple[paddle.Tensor, paddle.Tensor, p
 
 
 def assert_same_after_padding(out: paddle.Tensor, expected: paddle.Tensor, first: int) -> None:
-    """Equal wherever a row's tokens are real; elsewhere merely finite."""
+    """Compare the outputs of real tokens; those of padding must only be finite."""
     for row, start in enumerate(STARTS):
         real = slice(max(0, start - first), None)
         np.testing.assert_allclose(out.numpy()[row, real], expected.numpy()[row, real], rtol=1e-5, atol=1e-6)
@@ -29,7 +29,7 @@ def assert_same_after_padding(out: paddle.Tensor, expected: paddle.Tensor, first
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_attending_in_place_is_attention_over_all_stored_keys(window, monkeypatch):
+def test_kv_cache_attend_equals_attention_over_all_keys(window, monkeypatch):
     """Chunks and single steps over several blocks of capacity, two layers that must not mix."""
     monkeypatch.setattr(kv_cache, "BLOCK", 4)
     cache, told = KVCache(STARTS), {0: ([], []), 1: ([], [])}
@@ -45,7 +45,7 @@ def test_attending_in_place_is_attention_over_all_stored_keys(window, monkeypatc
         assert cache.length == all_k.shape[1]
 
 
-def test_layers_with_different_windows_share_a_step():
+def test_kv_cache_layers_with_different_windows_share_a_step():
     cache = KVCache(STARTS)
     q, k, v = random_step(9, seed=1)
     for layer, window in enumerate((None, 2)):
@@ -53,7 +53,7 @@ def test_layers_with_different_windows_share_a_step():
         assert_same_after_padding(cache.attend(layer, q, k, v, window, 1.0), expected, first=0)
 
 
-def test_nothing_that_is_stored_wants_a_gradient():
+def test_kv_cache_stores_no_gradients():
     cache = KVCache(STARTS)
     for step, length in enumerate((3, 1, 5)):
         inputs = random_step(length, seed=step)
@@ -62,7 +62,7 @@ def test_nothing_that_is_stored_wants_a_gradient():
         assert cache.attend(0, *inputs, None, 1.0).stop_gradient
 
 
-def test_keeping_rows_keeps_their_keys_and_padding():
+def test_select_rows_keeps_keys_and_padding():
     cache = KVCache(STARTS)
     q, k, v = random_step(7, seed=0)
     cache.attend(0, q, k, v, None, 1.0)

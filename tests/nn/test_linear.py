@@ -1,3 +1,5 @@
+"""Test the linear layer: product, bias format, frozen weights."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -15,15 +17,15 @@ def make(bias: bool) -> Linear:
     return layer
 
 
-def test_it_multiplies_by_the_transposed_weight():
+def test_linear_multiplies_by_transposed_weight():
     layer, x = make(bias=True), normal(7, 2, 4, 5)
     assert layer.weight.shape == [3, 5] and layer.bias.shape == [3]
     expected = x @ layer.weight.numpy().T + layer.bias.numpy()
     np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_a_wider_bias_does_not_widen_the_result():
-    """Under autocast the matmul gives half precision beside a bias in fp32; here it is fp32 beside fp64."""
+def test_linear_wider_bias_keeps_output_dtype():
+    """Autocast combines a half-precision product with an fp32 bias; here fp32 with fp64."""
     layer, x = make(bias=True), paddle.to_tensor(normal(7, 4, 5))
     whole = layer(x)
     layer.bias = paddle.create_parameter([3], "float64", default_initializer=nn.initializer.Assign(layer.bias.numpy()))
@@ -34,8 +36,8 @@ def test_a_wider_bias_does_not_widen_the_result():
     assert layer.bias.grad.dtype == paddle.float64
 
 
-def test_a_frozen_weight_has_no_part_in_the_backward_pass():
-    """The matmul's node has no edge to it, so that only the input's gradient is computed."""
+def test_linear_frozen_weight_is_skipped_in_backward():
+    """The matmul's node has no edge to the weight, so only the input's gradient is computed."""
     layer = make(bias=False)
     x = paddle.to_tensor(normal(7, 4, 5), stop_gradient=False)
     for frozen in (True, False):

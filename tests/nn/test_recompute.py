@@ -1,4 +1,4 @@
-"""Whatever is computed again: the same losses and gradients, dropout's random numbers included, and less is kept."""
+"""Test recompute plans: same losses and gradients, dropout included, fewer saved activations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plain(request):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_same_loss_and_gradients(plain, name):
+def test_recompute_gives_same_loss_and_gradients(plain, name):
     adapter, want_loss, want = plain
     loss, gradients = run(adapter, PLANS[name])
     assert loss == want_loss
@@ -71,8 +71,8 @@ def test_same_loss_and_gradients(plain, name):
         np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
 
 
-def test_what_is_kept_is_not_computed_again():
-    """How often each projection runs in a pass: twice where its layer is run again, once where its result stays."""
+def test_saved_regions_are_not_recomputed():
+    """Count how often each projection runs in a pass: twice if recomputed, once if its result is saved."""
 
     def calls(plan: RecomputePlan) -> dict[str, int]:
         model, counts = make_model("none"), {}
@@ -96,8 +96,8 @@ def test_what_is_kept_is_not_computed_again():
     assert set(calls(RecomputePlan(excluded_layers=frozenset({1}))).values()) == {1}
 
 
-def test_less_is_kept():
-    """Numbers that wait for the backward pass, as Paddle's autograd saves them."""
+def test_recompute_saves_fewer_activations():
+    """Count the activations that Paddle's autograd saves for the backward pass."""
 
     def kept(plan: RecomputePlan | None) -> int:
         model, sizes = make_model("none"), {}
@@ -120,10 +120,10 @@ def test_less_is_kept():
     assert layers < kept(RecomputePlan(excluded_layers=frozenset({0}))) < everything
 
 
-def test_layers_that_the_model_has_not_are_named():
+def test_check_layers_unknown_layers_are_named():
     with pytest.raises(ValueError, match=r"names \[2, 7\]; the model's layers are 0 to 1"):
         make_model("none").enable_recompute(RecomputePlan(excluded_layers=frozenset({0, 2, 7})))
 
 
-def test_outside_of_a_layer_a_place_is_nothing():
+def test_recompute_region_outside_layer_calls_function():
     assert recompute_region("flash_attn", lambda a, b: (a, b), 1, 2) == (1, 2)

@@ -1,3 +1,5 @@
+"""Test rotary embedding: angles, config spellings, scalings, invalid settings."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -15,7 +17,7 @@ def tables(config: dict, positions: list[int], head_dim: int = 8) -> tuple[np.nd
     return cos.numpy()[0], sin.numpy()[0]
 
 
-def test_plain_angles():
+def test_rope_default_angles_match_formula():
     cos, sin = tables({"rope_theta": 100.0}, [0, 1, 50])
     angles = np.outer([0, 1, 50], 100.0 ** (-np.arange(0, 8, 2) / 8))
     np.testing.assert_allclose(cos, np.tile(np.cos(angles), 2), atol=1e-5)
@@ -32,7 +34,7 @@ def test_plain_angles():
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_both_spellings_mean_the_same(scaling):
+def test_rope_settings_both_spellings_are_equal(scaling):
     old_key = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
     configs = (
         {"rope_theta": 5e5, "rope_scaling": scaling},
@@ -67,11 +69,11 @@ def test_both_spellings_mean_the_same(scaling):
     ],
     ids=["two places", "yarn", "llama3", "dynamic"],
 )
-def test_settings_in_two_places_are_read_as_transformers_reads_them(config, meant):
+def test_rope_settings_conflict_resolves_as_transformers(config, meant):
     np.testing.assert_array_equal(tables(config, [3, 3000], head_dim=64), tables(meant, [3, 3000], head_dim=64))
 
 
-def test_llama3_keeps_fast_frequencies_and_stretches_slow_ones():
+def test_rope_llama3_keeps_fast_and_stretches_slow_frequencies():
     cos, _ = tables({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, [1000], head_dim=64)
     plain = 5e5 ** (-np.arange(0, 64, 2) / 64)
     wavelengths = 2 * np.pi / plain
@@ -82,7 +84,7 @@ def test_llama3_keeps_fast_frequencies_and_stretches_slow_ones():
         assert cos[0, index] == pytest.approx(np.cos(1000 * plain[index] / 8), abs=1e-3)
 
 
-def test_dynamic_scaling_waits_for_the_trained_length():
+def test_rope_dynamic_scales_only_beyond_trained_length():
     config = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     np.testing.assert_array_equal(tables(config, [7, 99]), tables({}, [7, 99]))
     assert np.abs(tables(config, [7, 200])[0][0] - tables({}, [7, 200])[0][0]).max() > 1e-4
@@ -98,6 +100,6 @@ def test_dynamic_scaling_waits_for_the_trained_length():
         ({"partial_rotary_factor": 0.5}, 8, "partial_rotary_factor 0.5"),
     ],
 )
-def test_impossible_settings_are_refused_at_once(config, head_dim, message):
+def test_rope_settings_invalid_raises_at_construction(config, head_dim, message):
     with pytest.raises(ValueError, match=message):
         RotaryEmbedding(RopeSettings.from_config(config, head_dim))

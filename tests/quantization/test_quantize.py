@@ -1,4 +1,4 @@
-"""int8 and int4 against their formula; what the formats cost; how wrong they are; what is refused."""
+"""Test quantization: int8 and int4 against their formula, size and error of each format, invalid input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unpacked(codes: np.ndarray, count: int) -> np.ndarray:
     return np.stack([codes >> 4, codes & 15], axis=1).reshape(-1)[:count]
 
 
-def test_int8_is_a_scale_a_row():
+def test_quantize_int8_has_one_scale_per_row():
     weight = weight_of(9, 35)
     stored = quantize(weight, QuantizationConfig(algo="weight_only_int8"))
     scales = np.abs(weight).max(axis=1) / np.float32(127)
@@ -41,7 +41,7 @@ def test_int8_is_a_scale_a_row():
 
 
 @pytest.mark.parametrize("group", [None, 4, 12])
-def test_int4_is_a_scale_a_row_or_a_group(group: int | None):
+def test_quantize_int4_has_one_scale_per_row_or_group(group: int | None):
     weight = weight_of(5, 36)
     stored = quantize(weight, QuantizationConfig(algo="weight_only_int4", group_size=group))
     blocks = weight.reshape(-1, group or 36)
@@ -52,7 +52,7 @@ def test_int4_is_a_scale_a_row_or_a_group(group: int | None):
     np.testing.assert_allclose(dequantize(stored).numpy(), (codes * scales[:, None]).reshape(5, 36), rtol=1e-6)
 
 
-def test_codes_are_the_nearest_levels():
+def test_quantize_codes_are_nearest_levels():
     weight = weight_of(16, 64)
     for algo in ("nf4", "fp4"):
         stored = quantize(weight, QuantizationConfig(algo=algo))
@@ -64,7 +64,7 @@ def test_codes_are_the_nearest_levels():
         np.testing.assert_allclose(dequantize(stored).numpy(), chosen * largest, rtol=1e-6, atol=0)
 
 
-def test_the_levels_of_nf4_are_equally_likely_values_of_the_normal_distribution():
+def test_levels_nf4_are_quantiles_of_normal_distribution():
     table = levels("nf4")
     assert table[7] == 0 and table[0] == -1 and table[15] == 1
     assert np.all(np.diff(table) > 0)
@@ -75,7 +75,7 @@ def test_the_levels_of_nf4_are_equally_likely_values_of_the_normal_distribution(
         np.testing.assert_allclose(np.diff(shares), (0.9677083 - 0.5) / count, atol=2e-3)
 
 
-def test_the_levels_of_scales():
+def test_dynamic_levels_match_definition():
     table = dynamic_levels()
     assert len(np.unique(table)) == 256
     assert table[-1] == 1.0 and table[127] == 0.0
@@ -83,7 +83,7 @@ def test_the_levels_of_scales():
 
 
 @pytest.mark.parametrize("algo", ["nf4", "fp4"])
-def test_four_bits_with_double_quantization_cost_at_most_4_2_bits(algo: str):
+def test_quantize_double_quantization_costs_at_most_4_2_bits(algo: str):
     weight = np.random.default_rng(0).standard_normal((576, 1536)).astype(np.float32)
     single, double = (
         QuantizedLinear(quantize(weight, QuantizationConfig(algo=algo, double_quant=d))) for d in (False, True)
@@ -95,7 +95,7 @@ def test_four_bits_with_double_quantization_cost_at_most_4_2_bits(algo: str):
     assert weight.nbytes / held > 7.6
 
 
-def test_the_finer_the_format_the_smaller_the_error():
+def test_quantize_finer_format_has_smaller_error():
     weight = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)
     formats = [
         QuantizationConfig(algo="weight_only_int8"),
@@ -109,14 +109,14 @@ def test_the_finer_the_format_the_smaller_the_error():
     assert errors[2] < 1.02 * errors[1]
 
 
-def test_half_precision_weights_are_taken_as_they_are():
+def test_quantize_accepts_half_precision_weights():
     weight = paddle.to_tensor(weight_of(8, 64)).astype("bfloat16")
     stored = quantize(weight, QuantizationConfig(algo="nf4"))
     again = quantize(weight.astype("float32"), QuantizationConfig(algo="nf4"))
     assert np.array_equal(stored.codes.numpy(), again.codes.numpy())
 
 
-def test_empty_has_the_shapes_of_a_quantized_weight():
+def test_empty_has_shapes_of_quantized_weight():
     for options in (
         QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=2),
         QuantizationConfig(algo="weight_only_int8"),
@@ -132,7 +132,7 @@ def test_empty_has_the_shapes_of_a_quantized_weight():
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.MonkeyPatch):
+def test_quantize_in_chunks_gives_same_codes(algo: str, monkeypatch: pytest.MonkeyPatch):
     weight, options = weight_of(37, 33), QuantizationConfig(algo=algo, block_size=64, double_quant=True)
     whole = quantize(weight, options)
     monkeypatch.setattr("paddlenlp_ext.quantization.quantize._CHUNK", 200)
@@ -141,7 +141,7 @@ def test_some_blocks_at_a_time_give_the_same(algo: str, monkeypatch: pytest.Monk
         assert np.array_equal(getattr(parts, name).numpy(), getattr(whole, name).numpy()), name
 
 
-def test_mixed_widths_go_by_name():
+def test_quantize_linears_mixes_formats_by_name():
     options = QuantizationConfig(
         algo={"q_proj": "nf4", r".*\.mlp\..*": "weight_only_int8", "lm_head": None}, block_size=32
     )
@@ -151,7 +151,7 @@ def test_mixed_widths_go_by_name():
     assert options.for_layer("model.layers.0.self_attn.k_proj") is None
 
 
-def test_what_can_not_be_is_refused():
+def test_quantize_invalid_input_raises():
     with pytest.raises(ValueError, match=r"weight_quantize_algo='nf5' is not known; did you mean 'nf4'\?"):
         QuantizationConfig(algo="nf5")
     with pytest.raises(ValueError, match="qlora_weight_blocksize=63 is out of range"):
@@ -167,7 +167,7 @@ def test_what_can_not_be_is_refused():
         quantize_layer("layers.0.up_proj", paddle.to_tensor(weight), QuantizationConfig(algo="fp4"))
 
 
-def test_a_model_is_not_quantized_twice():
+def test_quantize_linears_twice_raises():
     config = {"model_type": "llama", "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     model = AutoModelForCausalLM.from_config(config | layers)
@@ -176,7 +176,7 @@ def test_a_model_is_not_quantized_twice():
         quantize_linears(model, QuantizationConfig(algo="fp4"))
 
 
-def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_train():
+def test_quantized_linear_uses_weight_value_and_has_no_parameters():
     bias = paddle.to_tensor(np.arange(7, dtype=np.float32), stop_gradient=False)
     layer = QuantizedLinear(quantize(weight_of(7, 36), QuantizationConfig(algo="nf4", double_quant=True)), bias)
     assert (layer.in_features, layer.out_features) == (36, 7)
@@ -188,15 +188,15 @@ def test_a_quantized_linear_computes_with_its_weight_value_and_has_nothing_to_tr
     assert {name for name in layer.state_dict() if "bias" not in name} == {"codes", "scales", "group_scales", "offset"}
 
 
-def test_values_loaded_into_the_layer_are_those_it_computes_with():
+def test_quantized_linear_computes_with_loaded_values():
     options = QuantizationConfig(algo="nf4", double_quant=True)
     full, blank = QuantizedLinear(quantize(weight_of(7, 36), options)), QuantizedLinear(empty((7, 36), options))
     blank.set_state_dict(full.state_dict())
     assert np.array_equal(blank.weight_value().numpy(), full.weight_value().numpy())
 
 
-def test_it_takes_no_longer_than_a_few_binary_searches():
-    """Processor time beside NumPy's own search of 15 boundaries: some seconds for a model of a billion weights."""
+def test_quantize_is_as_fast_as_a_few_binary_searches():
+    """Compare processor time with NumPy's search of 15 boundaries: seconds for a billion weights."""
     weight, middles = weight_of(512, 576), np.linspace(-1, 1, 15, dtype=np.float32)
     options = QuantizationConfig(algo="nf4", double_quant=True)
     ours, searching = [], []

@@ -1,4 +1,4 @@
-"""nf4 and fp4 are bitsandbytes': the same codes, scales and weights."""
+"""Compare nf4 and fp4 codes, scales and weights with bitsandbytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def golden() -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def test_tables_are_the_same_numbers(golden: dict[str, np.ndarray]):
+def test_levels_match_bitsandbytes(golden: dict[str, np.ndarray]):
     assert np.array_equal(dynamic_levels(), golden["dynamic_levels"])
     for algo in ("nf4", "fp4"):
         assert np.array_equal(levels(algo), golden[f"{algo}/levels"])
@@ -28,7 +28,7 @@ def test_tables_are_the_same_numbers(golden: dict[str, np.ndarray]):
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("algo", ["nf4", "fp4"])
-def test_codes_scales_and_weights_are_the_same(golden: dict[str, np.ndarray], algo: str, case: str, double: bool):
+def test_quantize_matches_bitsandbytes(golden: dict[str, np.ndarray], algo: str, case: str, double: bool):
     options = QuantizationConfig(algo=algo, block_size=CASES[case]["block_size"], double_quant=double)
     stored = quantize(weight_of(case), options)
     prefix = f"{algo}/{case}/{'double' if double else 'single'}"

@@ -1,4 +1,4 @@
-"""Parts of quantized weights: their numbers are the whole's, their blocks fit, and what does not fit is refused."""
+"""Test shards of quantized weights: same values as the full weight, smaller blocks, refused shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weight_of(out: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("out", "width"), [(6, 96), (10, 64), (4, 160)])
-def test_parts_are_the_wholes_numbers(algo, double, axis, out, width):
+def test_slice_weight_shards_have_values_of_full_weight(algo, double, axis, out, width):
     options = QuantizationConfig(algo=algo, double_quant=double and algo in ("nf4", "fp4"), double_quant_block_size=4)
     whole = quantize(weight_of(out, width), options)
     values, half = dequantize(whole).numpy(), whole.shape[axis] // 2
@@ -38,7 +38,7 @@ def cut_shape(values: np.ndarray, cut: Shard) -> tuple[int, ...]:
     return values[cut.index].shape
 
 
-def test_blocks_become_as_small_as_a_cut_asks_for():
+def test_slice_weight_reduces_block_size_as_needed():
     whole = quantize(weight_of(6, 96), QuantizationConfig(algo="nf4"))
     assert slice_weight(whole, Shard(0, 0, 2, 6)).block_size == 64
     assert slice_weight(whole, Shard(0, 0, 3, 6)).block_size == 32
@@ -56,7 +56,7 @@ def test_blocks_become_as_small_as_a_cut_asks_for():
         ("weight_only_int8", (6, 16), Shard(1, 0, 8, 16)),
     ],
 )
-def test_what_does_not_fit_is_refused(algo, shape, cut):
+def test_slice_weight_unsupported_size_raises(algo, shape, cut):
     whole = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
     with pytest.raises(
         ValueError, match=rf"{algo} in blocks of \d+ cannot be sharded into parts of {cut.stop - cut.start}"
@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_refused(algo, shape, cut):
         slice_weight(whole, cut)
 
 
-def test_a_layer_goes_on_as_a_part():
+def test_shard_weight_layer_computes_with_its_shard():
     options = QuantizationConfig(algo="nf4", double_quant=True)
     layer = QuantizedLinear(quantize(weight_of(8, 128), options))
     x = paddle.to_tensor(weight_of(3, 128))

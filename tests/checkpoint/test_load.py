@@ -1,4 +1,4 @@
-"""Stored tensors into a layer: the values, the formats, and one error that names everything that does not fit."""
+"""Test loading into a layer: values, formats, and one error that lists all mismatches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def saved(folder, stored):
     return open_weights(folder)
 
 
-def test_values_arrive_in_the_parameters_own_memory(tmp_path):
+def test_load_weights_writes_into_parameter_memory(tmp_path):
     layer = Tiny()
     before = layer.proj.weight.data_ptr()
     load_weights(layer, saved(tmp_path, tensors()))
@@ -43,14 +43,14 @@ def test_values_arrive_in_the_parameters_own_memory(tmp_path):
     assert layer.proj.weight.data_ptr() == before
 
 
-def test_a_bfloat16_layer_gets_rounded_values(tmp_path):
+def test_load_weights_rounds_to_bfloat16(tmp_path):
     layer = Tiny().to(dtype="bfloat16")
     load_weights(layer, saved(tmp_path, tensors()))
     expected = paddle.to_tensor(tensors()["model.embed_tokens.weight"]).astype("bfloat16").numpy()
     assert np.array_equal(layer.model.embed_tokens.weight.numpy(), expected)
 
 
-def test_one_error_names_all_and_loads_nothing(tmp_path):
+def test_load_weights_mismatch_lists_all_and_loads_nothing(tmp_path):
     stored = tensors() | {"extra.weight": np.zeros(2, np.float32), "proj.weight": np.zeros((3, 4), np.float32)}
     del stored["model.embed_tokens.weight"]
     layer = Tiny()
@@ -65,18 +65,18 @@ def test_one_error_names_all_and_loads_nothing(tmp_path):
     assert np.array_equal(layer.proj.weight.numpy(), before)
 
 
-def test_a_long_list_is_cut_with_its_total(tmp_path):
+def test_load_weights_long_list_is_shortened_with_total(tmp_path):
     stored = tensors() | {f"extra.{i:02}": np.zeros(1, np.float32) for i in range(25)}
     with pytest.raises(ValueError, match=r"25 unexpected: extra\.00, .* and 15 more"):
         load_weights(Tiny(), saved(tmp_path, stored))
 
 
-def test_buffers_of_older_files_are_passed_over(tmp_path):
+def test_load_weights_ignores_buffers_of_older_files(tmp_path):
     stored = tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)}
     load_weights(Tiny(), saved(tmp_path, stored))
 
 
-def test_a_tied_head_may_be_stored_if_it_is_the_same(tmp_path):
+def test_load_weights_tied_head_must_equal_embedding(tmp_path):
     stored = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
     load_weights(Tiny(), saved(tmp_path / "same", stored))
     stored["lm_head.weight"] = stored["lm_head.weight"] + 1

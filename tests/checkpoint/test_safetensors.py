@@ -1,4 +1,4 @@
-"""Reading and writing safetensors: what the library writes is read, what is written here the library reads."""
+"""Test reading and writing safetensors against the safetensors library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_reads_what_the_library_wrote(tmp_path):
+def test_safetensors_file_reads_library_output(tmp_path):
     save_file(arrays(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     source = open_weights(tmp_path)
     assert set(source.names()) == set(arrays())
@@ -37,7 +37,7 @@ def test_reads_what_the_library_wrote(tmp_path):
     assert np.array_equal(source.read("half", "float32"), arrays()["half"].astype(np.float32))
 
 
-def test_what_was_read_may_be_written_into(tmp_path):
+def test_safetensors_file_read_returns_writable_array(tmp_path):
     save_file(arrays(), tmp_path / "model.safetensors")
     source = open_weights(tmp_path)
     for name in arrays():
@@ -45,8 +45,8 @@ def test_what_was_read_may_be_written_into(tmp_path):
     assert all(np.array_equal(source.read(name), expected) for name, expected in arrays().items())
 
 
-def test_a_tensor_that_starts_at_an_odd_byte_is_read(tmp_path):
-    """The format asks for no alignment."""
+def test_safetensors_file_reads_unaligned_tensor(tmp_path):
+    """The format does not require alignment."""
     entries = {
         "c": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "w": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]},
@@ -60,7 +60,7 @@ def test_a_tensor_that_starts_at_an_odd_byte_is_read(tmp_path):
     assert np.array_equal(parameter.numpy(), values)
 
 
-def test_a_file_that_was_cut_after_it_was_opened_is_named(tmp_path):
+def test_safetensors_file_truncated_after_open_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({"w": np.zeros(5000, np.float32)}, file)
     source = open_weights(tmp_path)
@@ -69,7 +69,7 @@ def test_a_file_that_was_cut_after_it_was_opened_is_named(tmp_path):
         source.read("w")
 
 
-def test_the_library_reads_what_is_written_here(tmp_path):
+def test_write_safetensors_is_read_by_library(tmp_path):
     files = save_sharded(tmp_path, arrays())
     assert [file.name for file in files] == ["model.safetensors"]
     loaded = load_file(files[0])
@@ -81,7 +81,7 @@ def test_the_library_reads_what_is_written_here(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_bfloat16_keeps_its_bits_from_paddle_to_paddle(tmp_path):
+def test_write_safetensors_keeps_bfloat16_bits(tmp_path):
     tensor = paddle.randn([4, 3]).astype("bfloat16")
     save_sharded(tmp_path, {"w": tensor})
     source = open_weights(tmp_path)
@@ -92,7 +92,7 @@ def test_bfloat16_keeps_its_bits_from_paddle_to_paddle(tmp_path):
         assert file.get_slice("w").get_dtype() == "BF16"
 
 
-def test_shards_hold_every_tensor_once_within_the_limit(tmp_path):
+def test_save_sharded_stores_each_tensor_once_within_limit(tmp_path):
     tensors = {f"layer.{i}": np.full((10, 10), i, np.float32) for i in range(7)}
     files = save_sharded(tmp_path, iter(tensors.items()), max_shard_bytes=850)
     assert [file.name for file in files[:2]] == ["model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"]
@@ -105,13 +105,13 @@ def test_shards_hold_every_tensor_once_within_the_limit(tmp_path):
     assert np.array_equal(source.read("layer.6"), tensors["layer.6"])
 
 
-def test_only_floating_tensors_change_format(tmp_path):
+def test_save_sharded_dtype_converts_only_floating_tensors(tmp_path):
     save_sharded(tmp_path, {"w": np.float32([1.0, 2.0]), "codes": np.int8([1, 2])}, dtype="bfloat16")
     source = open_weights(tmp_path)
     assert (source.dtype("w"), source.dtype("codes")) == ("bfloat16", "int8")
 
 
-def test_lazy_tensors_are_made_one_at_a_time_and_checked(tmp_path):
+def test_write_safetensors_lazy_tensors_one_at_a_time(tmp_path):
     made = []
 
     def lazy(name: str, shape: tuple[int, ...]) -> LazyTensor:
@@ -123,7 +123,7 @@ def test_lazy_tensors_are_made_one_at_a_time_and_checked(tmp_path):
         save_sharded(tmp_path / "wrong", {"c": lazy("c", (3, 2))})
 
 
-def test_a_new_save_leaves_nothing_of_the_old_one(tmp_path):
+def test_save_sharded_removes_earlier_save(tmp_path):
     tensors = {f"w{i}": np.zeros((10,), np.float32) for i in range(4)}
     save_sharded(tmp_path, tensors, max_shard_bytes=40)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"mine")
@@ -134,7 +134,7 @@ def test_a_new_save_leaves_nothing_of_the_old_one(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [4, 40, -1])
-def test_a_file_cut_short_is_named(tmp_path, cut):
+def test_safetensors_file_truncated_is_named(tmp_path, cut):
     save_file(arrays(), tmp_path / "model.safetensors")
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:cut])
@@ -142,7 +142,7 @@ def test_a_file_cut_short_is_named(tmp_path, cut):
         open_weights(tmp_path)
 
 
-def test_a_failed_write_keeps_the_file_that_was_there(tmp_path):
+def test_write_safetensors_failure_keeps_old_file(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {"w": np.float32([1])})
 
     def fail() -> np.ndarray:
@@ -162,14 +162,14 @@ def write_index(folder, index) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_sharded_safetensors_missing_shard_is_named(tmp_path):
     sharded(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ValueError, match=r"shard model-00002-of-00002\.safetensors is missing"):
         open_weights(tmp_path)
 
 
-def test_an_index_of_another_save_is_refused(tmp_path):
+def test_sharded_safetensors_index_of_other_save_raises(tmp_path):
     index = sharded(tmp_path)
     index["weight_map"]["c"] = index["weight_map"]["a"]
     write_index(tmp_path, index)
@@ -177,14 +177,14 @@ def test_an_index_of_another_save_is_refused(tmp_path):
         open_weights(tmp_path)
 
 
-def test_an_index_that_leaves_out_a_tensor_is_refused(tmp_path):
+def test_sharded_safetensors_incomplete_index_raises(tmp_path):
     index = sharded(tmp_path)
     save_file({"a": np.zeros(8, np.float32), "c": np.ones(1, np.float32)}, tmp_path / index["weight_map"]["a"])
     with pytest.raises(ValueError, match=r"1 tensors of the files are not in the index: c \(model-00001"):
         open_weights(tmp_path)
 
 
-def test_shards_saved_half_over_earlier_ones_are_no_model(tmp_path):
+def test_save_sharded_interrupted_over_old_save_does_not_load(tmp_path):
     sharded(tmp_path)
 
     def fail() -> np.ndarray:
@@ -198,7 +198,7 @@ def test_shards_saved_half_over_earlier_ones_are_no_model(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/secret.safetensors", "sub/x.safetensors", ".."])
-def test_an_index_that_points_elsewhere_is_refused(tmp_path, file):
+def test_sharded_safetensors_index_outside_folder_raises(tmp_path, file):
     index = sharded(tmp_path)
     index["weight_map"]["a"] = file
     write_index(tmp_path, index)
@@ -207,19 +207,19 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path, file):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
-def test_a_damaged_index_is_named(tmp_path, text):
+def test_sharded_safetensors_damaged_index_is_named(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: (damaged|expected)"):
         open_weights(tmp_path)
 
 
-def test_pickles_are_refused_with_the_reason(tmp_path):
+def test_open_weights_pickles_raise_with_reason(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin\)\. Reading a pickle can run any code"):
         open_weights(tmp_path)
 
 
-def test_other_folders_say_what_is_missing(tmp_path):
+def test_open_weights_other_paths_say_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
         open_weights(tmp_path)
     (tmp_path / "a.gguf").touch()
@@ -232,7 +232,7 @@ def test_other_folders_say_what_is_missing(tmp_path):
         open_weights(tmp_path / "weights.npz")
 
 
-def test_an_unread_format_is_named(tmp_path):
+def test_safetensors_file_unsupported_format_is_named(tmp_path):
     header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
     header += b" " * (-len(header) % 8)
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
@@ -240,7 +240,7 @@ def test_an_unread_format_is_named(tmp_path):
         open_weights(tmp_path).read("w")
 
 
-def test_every_tensor_starts_at_a_multiple_of_its_item_size(tmp_path):
+def test_write_safetensors_aligns_tensors_to_item_size(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {"codes": np.int8([1, 2, 3]), "w": np.float32([1.0])})
     data = (tmp_path / "x.safetensors").read_bytes()
     header_bytes = int.from_bytes(data[:8], "little")
@@ -249,7 +249,7 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(tmp_path):
     assert header["w"]["data_offsets"] == [0, 4] and header["codes"]["data_offsets"] == [4, 7]
 
 
-def test_a_full_disk_leaves_nothing_half_written_and_is_named(tmp_path):
+def test_write_safetensors_full_disk_leaves_no_partial_file(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"weight": np.zeros(4, np.float32)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))

@@ -1,3 +1,5 @@
+"""Test new_parameter: values, shapes without values, speed."""
+
 from __future__ import annotations
 
 import time
@@ -12,14 +14,14 @@ from tests.common.arrays import normal
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_it_starts_as_the_value_rounded_as_paddle_rounds(dtype):
+def test_new_parameter_rounds_as_paddle(dtype):
     value = normal(1, 5, 3)
     parameter = new_parameter(nn.Layer(), value.T, dtype)
     assert parameter.shape == [3, 5] and str(parameter.dtype) == f"paddle.{dtype}" and not parameter.stop_gradient
     np.testing.assert_array_equal(parameter.numpy(), paddle.to_tensor(value).astype(dtype).numpy().T)
 
 
-def test_in_a_plan_it_has_a_shape_alone():
+def test_new_parameter_under_lazy_guard_has_only_a_shape():
     value = normal(2, 5, 3)
     with paddle.LazyGuard():
         parameter = new_parameter(nn.Layer(), value, "float32")
@@ -28,8 +30,8 @@ def test_in_a_plan_it_has_a_shape_alone():
     np.testing.assert_array_equal(parameter.numpy(), value)
 
 
-def test_numbers_do_not_become_python_objects():
-    """Paddle's `Assign` took 0.5 s of processor time for as many."""
+def test_new_parameter_creates_no_python_numbers():
+    """Paddle's `Assign` took 0.5 s of processor time for the same array."""
     value, start = np.zeros((2048, 2048), np.float32), time.process_time()
     new_parameter(nn.Layer(), value, "float32")
     assert time.process_time() - start < 0.1

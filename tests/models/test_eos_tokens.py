@@ -1,4 +1,4 @@
-"""Where answers end goes with the model: read beside its weights, extended, written, used by `generate`."""
+"""Test end tokens: read with the model, extended, saved, used by `generate`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.models.tiny_model import make_model
 
 
-def test_end_tokens_are_read_extended_and_written(tmp_path):
+def test_eos_token_ids_are_read_extended_and_saved(tmp_path):
     make_model(eos_token_id=5).save_pretrained(tmp_path / "a")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
     assert model.eos_token_ids == [5]
@@ -20,7 +20,7 @@ def test_end_tokens_are_read_extended_and_written(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "b").eos_token_ids == [5, 7]
 
 
-def test_generate_ends_there_unless_told_otherwise():
+def test_generate_ends_at_eos_token_ids_by_default():
     model = make_model()
     free = model.generate([[1, 2, 3]], max_new_tokens=6)[0]
     assert len(free) == 6

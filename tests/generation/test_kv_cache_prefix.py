@@ -1,4 +1,4 @@
-"""A cache that begins with keys and values that every row sees, whatever its padding."""
+"""Test a key-value cache with a prefix that every row sees, whatever its padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random(seed: int, *shape: int) -> paddle.Tensor:
 
 
 @pytest.mark.parametrize("window", [None, 3, 7])
-def test_rows_see_the_prefix_and_then_their_own(window, monkeypatch):
+def test_kv_cache_rows_see_prefix_and_own_keys(window, monkeypatch):
     monkeypatch.setattr(kv_cache, "BLOCK", 4)
     prefixes = {layer: (random(layer, P, K, H), random(50 + layer, P, K, H)) for layer in (3, 5)}
     cache = KVCache(STARTS)
@@ -47,7 +47,7 @@ def test_rows_see_the_prefix_and_then_their_own(window, monkeypatch):
         assert cache.length == q.shape[1]
 
 
-def test_as_prefix_is_all_there_is():
+def test_as_prefix_returns_all_keys_and_values():
     cache = KVCache([0])
     k, v = random(1, 1, 7, K, H), random(2, 1, 7, K, H)
     cache.attend(0, random(3, 1, 7, N, H), k, v, None, 1.0)
@@ -60,7 +60,7 @@ def test_as_prefix_is_all_there_is():
         other.set_prefix({0: (k_prefix, v_prefix)})
 
 
-def test_keeping_rows_keeps_the_prefix():
+def test_select_rows_keeps_prefix():
     prefix = (random(1, P, K, H), random(2, P, K, H))
     cache = KVCache(STARTS)
     cache.set_prefix({0: prefix})
