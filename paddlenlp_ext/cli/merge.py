@@ -1,72 +1,84 @@
-"""What the commands that fold an adapter into its base have in common: their arguments, and doing what they say."""
+"""Commands that merge an adapter into its base model: their common arguments, and the merge itself."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, replace
 from typing import TYPE_CHECKING
+
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.utils.logging import get_logger
 
 if TYPE_CHECKING:
     from paddle import nn
 
+_COMPAT = (
+    CompatKey("low_gpu_mem", (False,), "tensors are always merged one at a time", bool, "no effect"),
+    CompatKey(
+        "safe_serialization", (True,), "pickled weights are not written; leave the argument out", bool, "not here"
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeArguments(OptionGroup):
+    """Arguments of the merge commands."""
+
+    adapter_path: str = option(MISSING, help="adapter folder (written here, by PEFT or by PaddleNLP)")
+    output_path: str = option(MISSING, help="folder of the merged model")
+    model_name_or_path: str | None = option(None, help="base model; unset: the one that the adapter names")
+    device: str = option("auto", help="auto, cpu, gpu, ...: where the logits are compared")
+    dtype: str | None = option(
+        None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: the base's own"
+    )
+    merge_into: str = option(
+        "dequantized",
+        choices=("dequantized", "original"),
+        aliases=("merge_base",),
+        help="weights to merge into if the base is quantized: the ones trained against, or the original ones",
+    )
+    overwrite: bool = option(False, help="replace a model at the output path")
+    allow_pickle: bool = option(
+        False, help="read PaddleNLP's .pdparams where there are no safetensors; anything but arrays is refused"
+    )
+
 
 def merge_arguments(
     argv: Sequence[str], description: str | None, adapter_argument: str, output_aliases: Sequence[str] = ()
-) -> argparse.Namespace:
-    """Read the command line of a merge command; Paddle is not loaded for it.
+) -> MergeArguments:
+    """Parse the command line of a merge command; Paddle is not imported.
 
     Args:
         argv: the command line.
-        description: what `--help` says first.
-        adapter_argument: how the adapter's folder is given, such as "--lora_path".
+        description: first lines of the help text.
+        adapter_argument: name of the argument for the adapter's folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, as PaddleNLP's documents have them.
-    """
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    parser.add_argument("--model_name_or_path", help="base model; unset: the one that the adapter names")
-    parser.add_argument(
-        adapter_argument,
-        dest="adapter_path",
-        required=True,
-        help="adapter folder (written here, by PEFT or by PaddleNLP)",
-    )
-    parser.add_argument(
-        "--output_path", *output_aliases, dest="output_path", required=True, help="folder of the merged model"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu, ...: where the logits are compared")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="unset: the base's own")
-    parser.add_argument(
-        "--merge_base",
-        choices=("dequantized", "original"),
-        default="dequantized",
-        help="over a quantized base: merge into the weights that were trained against, or into the original ones",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model at the output path")
-    parser.add_argument(
-        "--safe_serialization", nargs="?", const="true", default="true", help="true; pickles are not written"
-    )
-    parser.add_argument(
-        "--allow_pickle",
-        action="store_true",
-        help="take PaddleNLP's .pdparams where there are no safetensors; what is no array in it is refused",
-    )
-    parser.add_argument(
-        "--low_gpu_mem", nargs="?", const="true", help="taken and without effect: tensors are merged one at a time"
-    )
-    arguments = parser.parse_args(argv)
-    if arguments.safe_serialization.lower() not in ("true", "1", "yes"):
-        parser.error("--safe_serialization False: pickled weights are not written; leave the argument out.")
-    return arguments
-
-
-def run_merge(arguments: argparse.Namespace, load_model: Callable[..., nn.Layer]) -> str:
-    """Merge, check, and return one line that says what came out.
-
-    Args:
-        arguments: of `merge_arguments`.
-        load_model: as `merge_adapter`'s.
 
     Raises:
-        ValueError: as `choose_device` and `merge_adapter`; nothing is left at the output then.
+        ConfigError: all problems of the command line.
+    """
+    options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
+    options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
+    aliases = tuple(alias.removeprefix("--") for alias in output_aliases)
+    options["output_path"] = replace(options["output_path"], aliases=aliases)
+    usage = f"{adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{description or ''}"
+    values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
+    for note in notes:
+        get_logger().info("%s", note)
+    return MergeArguments(**values)
+
+
+def run_merge(arguments: MergeArguments, load_model: Callable[..., nn.Layer]) -> str:
+    """Merge, compare the logits, and return a line that describes the result.
+
+    Args:
+        arguments: result of `merge_arguments`.
+        load_model: as in `merge_adapter`.
+
+    Raises:
+        ValueError: as in `choose_device` and `merge_adapter`; nothing is left at the output path then.
     """
     from paddlenlp_ext.peft.merge.files import choose_device, merge_adapter
 
@@ -79,7 +91,7 @@ def run_merge(arguments: argparse.Namespace, load_model: Callable[..., nn.Layer]
         dtype=arguments.dtype,
         overwrite=arguments.overwrite,
         allow_pickle=arguments.allow_pickle,
-        merge_base=arguments.merge_base,
+        merge_base=arguments.merge_into,
     )
     return (
         f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "

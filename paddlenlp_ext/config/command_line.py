@@ -29,8 +29,6 @@ def parse_arguments(
     argv: Sequence[str],
     options: Iterable[Option],
     usage: str,
-    *,
-    required: Sequence[str] = (),
     compat: Iterable[CompatKey] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """Parse the command line of a program that takes no files.
@@ -39,7 +37,6 @@ def parse_arguments(
         argv: the arguments after the program's name.
         options: what can be given.
         usage: first lines of the help text.
-        required: keys that must be given.
         compat: arguments of PaddleNLP's program that are accepted at their neutral value.
 
     Returns:
@@ -49,18 +46,19 @@ def parse_arguments(
         ConfigError: all problems of the command line.
         SystemExit: after `--help`.
     """
+    options = list(options)
     table = program_options(options, compat)
     line = read_command_line(argv, table)
     if line.wants_help:
-        print_help(table, usage)
+        print_help(program_options(options), usage)
     state = ParseState(table)
     state.report.problems += line.problems
     state.report.invalid_keys.update(problem.key for problem in line.problems)
     for file in line.files:
         state.report.error(f"{file!r} belongs to no argument; write --key value", "")
     state.take(line.settings)
-    for key in required:
-        if key not in state.values and key not in state.report.invalid_keys:
+    for key, option in table.options.items():
+        if option.required and key not in state.values and key not in state.report.invalid_keys:
             state.report.error(f"--{key} is required", key)
     state.check_compat()
     if state.report.problems:

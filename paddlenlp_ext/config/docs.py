@@ -22,9 +22,10 @@ def help_text(table: OptionTable, usage: str) -> str:
         lines += ["", f"{title}:"]
         for option in options:
             limits = option.limits.describe()
-            facts = f"{type_words(option)}{', ' + limits if limits else ''}; default {show_default(option.default)}"
+            default = "required" if option.required else f"default {show_default(option.default)}"
+            facts = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
             if option.section in _COMPAT_TITLES:
-                facts = f"default {show_default(option.default)}"
+                facts = default
             lines.append(f"  --{option.key:<28} {option.help}{_remark(option, table)} [{facts}]")
             if option.aliases:
                 lines.append(f"    {'':<28} also --{', --'.join(option.aliases)}")

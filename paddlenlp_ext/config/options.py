@@ -96,7 +96,7 @@ def option(
     """Return a dataclass field that is also a configuration key.
 
     Args:
-        default: value when the key is absent or `null`.
+        default: value when the key is absent or `null`; `dataclasses.MISSING`: the key must be given.
         help: one line that tells a user what the key does.
         minimum, maximum: inclusive bounds of a number (of every number, where the type is a list).
         above, below: exclusive bounds of a number.
@@ -124,6 +124,8 @@ def option(
         "arguments": tuple(arguments),
     }
     metadata = {_METADATA: details}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -145,6 +147,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    required: bool = False
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -194,7 +197,9 @@ def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
         if details is None:
             continue
         kinds, optional = kinds_of(hints[field_.name])
-        default = field_.default if field_.default is not dataclasses.MISSING else field_.default_factory()
+        default = field_.default
+        if default is dataclasses.MISSING and field_.default_factory is not dataclasses.MISSING:
+            default = field_.default_factory()
         options.append(
             Option(
                 key=details["key"] or prefix + field_.name,
@@ -202,7 +207,8 @@ def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
                 attribute=field_.name,
                 kinds=kinds,
                 optional=optional,
-                default=default,
+                default=None if default is dataclasses.MISSING else default,
+                required=default is dataclasses.MISSING,
                 help=details["help"],
                 limits=details["limits"],
                 aliases=details["aliases"],

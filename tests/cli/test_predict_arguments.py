@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.cli.predict_arguments import _ONLY_NEUTRAL, parse_arguments
+from paddlenlp_ext.cli.predict_arguments import _NEUTRAL_VALUES, parse_arguments
 
 MODEL = ["--model_name_or_path", "m"]
 
@@ -30,22 +30,22 @@ def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     parse_arguments(MODEL)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(ValueError, match="2 processes were started, and answering takes one"):
+    with pytest.raises(ValueError, match="2 processes were started, but prediction takes one"):
         parse_arguments(MODEL)
 
 
-@pytest.mark.parametrize("name", _ONLY_NEUTRAL)
+@pytest.mark.parametrize("name", _NEUTRAL_VALUES)
 def test_arguments_not_taken_up_accept_what_asks_for_nothing_and_refuse_the_rest(name):
-    neutral = _ONLY_NEUTRAL[name]
+    neutral = _NEUTRAL_VALUES[name]
     parse_arguments([*MODEL, f"--{name}", str(neutral)])
     parse_arguments([*MODEL, f"--{name}={str(neutral).lower()}"])
     other = {False: "true", "dynamic": "static"}.get(neutral, "17")
-    with pytest.raises(ValueError, match=f"--{name} {other} is not available yet; leave it"):
+    with pytest.raises(ValueError, match=rf"--{name}: {name}: {other} is not available yet \(leave it"):
         parse_arguments([*MODEL, f"--{name}", other])
 
 
 def test_a_switch_alone_means_true():
-    with pytest.raises(ValueError, match="--inference_model true is not available yet"):
+    with pytest.raises(ValueError, match="--inference_model: inference_model: true is not available yet"):
         parse_arguments([*MODEL, "--inference_model"])
 
 
@@ -53,17 +53,17 @@ def test_a_switch_alone_means_true():
     ("words", "message"),
     [
         ([], "model_name_or_path"),
-        ([*MODEL, "--modle_name_or_path", "x"], "did you mean --model_name_or_path"),
-        ([*MODEL, "--batchsize", "2"], "did you mean --batch_size"),
-        ([*MODEL, "--xyzzy", "2"], r"unknown argument '--xyzzy' \(--help"),
+        ([*MODEL, "--modle_name_or_path", "x"], "did you mean 'model_name_or_path'"),
+        ([*MODEL, "--batchsize", "2"], "did you mean 'batch_size'"),
+        ([*MODEL, "--xyzzy", "2"], "unknown key 'xyzzy'; --help lists the keys"),
         ([*MODEL, "stray"], "'stray' belongs to no argument"),
-        ([*MODEL, "--top_k", "many"], "top_k.*invalid int value: 'many'"),
-        ([*MODEL, "--use_flash_attention", "maybe"], "'maybe' is neither true nor false"),
-        ([*MODEL, "--dtype", "int3"], "--dtype int3 is not one of float32, bfloat16, float16"),
+        ([*MODEL, "--top_k", "many"], 'top_k: expected a whole number, got "many"'),
+        ([*MODEL, "--use_flash_attention", "maybe"], 'use_flash_attention: expected true or false, got "maybe"'),
+        ([*MODEL, "--dtype", "int3"], 'dtype: "int3" is not one of: float32, bfloat16, float16'),
         ([*MODEL, "--decode_strategy", "beam_search"], "'beam_search' is not available yet"),
         ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
-        ([*MODEL, "--batch_size", "0"], "--batch_size is 0: it must be at least 1"),
-        ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "one adapter at a time"),
+        ([*MODEL, "--batch_size", "0"], "batch_size: 0 is out of range; allowed: at least 1"),
+        ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "keep one, a run has one adapter"),
         ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),
     ],
 )

@@ -231,7 +231,9 @@ def test_other_mistakes_are_one_line(script: ModuleType, base: Path, tmp_path: P
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
     assert "device 'tpu' is not here" in refused(script, capsys, out, *named, adapter, "--device", "tpu")
-    assert "unrecognized arguments: --lora_pth" in refused(script, capsys, out, *named, adapter, "--lora_pth", "x")
+    assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in refused(
+        script, capsys, out, *named, adapter, "--lora_pth", "x"
+    )
     tensors = weights_of_adapter(adapter)
     tensors = {name.replace("layers.1.", "layers.7."): value for name, value in tensors.items()}
     save_named(adapter, tensors)

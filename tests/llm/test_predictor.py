@@ -269,7 +269,10 @@ def test_predictor_command_mistake_exits_with_2():
     command = [sys.executable, str(SCRIPT), "--model_name_or_path", "m", "--topk", "5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: unknown argument '--topk'; did you mean --top_k? (--help lists all)\n"
+    assert (
+        done.stderr
+        == "error: 1 problem in the arguments:\n  1. command line: --topk: unknown key 'topk'; did you mean 'top_k'?\n"
+    )
 
 
 def test_predictor_command_help_lists_arguments():
