@@ -43,7 +43,8 @@ class Problem:
         return self.location.column
 
     def __str__(self) -> str:
-        return f"{self.location}: {self.message}"
+        location = str(self.location)
+        return f"{location}: {self.message}" if location else self.message
 
 
 class ConfigError(ValueError):

@@ -81,7 +81,6 @@ SECTION_KEYS = (
     CompatKey("strategy_name", (None,), _STRETCHING, needs="use_long_sequence_strategies"),
     CompatKey("rope_scaling_factor", (1.0,), _STRETCHING, needs="use_long_sequence_strategies"),
     *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit"), "optim", "it is not built"),
-    CompatKey("report_to", ((), ("none",), ("visualdl",)), "numbers go to metrics.jsonl, and to visualdl"),
     *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
     *_keys("not yet", None, _DEGREES, "expert_parallel_degree", "no model here has experts"),
 )

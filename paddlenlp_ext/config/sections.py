@@ -212,6 +212,7 @@ class PrecisionConfig(OptionGroup):
         return "bfloat16" if self.bf16 else "float16"
 
 
+REPORTERS = ("none", "visualdl")
 STRATEGIES = ("no", "steps", "epoch")
 GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
 METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS)
@@ -271,7 +272,9 @@ class TrainConfig(OptionGroup):
     neftune_noise_alpha: float = option(5.0, minimum=0, help="size of that noise")
     disable_tqdm: bool = option(False, help="no progress bar")
     report_to: tuple[str, ...] = option(
-        (), choices=("visualdl", "tensorboard", "wandb", "swanlab", "none"), help="other places for the logged numbers"
+        (),
+        choices=(*REPORTERS, "tensorboard", "wandb", "swanlab"),
+        help="also send the logged numbers to visualdl (tensorboard, wandb and swanlab are not available yet)",
     )
 
     @property

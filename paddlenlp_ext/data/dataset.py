@@ -137,8 +137,6 @@ def load_dataset(
         raise ValueError(f"dataset_name_or_path is not set; give a folder or a built-in dataset ({known})")
     if config.task_name:
         raise ValueError(f"task_name is {config.task_name!r}, but no built-in dataset has tasks; remove it")
-    if config.bad_rows not in ("error", "drop"):
-        raise ValueError(f"bad_rows is {config.bad_rows!r}; it can be error, drop")
     files, names, read = _open(config.dataset_name_or_path, split)
     if config.autoregressive:
         template = PlainTemplate(tokenizer)

@@ -71,12 +71,9 @@ class PackingPlan:
         shuffle: bool = True,
         packs_per_step: int = 1,
     ) -> None:
-        if packing not in PACKINGS:
-            raise ValueError(f"packing is {packing!r}; it can be {', '.join(PACKINGS)}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        if packing != "none" and (capacity is None or capacity < 1):
-            raise ValueError(f"packing {packing!r} needs a capacity (max_length), got {capacity}")
+        assert packing in PACKINGS, repr(packing)
+        assert batch_size >= 1, f"batch_size is {batch_size}"
+        assert packing == "none" or (capacity is not None and capacity >= 1), f"capacity is {capacity}"
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size = batch_size
         self.packing = packing

@@ -46,8 +46,7 @@ class LengthLimits:
     truncation: str
 
     def __post_init__(self) -> None:
-        if self.truncation not in TRUNCATIONS:
-            raise ValueError(f"truncation is {self.truncation!r}; it can be {', '.join(TRUNCATIONS)}")
+        assert self.truncation in TRUNCATIONS, repr(self.truncation)
 
 
 @dataclass(frozen=True)

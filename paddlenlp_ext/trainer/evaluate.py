@@ -17,7 +17,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.config.sections import GENERATION_METRICS, METRIC_SPELLINGS
+from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
@@ -25,34 +25,16 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.text_metrics import text_metrics
 from paddlenlp_ext.utils.files import write_text
 
-_LOWER_IS_BETTER = ("loss", "perplexity")
-
 
 class BestMetricTracker:
-    """Metric that `metric_for_best_model` names, and the direction in which it improves.
+    """Metric that `metric_for_best_model` names, and the direction in which it improves."""
 
-    Raises:
-        ValueError: the metric needs generated answers and `eval_with_do_generation` is off.
-    """
-
-    def __init__(self, train: Any, with_generation: bool) -> None:
-        name = (train.metric_for_best_model or "loss").removeprefix("eval_")
-        self.name = METRIC_SPELLINGS.get(name, name)
-        if self.name in GENERATION_METRICS and not with_generation:
-            raise ValueError(f"metric_for_best_model {name!r} needs eval_with_do_generation: true")
-        greater = train.greater_is_better
-        self.greater_is_better = self.name not in _LOWER_IS_BETTER if greater is None else greater
+    def __init__(self, train: TrainConfig) -> None:
+        self.name, self.greater_is_better = train.best_metric, train.best_metric_is_greatest
 
     def value(self, metrics: dict[str, float]) -> float:
-        """Return the value of the metric in the metrics of an evaluation.
-
-        Raises:
-            ValueError: the evaluation has no such metric.
-        """
-        key = f"eval_{self.name}"
-        if key not in metrics:
-            raise ValueError(f"metric_for_best_model {self.name!r} is not among {', '.join(sorted(metrics))}")
-        return metrics[key]
+        """Return the value of the metric in the metrics of an evaluation."""
+        return metrics[f"eval_{self.name}"]
 
     def improves(self, value: float, best: float | None) -> bool:
         """Return whether `value` is better than the best so far; NaN never is."""

@@ -33,17 +33,10 @@ def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
 
 
 def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
-    """Build the schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps.
-
-    Raises:
-        ValueError: an unknown `lr_scheduler_type`, or `min_learning_rate` above `learning_rate`.
-    """
-    if options.lr_scheduler_type not in _SHAPES:
-        raise ValueError(f"lr_scheduler_type {options.lr_scheduler_type!r} is not one of {', '.join(sorted(_SHAPES))}")
+    """Build the schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps."""
     shape = _SHAPES[options.lr_scheduler_type]
-    peak, floor = options.learning_rate, options.min_learning_rate or 0.0
-    if floor > peak:
-        raise ValueError(f"min_learning_rate {floor} is above learning_rate {peak}: lower it")
+    peak, floor = options.learning_rate, options.min_learning_rate
+    assert floor <= peak, "checked by config.validation"
     warmup = num_warmup_steps(options, total_steps)
     decay_end = options.decay_steps or total_steps
 

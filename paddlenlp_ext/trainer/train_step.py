@@ -230,13 +230,9 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     | GPU | O1 | cast to bf16 | float32 |
     | GPU | O2 | bf16 | bf16 |
     | CPU | O1, O2 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 where frozen |
-
-    Raises:
-        ValueError: fp16, whose gradients need loss scaling.
     """
     dtype = precision.compute_dtype
-    if dtype == "float16":
-        raise ValueError("fp16: true is not available: its gradients need loss scaling; use bf16: true")
+    assert dtype != "float16", "checked by config.validation: gradients would need loss scaling"
     if dtype == "bfloat16" and precision.device == "cpu":
         return bf16_matmuls()
     if dtype == "float32" or precision.fp16_opt_level != "O1":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, check_same_data_order, data_order_facts
@@ -80,6 +81,7 @@ class Trainer:
         ranks: ProcessGroup | None = None,
         forward_backward: ForwardBackward | None = None,
     ) -> None:
+        check_trainer_config(config)
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.eval_rows = train_rows, eval_rows
         self.ranks, self.forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
@@ -87,7 +89,7 @@ class Trainer:
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
         self._measured: tuple[int, dict[str, float]] | None = None
-        self.best = BestMetricTracker(config.train, config.generation.eval_with_do_generation)
+        self.best = BestMetricTracker(config.train)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
         pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
@@ -95,8 +97,6 @@ class Trainer:
         self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
         if eval_rows is None and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs eval rows: set do_eval: true and provide a dev split")
-        if config.train.load_best_model_at_end and not self._evaluates:
-            raise ValueError("load_best_model_at_end needs evaluations: set evaluation_strategy to steps or epoch")
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def train(self) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from paddlenlp_ext.config.sections import DataConfig
 from tests.data.tiny_tokenizers import make_tokenizer
 
 
@@ -31,6 +31,6 @@ def options(tmp_path: Path):
             "autoregressive": False,
             "data_cache_dir": str(tmp_path / "cache"),
         }
-        return SimpleNamespace(**(values | changed))
+        return DataConfig(**(values | changed))
 
     return make

@@ -213,7 +213,7 @@ def test_account_adds_up_or_fails():
 
 
 def test_unknown_policy_for_bad_rows(options, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="'ignore'"):
+    with pytest.raises(ValueError, match='bad_rows: "ignore" is not one of: error, drop'):
         load_dataset(options(tmp_path, bad_rows="ignore"), "train", tokenizer)
 
 

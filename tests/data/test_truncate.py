@@ -149,5 +149,5 @@ def test_plain_text():
 
 
 def test_unknown_policy():
-    with pytest.raises(ValueError, match="'middle'"):
+    with pytest.raises(AssertionError, match="'middle'"):
         LengthLimits(1, 2, "middle")

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 
 
@@ -17,7 +19,7 @@ def options(**changes):
         "min_learning_rate": 0.0,
         "decay_steps": 0,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return OptimConfig(**{**values, **changes})
 
 
 def test_linear_falls_to_zero_at_the_end():
@@ -55,7 +57,7 @@ def test_warmup_ratio_rounds_up_but_not_by_a_rounding_error():
 
 
 def test_errors_name_the_value():
-    with pytest.raises(ValueError, match=r"lr_scheduler_type 'cosin' is not one of constant"):
-        build_schedule(options(lr_scheduler_type="cosin"), 10)
+    with pytest.raises(ValueError, match=r'lr_scheduler_type: "cosin" is not one of: linear, cosine, constant'):
+        options(lr_scheduler_type="cosin")
     with pytest.raises(ValueError, match=r"min_learning_rate 0\.1 is above learning_rate 0\.0003"):
-        build_schedule(options(min_learning_rate=0.1), 10)
+        check_trainer_config(RunConfig(optim=options(min_learning_rate=0.1)))

@@ -193,7 +193,7 @@ def test_seeds_differ_by_position():
 
 def test_foreign_reports_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "visualdl", None)
-    with pytest.raises(ValueError, match="report_to 'wandb' is not available"):
+    with pytest.raises(ValueError, match="report_to: wandb is not available yet"):
         make_trainer(tmp_path, report_to=["wandb"]).train()
     with pytest.raises(ValueError, match="needs VisualDL: pip install"):
         make_trainer(tmp_path, report_to=["visualdl"]).train()
@@ -221,6 +221,8 @@ def test_visualdl_gets_every_number(tmp_path, monkeypatch):
     assert scalars[-1] == "closed"
 
 
-def test_fp16_is_refused():
-    with pytest.raises(ValueError, match="fp16: true is not available"):
+def test_fp16_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="fp16: true is not available yet on GPUs"):
+        make_trainer(tmp_path, device="gpu", fp16=True)
+    with pytest.raises(AssertionError):
         autocast(PrecisionConfig(device="gpu", fp16=True))

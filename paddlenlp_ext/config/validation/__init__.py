@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.config.errors import ConfigError, Report
+from paddlenlp_ext.config.options import options_of
+from paddlenlp_ext.config.paddlenlp_compat import SECTION_KEYS
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
 from paddlenlp_ext.config.validation import parallel, precision, training
 from paddlenlp_ext.config.validation.rules import AdapterChoice
+from paddlenlp_ext.utils.json_reader import Location
+
+SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
 
 
 def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
@@ -30,8 +35,14 @@ def check_trainer_config(config: RunConfig) -> None:
     Raises:
         ConfigError: all problems.
     """
-    report = Report()
+    report = Report(home=Location())
     subjects = {name: getattr(config, name) for name in SECTIONS}
+    for section, section_class in SECTIONS.items():
+        for option in options_of(section_class, section):
+            entry = SECTION_COMPAT.get(option.key)
+            value = getattr(subjects[section], option.attribute)
+            if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
+                report.error(entry.message(str(value)), option.key)
     for rules in (training.rules, precision.training_rules):
         rules.apply(subjects, report)
     if report.problems:

@@ -10,6 +10,7 @@ from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections import (
     GENERATION_METRICS,
+    REPORTERS,
     DataConfig,
     GenerationConfig,
     ModelConfig,
@@ -60,6 +61,30 @@ def _evaluation_strategy_needs_do_eval(train: TrainConfig, report: Report) -> No
         report.error(message, "do_eval", "evaluation_strategy")
 
 
+@run_rules(
+    "load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps"
+)
+def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
+    if not train.load_best_model_at_end or train.evaluation_strategy == "no":
+        return
+    if train.evaluation_strategy != train.save_strategy:
+        report.error(
+            f"load_best_model_at_end needs evaluation_strategy ({train.evaluation_strategy}) and save_strategy "
+            f"({train.save_strategy}) to be the same; set save_strategy {train.evaluation_strategy}",
+            "save_strategy",
+            "evaluation_strategy",
+            "load_best_model_at_end",
+        )
+    elif train.save_strategy == "steps" and train.save_steps % (train.eval_steps or train.logging_steps) != 0:
+        report.error(
+            f"load_best_model_at_end needs an evaluation at every checkpoint: save_steps {train.save_steps} is not a "
+            f"multiple of eval_steps {train.eval_steps}",
+            "save_steps",
+            "eval_steps",
+            "load_best_model_at_end",
+        )
+
+
 @rules()
 def _packing_options_have_their_switch(model: ModelConfig, data: DataConfig, report: Report) -> None:
     needs = (
@@ -107,30 +132,11 @@ def _min_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> None
         )
 
 
-@rules("load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps")
-def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
-    if not train.load_best_model_at_end:
-        return
-    eval_steps = train.eval_steps or train.logging_steps
-    if train.evaluation_strategy == "no":
+@rules("load_best_model_at_end", "evaluation_strategy")
+def _best_model_needs_evaluations(train: TrainConfig, report: Report) -> None:
+    if train.load_best_model_at_end and train.evaluation_strategy == "no":
         message = "load_best_model_at_end needs evaluation_strategy steps or epoch, not no"
         report.error(message, "load_best_model_at_end", "evaluation_strategy")
-    elif train.evaluation_strategy != train.save_strategy:
-        report.error(
-            f"load_best_model_at_end needs evaluation_strategy ({train.evaluation_strategy}) and save_strategy "
-            f"({train.save_strategy}) to be the same; set save_strategy {train.evaluation_strategy}",
-            "save_strategy",
-            "evaluation_strategy",
-            "load_best_model_at_end",
-        )
-    elif train.save_strategy == "steps" and train.save_steps % eval_steps != 0:
-        report.error(
-            f"load_best_model_at_end needs an evaluation at every checkpoint: save_steps {train.save_steps} is not a "
-            f"multiple of eval_steps {eval_steps}",
-            "save_steps",
-            "eval_steps",
-            "load_best_model_at_end",
-        )
 
 
 @rules("autoregressive", "eval_with_do_generation")
@@ -153,6 +159,15 @@ def _generation_metric_needs_generation(train: TrainConfig, generation: Generati
             "metric_for_best_model",
             "eval_with_do_generation",
         )
+
+
+@rules("report_to")
+def _reporters_are_available(train: TrainConfig, report: Report) -> None:
+    for name in train.report_to:
+        if name not in REPORTERS:
+            report.error(
+                f"report_to: {name} is not available yet; numbers go to metrics.jsonl, and to visualdl", "report_to"
+            )
 
 
 @rules("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")

@@ -173,8 +173,6 @@ def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
         ValueError: a reporter that is not available or not installed.
     """
     names = [name for name in train.report_to if name != "none"]
-    if unknown := [name for name in names if name not in _REPORTERS]:
-        raise ValueError(f"report_to {unknown[0]!r} is not available: use {', '.join(_REPORTERS)} or none")
     return [
         MetricsFile(output_dir),
         build_progress(train.disable_tqdm),
