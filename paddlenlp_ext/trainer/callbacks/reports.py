@@ -170,7 +170,7 @@ def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
         output_dir: existing folder of the run.
 
     Raises:
-        ValueError: a reporter that is not available or not installed.
+        ValueError: the package of a reporter is not installed.
     """
     names = [name for name in train.report_to if name != "none"]
     return [
