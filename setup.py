@@ -36,6 +36,6 @@ setup(
         "visualdl": ["visualdl"],
         "triton": [TRITON],
         # Triton's interpreter runs the GPU kernels' tests on a CPU.
-        "dev": ["pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "pre-commit", TRITON],
+        "dev": ["pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit", TRITON],
     },
 )

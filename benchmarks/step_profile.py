@@ -20,8 +20,8 @@ _LAUNCH = " kernel launch"
 _native_function = library.function
 
 
-def _recorded_function(name: str, *types: str) -> Callable[..., Any]:
-    call = _native_function(name, *types)
+def _recorded_function(name: str) -> Callable[..., Any]:
+    call = _native_function(name)
 
     def recorded(*arguments: Any) -> Any:
         with paddle.profiler.RecordEvent(f"native {name}"):

@@ -55,7 +55,7 @@ def adamw_native(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, eps
         assert (parameter.shape, parameter.dtype) == (gradient.shape, gradient.dtype), "a gradient of another tensor"
     tensors = [pointers(column) for column in (parameters, gradients, *state)]
     numbers = [(ctypes.c_float * len(updates))(*column) for column in (rates, decays)]
-    run = function("adamw_update", "pppppppppifff")
+    run = function("adamw_update")
     run(*tensors, *numbers, sizes(parameters), len(updates), beta1, beta2, epsilon)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.library import function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
@@ -179,28 +180,23 @@ def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
 def adamw_8bit_native(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
     """In one pass over the parameter (csrc/adamw_8bit.cpp)."""
     assert value.shape == gradient.shape and moments.codes1.shape == [-(-value.size // BLOCK), BLOCK]
-    numbers = (ctypes.c_float * 8)(
+    numbers = struct("AdamStep")(
         *(step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2),
         *(step.correction1, step.correction2, step.epsilon, step.rate),
     )
     tensors = [pointer(tensor) for tensor in (value, gradient.contiguous(), *moments)]
-    run = function("adamw_8bit_update", "ppppppippp")
-    run(*tensors, value.size, ctypes.byref(_levels(True)), ctypes.byref(_levels(False)), numbers)
-
-
-class _Levels(ctypes.Structure):
-    """csrc/adamw_8bit.cpp explains the fields."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("values", "borders", "first"))
+    run = function("adamw_8bit_update")
+    run(*tensors, value.size, ctypes.byref(_levels(True)), ctypes.byref(_levels(False)), ctypes.byref(numbers))
 
 
 @functools.cache
-def _levels(signed: bool) -> _Levels:
+def _levels(signed: bool) -> ctypes.Structure:
+    """Return the DynamicLevels of a quantizer."""
     base, _ = search_table(dynamic_levels(signed))
     levels = dynamic_levels(signed)
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
-    found = _Levels(*(array.ctypes.data for array in arrays))
+    found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
     found.kept = arrays  # the addresses hold as long as these do
     return found
 

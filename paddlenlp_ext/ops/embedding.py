@@ -23,11 +23,8 @@ def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
     ids = ids.astype("int64").contiguous()
     rows = library.empty([*ids.shape, table.shape[1]])
     count, (num_rows, width) = ids.size, table.shape
-    found = library.function("embedding_rows", "pppiii", "i")(
-        library.pointer(table), library.pointer(ids), library.pointer(rows), count, num_rows, width
-    )
-    if not found:
-        raise ValueError(f"ids from {int(ids.min())} to {int(ids.max())} in an embedding of {num_rows} rows.")
+    addresses = library.pointer(table), library.pointer(ids), library.pointer(rows)
+    library.function("embedding_rows")(*addresses, count, num_rows, width)
     return rows
 
 

@@ -21,7 +21,9 @@ def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
 def sum_of_squares_native(tensors: Sequence[paddle.Tensor]) -> float:
     """In one call (csrc/gradients.cpp), summed in double precision; the same bits for any number of threads."""
     tensors = [tensor.contiguous() for tensor in tensors]
-    return function("sum_of_squares", "ppi", "d")(pointers(tensors), sizes(tensors), len(tensors))
+    total = ctypes.c_double()
+    function("sum_of_squares")(pointers(tensors), sizes(tensors), len(tensors), ctypes.byref(total))
+    return total.value
 
 
 def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
@@ -34,7 +36,7 @@ def scale_native(tensors: Sequence[paddle.Tensor], factor: float) -> None:
     """In one call; tensors that do not lie in one piece one after the other."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     whole = [tensor for tensor in tensors if tensor.is_contiguous()]
-    function("scale_tensors", "ppif")(pointers(whole), sizes(whole), len(whole), factor)
+    function("scale_tensors")(pointers(whole), sizes(whole), len(whole), factor)
 
 
 def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:

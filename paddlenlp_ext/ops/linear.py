@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, halves
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.saved_tensors import maker
 
-FEW_ROWS = 8
+SMALL_BATCH_ROWS = 8
 """Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
 
 
@@ -38,7 +38,7 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
         beside = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
         raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{beside}")
     y = library.empty([*leading, weight.shape[0]])
-    name = "linear_few_rows" if math.prod(leading) <= FEW_ROWS else "linear_forward"
+    name = "linear_small_batch" if math.prod(leading) <= SMALL_BATCH_ROWS else "linear_forward"
     rounds = name == "linear_forward" and halves(weight)
     read = as_half(weight) if rounds else weight
     _call(name, (cached_bf16(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
@@ -80,7 +80,7 @@ class _Linear(PyLayer):
             _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
         if ctx.wanted[2]:
             gradients[2] = library.empty([weight.shape[0]])
-            of_bias, rows = library.function("linear_bias_gradient", "ppii"), math.prod(gradient.shape[:-1])
+            of_bias, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
             of_bias(library.pointer(gradient), library.pointer(gradients[2]), rows, weight.shape[0])
         return tuple(gradients[: ctx.num_inputs])
 
@@ -89,7 +89,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
     """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]
-    library.function(name, "p" * len(tensors) + "iiii")(*addresses, rows, in_, out, rounds)
+    library.function(name)(*addresses, rows, in_, out, rounds)
 
 
 def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:

@@ -16,7 +16,7 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece, linear_native, wants_gradient
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, in_one_piece, linear_native, wants_gradient
 from paddlenlp_ext.ops.saved_tensors import maker
 
 
@@ -29,7 +29,7 @@ def lora_linear_native(
         raise ValueError(f"a LoRA linear of x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}")
     if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
-    if math.prod(x.shape[:-1]) <= FEW_ROWS:
+    if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
         return base.native_forward(x).add_(linear_native(linear_native(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
 
@@ -83,8 +83,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) 
     x, _, a, b, *_ = tensors
     rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]
     addresses = [None if each is None else library.pointer(each) for each in tensors]
-    call = library.function(name, "p" * len(addresses) + "iiiifi")
-    call(*addresses, rows, in_, out, rank, scaling, x.dtype == paddle.bfloat16)
+    library.function(name)(*addresses, rows, in_, out, rank, scaling, x.dtype == paddle.bfloat16)
 
 
 def lora_linear_reference(

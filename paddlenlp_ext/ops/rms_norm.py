@@ -78,7 +78,7 @@ def _forward(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> tuple
     num_rows, size = _rows(x)
     assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
     out, inverse_R = empty(x.shape), empty([num_rows])
-    run = function("rms_norm_forward", "ppfiipp")
+    run = function("rms_norm_forward")
     run(pointer(x), pointer(weight_D), epsilon, num_rows, size, pointer(out), pointer(inverse_R))
     return out, inverse_R
 
@@ -90,7 +90,7 @@ def _add_forward(
     assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
     total, out, inverse_R = empty(x.shape), empty(x.shape), empty([num_rows])
     inputs = pointer(x), pointer(addend), pointer(weight_D)
-    run = function("add_rms_norm_forward", "pppfiippp")
+    run = function("add_rms_norm_forward")
     run(*inputs, epsilon, num_rows, size, pointer(total), pointer(out), pointer(inverse_R))
     return total, out, inverse_R
 
@@ -106,7 +106,7 @@ def _backward(
     x_gradient = empty(x.shape)
     inputs = pointer(gradient), pointer(x), pointer(weight_D), pointer(inverse_R)
     beside = None if residual is None else pointer(residual)
-    function("rms_norm_backward", "pppppiip")(*inputs, beside, *_rows(x), pointer(x_gradient))
+    function("rms_norm_backward")(*inputs, beside, *_rows(x), pointer(x_gradient))
     return x_gradient
 
 
@@ -116,7 +116,7 @@ def _weight_gradient(
     if weight_D.stop_gradient:  # Paddle refuses a gradient that nobody wants
         return None
     weight_gradient = empty(weight_D.shape)
-    run = function("rms_norm_weight_backward", "pppiip")
+    run = function("rms_norm_weight_backward")
     run(pointer(gradient), pointer(x), pointer(inverse_R), *_rows(x), pointer(weight_gradient))
     return weight_gradient
 

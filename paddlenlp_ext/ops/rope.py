@@ -84,7 +84,7 @@ def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tenso
     assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables are of another format"
     out_BSNH = empty(x_BSNH.shape)
     inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
-    function("rope_turn", "pppiiiip")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
+    function("rope_turn")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
     return out_BSNH
 
 

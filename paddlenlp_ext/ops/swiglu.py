@@ -76,7 +76,7 @@ class _NativeSwiGlu(PyLayer):
         gradients = [empty(gate.shape) if wanted else None for wanted in ctx.wanted]
         addresses = [None if x is None else pointer(x) for x in gradients]
         inputs = pointer(gradient), pointer(gate), pointer(up)
-        run = function("swiglu_backward", "pppippi")
+        run = function("swiglu_backward")
         run(*inputs, math.prod(gate.shape), *addresses, gate.dtype == paddle.bfloat16)
         return tuple(gradients)
 
@@ -84,7 +84,7 @@ class _NativeSwiGlu(PyLayer):
 def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     out = empty(gate.shape)
     inputs = pointer(gate), pointer(up), math.prod(gate.shape)
-    function("swiglu_forward", "ppipi")(*inputs, pointer(out), gate.dtype == paddle.bfloat16)
+    function("swiglu_forward")(*inputs, pointer(out), gate.dtype == paddle.bfloat16)
     return out
 
 
@@ -94,7 +94,7 @@ def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, pad
         return _product(gate, up), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
     results = pointer(gate_half), pointer(up_half), pointer(out)
-    function("swiglu_forward_rounded", "ppippp")(pointer(gate), pointer(up), math.prod(gate.shape), *results)
+    function("swiglu_forward_rounded")(pointer(gate), pointer(up), math.prod(gate.shape), *results)
     return out, gate_half, up_half
 
 

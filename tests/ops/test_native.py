@@ -6,6 +6,8 @@ import ctypes
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from tests.common.marks import needs_native
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"
-SOURCE = '#include "common.h"\nEXPORT i64 answer() { return 42; }\n'
+SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer();\nint answer() { return 42; }\n'
 
 get_logger()  # pytest listens to loggers that don't propagate, if they are there when a test begins
 
@@ -37,7 +39,6 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder with one small source, taken for the package's own."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    shutil.copy(build.SOURCES / "common.h", folder)
     (folder / "answer.cpp").write_text(SOURCE)
     monkeypatch.setattr(build, "SOURCES", folder)
     return folder
@@ -134,6 +135,23 @@ def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")
     with pytest.raises(build.BuildError, match=r"answer\.cpp.*failed:"):
         build.build(LIBRARIES)
+
+
+READ_PAST_THE_END = """
+import sys
+import paddlenlp_ext
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer
+size = int(sys.argv[1])
+x, out = empty([size]), empty([2 * size], "bfloat16")
+function("convert_to_bf16")(pointer(x), pointer(out), size + 8)
+"""
+
+
+@pytest.mark.skipif(os.environ.get("PADDLENLP_EXT_SANITIZE") != "1", reason="is run by make sanitize")
+@pytest.mark.parametrize("size", [100, 1_000_000], ids=["Paddle's memory", "pooled memory"])
+def test_sanitized_library_reading_past_the_end_of_a_tensor_is_stopped(size):
+    done = subprocess.run([sys.executable, "-c", READ_PAST_THE_END, str(size)], capture_output=True, text=True)
+    assert done.returncode != 0 and "ERROR: AddressSanitizer" in done.stderr and "gemm.cpp" in done.stderr
 
 
 def account() -> list[int]:

@@ -23,7 +23,7 @@ ROWS, INNER, OUT, RANK = 613, 256, 16, 4
 
 def bytes_in_use() -> int:
     numbers = (ctypes.c_int64 * 3)()
-    function("buffers_account", "p")(ctypes.addressof(numbers))
+    function("buffers_account")(ctypes.addressof(numbers))
     return numbers[1]
 
 

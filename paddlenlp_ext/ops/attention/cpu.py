@@ -13,28 +13,11 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.bf16 import products_are_half
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, wants_gradient
 
 _NO_WINDOW = 1 << 40
-
-
-class _Sizes(ctypes.Structure):
-    """AttentionSizes of csrc/attention.h; `kept` are the arrays that it points into."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("documents", "positions", "heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("prefix", "window")),
-        *((name, ctypes.c_void_p) for name in ("starts", "lengths")),
-    )
-
-
-class _Tensors(ctypes.Structure):
-    """AttentionTensors of csrc/attention_backward.cpp."""
-
-    _inputs = ("q", "k", "v", "prefix_k", "prefix_v")
-    _names = (*_inputs, "out", "log_sums", "out_gradient", *(f"{name}_gradient" for name in _inputs))
-    _fields_ = tuple((name, ctypes.c_void_p) for name in _names)
 
 
 def native_attention(
@@ -83,28 +66,29 @@ class _NativeAttention(PyLayer):
         out_gradient_BSNH = out_gradient_BSNH.contiguous()
         before = [None] * (5 - len(inputs))  # no prefix
         everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]
-        tensors = _Tensors(*(None if x is None else pointer(x) for x in everything))
-        run = function("attention_backward", "pfpi")
+        tensors = struct("AttentionTensors")(*(None if x is None else pointer(x) for x in everything))
+        run = function("attention_backward")
         run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.half)
         return tuple(gradients)
 
 
 def _forward(
-    sizes: _Sizes, scale: float, half: bool, inputs: list[paddle.Tensor]
+    sizes: ctypes.Structure, scale: float, half: bool, inputs: list[paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)
     log_sums_NS = empty([sizes.heads, sizes.positions])
     before = [None] * (5 - len(inputs))
-    run = function("attention_forward", "pfpppppppi")
+    run = function("attention_forward")
     run(ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS), half)
     return out_BSNH, log_sums_NS
 
 
-def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> _Sizes:
+def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> ctypes.Structure:
+    """Return the AttentionSizes of a layout."""
     starts, lengths = layout.documents()
     window = _NO_WINDOW if layout.window is None else layout.window
     counts = (len(lengths), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
-    sizes = _Sizes(*counts, starts.ctypes.data, lengths.ctypes.data)
-    sizes.kept = (starts, lengths)
+    sizes = struct("AttentionSizes")(*counts, starts.ctypes.data, lengths.ctypes.data)
+    sizes.kept = (starts, lengths)  # the addresses hold as long as these do
     return sizes

@@ -74,7 +74,7 @@ def decode_attention_native(
     assert seen.ranges.shape == (batch, length, 4) and heads % k_BKCH.shape[1] == 0, "places of other positions"
     out_BSNH = empty(shape)
     ranges = np.ascontiguousarray(seen.ranges, np.int64)
-    run = function("decode_attention", "pppppfiiiiii")
+    run = function("decode_attention")
     tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
     sizes = (batch, length, heads, k_BKCH.shape[1], head_dim, k_BKCH.shape[2])
     run(*map(pointer, tensors), ranges.ctypes.data, scale, *sizes)
@@ -118,7 +118,7 @@ def store_keys_native(
     assert k_BKCH.shape == [batch, kv_heads, k_BKCH.shape[2], head_dim], "stores of other sizes"
     assert 0 <= at <= k_BKCH.shape[2] - length, f"{length} positions from {at} on in a store of {k_BKCH.shape[2]}"
     tensors = (k_BSKH.contiguous(), v_BSKH.contiguous(), k_BKCH, v_BKCH)
-    function("store_keys", "ppppiiiiii")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
+    function("store_keys")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
 
 
 store_keys_op = DispatchedOp("store_keys", native=(store_keys_native, usable), reference=store_keys_reference)

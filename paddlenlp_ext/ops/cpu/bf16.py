@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -69,7 +70,9 @@ def unavailable_reason() -> str | None:
 
 @functools.cache
 def _has_products() -> bool:
-    return bool(library.function("has_bf16_products", "", "i")())
+    result = ctypes.c_int64()
+    library.function("has_bf16_products")(ctypes.byref(result))
+    return bool(result.value)
 
 
 def as_half(x: paddle.Tensor) -> paddle.Tensor:
@@ -77,7 +80,7 @@ def as_half(x: paddle.Tensor) -> paddle.Tensor:
     if x.dtype == paddle.bfloat16:
         return x
     half = library.empty(x.shape, "bfloat16")
-    library.function("convert_to_bf16", "ppi")(library.pointer(x), library.pointer(half), x.size)
+    library.function("convert_to_bf16")(library.pointer(x), library.pointer(half), x.size)
     return half
 
 

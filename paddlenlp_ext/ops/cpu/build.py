@@ -24,7 +24,11 @@ from paddlenlp_ext.utils.files import cache_folder
 from paddlenlp_ext.utils.logging import get_logger
 
 SOURCES = Path(__file__).parents[1] / "csrc"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
+    "-Werror=missing-declarations",  # refuses an entry point that differs from its declaration in api.h
+)
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
 LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would fight the first for the cores
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -47,7 +51,9 @@ def build(libraries: Path) -> Path:
         folder = cache_folder("native")
     except RuntimeError as error:  # a user without an entry in /etc/passwd, as in some containers
         raise BuildError("there is no home folder to keep it in; let XDG_CACHE_HOME name another") from error
-    made_with = " ".join([*compiler, _version(compiler), *FLAGS, paddle.__version__, str(libraries), _processor()])
+    sanitizers = SANITIZERS if os.environ.get("PADDLENLP_EXT_SANITIZE") == "1" else ()
+    command = [*compiler, *FLAGS, *sanitizers]
+    made_with = " ".join([*command, _version(compiler), paddle.__version__, str(libraries), _processor()])
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
     objects = {
         source: folder / f"{source.stem}-{_digest(made_with.encode(), headers, source.read_bytes())}.o"
@@ -59,9 +65,10 @@ def build(libraries: Path) -> Path:
         with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks one builds, the others find it done
             if not library.exists():
-                _compile_all(compiler, {source: path for source, path in objects.items() if not path.exists()})
+                _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
                 places = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
-                _run([*compiler, "-shared", *map(str, objects.values()), *places], library)
+                shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))
+                _run([*compiler, *sanitizers, *shared, *places], library)
     return library
 
 
@@ -91,15 +98,12 @@ def _find_compiler(libraries: Path) -> list[str]:
     return compiler
 
 
-def _compile_all(compiler: list[str], objects: dict[Path, Path]) -> None:
+def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:
     logger = get_logger(__name__)
     started = time.perf_counter()
     logger.info("compiling %d native sources into %s, once", len(objects), cache_folder("native"))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        jobs = {
-            pool.submit(_run, [*compiler, *FLAGS, "-c", str(source)], target): source
-            for source, target in objects.items()
-        }
+        jobs = {pool.submit(_run, [*command, "-c", str(source)], target): source for source, target in objects.items()}
         for number, job in enumerate(as_completed(jobs), 1):
             job.result()
             logger.debug("compiled %s (%d of %d)", jobs[job].name, number, len(objects))

@@ -1,7 +1,7 @@
 """The native library: the C++ sources of `csrc/`, built once on first use and called through ctypes.
 
-Each source has `extern "C"` functions over pointers and int64 sizes. All of them go into one shared library, which uses
-the oneDNN and the OpenMP runtime that Paddle has loaded already. PADDLENLP_EXT_NATIVE=0 switches it off.
+Its entry points are declared in `csrc/api.h`. The sources are linked into one shared library, which uses the oneDNN and
+the OpenMP runtime that Paddle has loaded already. PADDLENLP_EXT_NATIVE=0 switches it off.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import paddle
 
+from paddlenlp_ext.ops.cpu.api import parameter_types
 from paddlenlp_ext.ops.cpu.build import BuildError, build
 from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # by Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
 _POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is good at those
@@ -46,18 +47,25 @@ def usable(x: paddle.Tensor) -> str | None:
 
 
 @functools.cache
-def function(name: str, arguments: str, result: str = "") -> Callable[..., int | None]:
-    """An exported function by name.
+def function(name: str) -> Callable[..., None]:
+    """Return an entry point of `csrc/api.h` by name.
 
-    Args:
-        arguments: a letter each: p a pointer (an int or None), i int64, f float, d double.
-        result: likewise, empty for none.
+    It takes pointers as addresses, ctypes objects or None, and raises the exception that its status stands for:
+    RuntimeError, MemoryError or ValueError, with the name of the entry point in the message.
     """
     found = library()
     assert found is not None, unavailable_reason()
-    exported = getattr(found, name)
-    exported.argtypes = [_TYPES[letter] for letter in arguments]
-    exported.restype = _TYPES[result] if result else None
+    exported, types = getattr(found, name), parameter_types()[name]
+    last_error = found.last_error
+    last_error.restype = ctypes.c_char_p
+
+    def check(status: int, _: object, arguments: tuple[object, ...]) -> None:
+        if status != 0:
+            raise _ERRORS[status](f"{name}: {last_error().decode()}")
+        if len(arguments) != len(types):  # ctypes refuses too few arguments, but ignores extra ones
+            raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
+
+    exported.argtypes, exported.errcheck = types, check
     return exported
 
 
@@ -79,9 +87,11 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     if size < _POOLED_BYTES:
         # paddle.empty checks its arguments for 3 us more, and a decoding step has hundreds of small tensors.
         return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
-    address = _new_buffer()(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape))
-    if address is None:
-        raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}")
+    address = ctypes.c_void_p()
+    try:
+        function("buffers_new")(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape), ctypes.byref(address))
+    except MemoryError as error:
+        raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}") from error
     return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
 
 
@@ -92,20 +102,14 @@ def wants_gradient(*tensors: paddle.Tensor) -> bool:
 
 def threads() -> int:
     """How many threads native ops use."""
-    return function("threads", "", "i")()
+    count = ctypes.c_int64()
+    function("get_threads")(ctypes.byref(count))
+    return count.value
 
 
 def set_threads(count: int) -> None:
     """How many threads native ops use from now on; at the start, as many as Paddle's matrix products."""
-    function("set_threads", "i")(count)
-
-
-@functools.cache
-def _new_buffer() -> Callable[..., int | None]:
-    new = library().buffers_new
-    new.restype = ctypes.c_void_p
-    new.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64)]
-    return new
+    function("set_threads")(count)
 
 
 @functools.cache

@@ -1,83 +1,84 @@
-// Causal attention over packed documents, forward: softmax over blocks of keys with a running maximum and sum, as in
-// FlashAttention (arXiv:2205.14135). Work follows the scores that exist; beside the output only the logarithm of each
-// query's sum is kept.
+// Causal attention over packed documents, forward pass: softmax over blocks of keys with a running maximum and sum, as
+// in FlashAttention (arXiv:2205.14135). Fully masked squares are skipped. Besides the output only the logarithm of each
+// query's sum is saved.
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "attention_keys.h"
+#include "attention_keys_values.h"
 
+namespace plx {
 namespace {
 
 using namespace attention;
 
-// 64 queries of one head on their way: what has been summed so far, in units of the largest score so far.
-template <class Word>
+// 64 queries of one head, with their maximum score so far and the sums relative to it.
+template <class Element>
 class QueryBlock {
   public:
     QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, float scale, float* out)
         : sizes_(sizes), first_(first), queries_(queries), out_(out), row_(sizes.heads * sizes.head_dim),
-          q_columns_(sizes.head_dim) {
-        q_columns_.take(queries, q, row_, scale * LOG2_E);
+          q_transposed_(sizes.head_dim) {
+        q_transposed_.load(queries, q, row_, scale * LOG2_E);
         std::fill_n(largest_, BLOCK, -std::numeric_limits<float>::infinity());
         std::fill_n(sum_, BLOCK, 0.0f);
     }
 
-    // The nearest keys first: with the first tile every query has seen itself.
-    void look_at(const Keys<Word>& keys) {
+    // Starts with the nearest keys: after the first tile every query has attended to itself.
+    void attend(const KeysValues<Element>& keys) {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
-            const i64 ahead = first_ - keys.position - key;
-            const Tile tile{queries_, std::min(BLOCK, keys.length - key), ahead, sizes_.window};
-            if (tile.is_hidden()) break;  // those before have left the window too
+            const i64 offset = first_ - keys.position - key;
+            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
+            if (tile.is_fully_masked()) break;  // earlier keys have left the window too
             add(tile, keys, key);
         }
     }
 
     void finish(float* log_sums) {
         for (i64 query = 0; query < queries_; ++query) {
-            const f32x16 inverse = all(1.0f / sum_[query]);
+            const f32x16 inverse = broadcast(1.0f / sum_[query]);
             scale_row(query, inverse);
             log_sums[query] = largest_[query] + std::log2(sum_[query]);
         }
     }
 
   private:
-    void add(const Tile& tile, const Keys<Word>& keys, i64 first_key) {
-        const Word* const k = keys.k_along + first_key * keys.ld_along;
-        multiply_squares(tile, k, keys.ld_along, q_columns_.data(), sizes_.head_dim, weights_);
+    void add(const Tile& tile, const KeysValues<Element>& keys, i64 first_key) {
+        const Element* const k = keys.k_row_major + first_key * keys.ld_row_major;
+        multiply_squares(tile, k, keys.ld_row_major, q_transposed_.data(), sizes_.head_dim, weights_);
         for (i64 query = 0; query < queries_; query += SQUARE) {
-            const Range seen = tile.keys_of(query);
-            if (seen.size() == 0) continue;
-            const f32x16 shrink = weigh(tile, query, seen);
+            const Range visible = tile.keys_of(query);
+            if (visible.size() == 0) continue;
+            const f32x16 rescale = softmax_weights(tile, query, visible);
             const i64 end = std::min(query + SQUARE, queries_);
             if (!is_first_)
-                for (i64 row = query; row < end; ++row) scale_row(row, all(shrink[row - query]));
-            tiles::product(!is_first_, end - query, sizes_.head_dim, words<Word>(seen.size()),
-                           left_down(seen.size(), weights_ + seen.first * BLOCK + query, room_),
-                           keys.v_down + words<Word>(first_key + seen.first) * keys.ld_down, keys.ld_down,
-                           out_ + query * row_, row_);
+                for (i64 row = query; row < end; ++row) scale_row(row, broadcast(rescale[row - query]));
+            tiles::product(!is_first_, end - query, sizes_.head_dim, elements<Element>(visible.size()),
+                           left_col_major(visible.size(), weights_ + visible.first * BLOCK + query, scratch_),
+                           keys.v_col_major + elements<Element>(first_key + visible.first) * keys.ld_col_major,
+                           keys.ld_col_major, out_ + query * row_, row_);
         }
         is_first_ = false;
     }
 
-    // Turns the scores of 16 queries into weights; returns the factor of what was summed before.
-    f32x16 weigh(const Tile& tile, i64 query, Range seen) {
-        const bool is_open = tile.is_open();
+    // Turns the scores of 16 queries into softmax weights; returns the factor that rescales the sums so far.
+    f32x16 softmax_weights(const Tile& tile, i64 query, Range visible) {
+        const bool is_unmasked = tile.is_unmasked();
         const f32x16 before = load(largest_ + query);
         f32x16 largest = before;
-        for (i64 key = seen.first; key < seen.end; ++key) {
+        for (i64 key = visible.first; key < visible.end; ++key) {
             float* const scores = weights_ + key * BLOCK + query;
             f32x16 x = load(scores);
-            if (!is_open) {
-                x = tile.visible(x, query, key, -std::numeric_limits<float>::infinity());
+            if (!is_unmasked) {
+                x = tile.mask(x, query, key, -std::numeric_limits<float>::infinity());
                 store(scores, x);
             }
-            largest = larger(x, largest);
+            largest = max(x, largest);
         }
-        const f32x16 shrink = exp2(before - largest);
-        f32x16 sum = load(sum_ + query) * shrink;
-        for (i64 key = seen.first; key < seen.end; ++key) {
+        const f32x16 rescale = exp2(before - largest);
+        f32x16 sum = load(sum_ + query) * rescale;
+        for (i64 key = visible.first; key < visible.end; ++key) {
             float* const scores = weights_ + key * BLOCK + query;
             const f32x16 weight = exp2(load(scores) - largest);
             store(scores, weight);
@@ -85,7 +86,7 @@ class QueryBlock {
         }
         store(largest_ + query, largest);
         store(sum_ + query, sum);
-        return shrink;
+        return rescale;
     }
 
     void scale_row(i64 query, f32x16 factor) {
@@ -100,59 +101,58 @@ class QueryBlock {
     float* const out_;
     const i64 row_;
     bool is_first_ = true;
-    Columns<Word> q_columns_;
+    TransposedBlock<Element> q_transposed_;
     alignas(64) float weights_[BLOCK * BLOCK], largest_[BLOCK], sum_[BLOCK];
-    alignas(64) Word room_[BLOCK * BLOCK / 2];
+    alignas(64) Element scratch_[BLOCK * BLOCK / 2];
 };
 
 struct Task {
-    i64 document, first, head;
+    i64 document, first_query, head;
 };
 
 std::vector<Task> all_tasks(const AttentionSizes& sizes) {
     std::vector<Task> tasks;
     for (i64 document = 0; document < sizes.documents; ++document)
-        for (i64 block = (sizes.lengths[document] - 1) / BLOCK; block >= 0; --block)  // the longest first
+        for (i64 block = (sizes.lengths[document] - 1) / BLOCK; block >= 0; --block)  // longest task first
             for (i64 head = 0; head < sizes.heads; ++head) tasks.push_back({document, block * BLOCK, head});
     return tasks;
 }
 
-// The arguments of attention_forward.
-struct Arguments {
+struct Tensors {
     const float *q, *k, *v, *prefix_k, *prefix_v;
     float *out, *log_sums;
 };
 
-template <class Word>
-void run_all(const AttentionSizes& sizes, float scale, const Arguments& tensors) {
-    const KeyWords<Word> keys(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v,
-                              {true, false, false, true});
+template <class Element>
+void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
+    const KeyValueStore<Element> keys(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v,
+                                      {true, false, false, true});
     const std::vector<Task> tasks = all_tasks(sizes);
-    const i64 count = tasks.size();
-#pragma omp parallel for schedule(monotonic : dynamic, 1)  // libiomp5 has no entry for the other kind of "dynamic"
-    for (i64 number = 0; number < count; ++number) {
+    parallel_tasks(tasks.size(), [&](i64 number) {
         const auto [document, first, head] = tasks[number];
         const i64 kv_head = head / (sizes.heads / sizes.kv_heads), start = sizes.starts[document];
         const i64 at = ((start + first) * sizes.heads + head) * sizes.head_dim;
         const i64 queries = std::min(BLOCK, sizes.lengths[document] - first);
-        QueryBlock<Word> block(sizes, tensors.q + at, first, queries, scale, tensors.out + at);
-        block.look_at(keys.of_document(document, kv_head));
-        if (sizes.prefix > 0) block.look_at(keys.of_prefix(kv_head));
+        QueryBlock<Element> block(sizes, tensors.q + at, first, queries, scale, tensors.out + at);
+        block.attend(keys.document(document, kv_head));
+        if (sizes.prefix > 0) block.attend(keys.prefix(kv_head));
         block.finish(tensors.log_sums + head * sizes.positions + start + first);
-    }
+    });
 }
 
 }  // namespace
 
-// q, out [positions, heads, head_dim]; k, v [positions, kv_heads, head_dim]; prefix_k, prefix_v [prefix, kv_heads,
-// head_dim], not read where there is no prefix; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e).
-// `half`: products round their inputs to bfloat16.
-EXPORT void attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
-                              const float* prefix_k, const float* prefix_v, float* out, float* log_sums, i64 half) {
-    const Arguments tensors{q, k, v, prefix_k, prefix_v, out, log_sums};
-    with_words(*sizes, half, [&](auto word) { run_all<decltype(word)>(*sizes, scale, tensors); });
+Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
+                         const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16) {
+    return guarded([&] {
+        const Tensors tensors{q, k, v, prefix_k, prefix_v, out, log_sums};
+        with_element(*sizes, is_bf16, [&](auto element) { run_all<decltype(element)>(*sizes, scale, tensors); });
+    });
 }
 
-EXPORT void attention_exp2(const float* x, float* out, i64 count) {
+Status attention_exp2(const float* x, float* out, i64 count) {
     for (i64 i = 0; i < count; i += LANES) store(out + i, exp2(load(x + i)));
+    return OK;
 }
+
+}  // namespace plx

@@ -1,18 +1,23 @@
-// Memory for the outputs of native ops, kept and given out again.
+// Pool of memory blocks for the outputs of ops.
 //
-// glibc returns large freed blocks to the kernel, or cannot use them again because of their alignment, and every new
-// page costs a fault. Here a freed block goes to a list and serves the next tensor of about its size. Tensors get
-// their block as a DLPack capsule, whose deleter brings it back.
-#include "common.h"
-
+// glibc returns large freed blocks to the kernel, or cannot reuse them because of their alignment, and every new page
+// costs a page fault. This pool puts a freed block on a list and reuses it for the next tensor of similar size. A
+// tensor gets its block as a DLPack capsule, whose deleter returns the block.
 #include <sys/mman.h>
 
+#include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
+#include "errors.h"
+#include "sanitize.h"
+
+namespace plx {
 namespace {
 
-// DLPack's ABI before version 1 (https://dmlc.github.io/dlpack), written down from its specification.
+// DLPack's ABI before version 1 (https://dmlc.github.io/dlpack), from its specification.
 struct DLTensor {
     void* data;
     int32_t device_type, device_id;
@@ -30,7 +35,7 @@ struct DLManagedTensor {
 };
 
 constexpr i64 HUGE_PAGE = i64(1) << 21;
-constexpr int MAX_DIMS = 8;
+constexpr i64 MAX_DIMS = 8;
 
 struct Block {
     char* data;
@@ -43,102 +48,122 @@ struct Handle : DLManagedTensor {
 };
 
 std::mutex mutex;
-std::vector<Block> free_blocks;  // the longest unused first
+std::vector<Block> free_blocks;  // least recently used first
 i64 held = 0, used = 0, most_used = 0;
 
-// Sizes come in steps of an eighth of a power of two, so that tensors of similar size can share blocks.
+// Sizes are rounded up to an eighth of a power of two, so that tensors of similar size can share blocks.
 i64 rounded(i64 size) {
     i64 step = 1 << 16;
     while (step * 16 < size) step *= 2;
     return (size + step - 1) / step * step;
 }
 
+void unmap(const Block& block) {
+    set_accessible(block.data, block.size, block.size);
+    munmap(block.data, block.size);
+    held -= block.size;
+}
+
 void unmap_oldest() {
-    munmap(free_blocks.front().data, free_blocks.front().size);
-    held -= free_blocks.front().size;
+    unmap(free_blocks.front());
     free_blocks.erase(free_blocks.begin());
 }
 
-Block mapped(i64 size) {
-    // Never much more than what was in use at once: blocks of sizes that are not asked for any more go.
-    while (!free_blocks.empty() && held + size > most_used + most_used / 16) unmap_oldest();
-    i64 span = size + HUGE_PAGE;  // room to begin on a huge page
+Block map_block(i64 size, i64 peak) {
+    // Keeps the pool near the peak use: unmaps blocks whose sizes are no longer requested.
+    while (!free_blocks.empty() && held + size > peak + peak / 16) unmap_oldest();
+    i64 span = size + HUGE_PAGE;  // leaves room to start at a huge page
     char* start = static_cast<char*>(mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (start == MAP_FAILED) return {nullptr, 0};
+    if (start == MAP_FAILED) throw OutOfMemory(size);
     i64 lead = (HUGE_PAGE - reinterpret_cast<i64>(start) % HUGE_PAGE) % HUGE_PAGE;
     if (lead > 0) munmap(start, lead);
     munmap(start + lead + size, span - lead - size);
-    madvise(start + lead, size, MADV_HUGEPAGE);  // advice: where there are none, small pages do
+    madvise(start + lead, size, MADV_HUGEPAGE);  // only advice: without huge pages, small ones are used
     held += size;
     return {start + lead, size};
 }
 
-Block take(i64 size) {
+Block acquire(i64 size) {
     std::lock_guard<std::mutex> lock(mutex);
-    used += size;
-    most_used = used > most_used ? used : most_used;
+    const i64 peak = used + size > most_used ? used + size : most_used;
     size_t best = free_blocks.size();
-    for (size_t i = free_blocks.size(); i-- > 0;) {  // the newest first: it may still be in the cache
+    for (size_t i = free_blocks.size(); i-- > 0;) {  // most recently used first: it may still be in the cache
         i64 spare = free_blocks[i].size - size;
         if (spare < 0 || spare > size / 4) continue;
         if (best == free_blocks.size() || free_blocks[i].size < free_blocks[best].size) best = i;
         if (spare == 0) break;
     }
     if (best == free_blocks.size()) {
-        Block block = mapped(size);
-        if (block.data == nullptr) used -= size;
+        Block block = map_block(size, peak);
+        most_used = peak, used += size;
         return block;
     }
     Block block = free_blocks[best];
     free_blocks.erase(free_blocks.begin() + best);
-    used += block.size - size;
+    most_used = peak, used += block.size;
     return block;
 }
 
-void give_back(DLManagedTensor* managed) {
-    Handle* handle = static_cast<Handle*>(managed);
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        used -= handle->block.size;
-        free_blocks.push_back(handle->block);
+void release(const Block& block) noexcept {
+    std::lock_guard<std::mutex> lock(mutex);
+    used -= block.size;
+    try {
+        free_blocks.push_back(block);
+        set_accessible(block.data, 0, block.size);
+    } catch (const std::bad_alloc&) {  // no memory to grow the list
+        unmap(block);
     }
-    delete handle;
+}
+
+void delete_tensor(DLManagedTensor* managed) {
+    std::unique_ptr<Handle> handle(static_cast<Handle*>(managed));
+    release(handle->block);
+}
+
+i64 tensor_bytes(i64 bits, i64 dims, const i64* shape) {
+    if (dims > MAX_DIMS)
+        throw std::invalid_argument("a tensor has at most " + std::to_string(MAX_DIMS) + " dimensions");
+    i64 size = bits;
+    for (i64 i = 0; i < dims; ++i)
+        if (__builtin_mul_overflow(size, shape[i], &size)) throw std::bad_alloc();
+    return size / 8;
 }
 
 }  // namespace
 
-// A DLManagedTensor of that shape with unset values, or null where there is no memory. `code` and `bits` as in DLPack.
-EXPORT void* buffers_new(int32_t code, int32_t bits, int32_t ndim, const i64* shape) {
-    if (ndim > MAX_DIMS) return nullptr;
-    i64 count = 1;
-    for (int i = 0; i < ndim; ++i) count *= shape[i];
-    Block block = take(rounded(count * bits / 8));
-    if (block.data == nullptr) return nullptr;
-    Handle* handle = new Handle;
-    handle->block = block;
-    i64 stride = 1;
-    for (int i = ndim - 1; i >= 0; --i) {
-        handle->dims[i] = shape[i];
-        handle->dims[MAX_DIMS + i] = stride;
-        stride *= shape[i];
-    }
-    handle->tensor = {block.data, 1, 0, ndim, uint8_t(code), uint8_t(bits), 1, handle->dims, handle->dims + MAX_DIMS, 0};
-    handle->context = handle;  // unused, but Paddle calls the deleter only where it is set
-    handle->deleter = give_back;
-    return static_cast<DLManagedTensor*>(handle);
+Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor) {
+    return guarded([&] {
+        const i64 size = tensor_bytes(bits, dims, shape);
+        auto handle = std::make_unique<Handle>();
+        handle->block = acquire(rounded(size));
+        set_accessible(handle->block.data, size, handle->block.size);
+        i64 stride = 1;
+        for (i64 i = dims - 1; i >= 0; --i) {
+            handle->dims[i] = shape[i];
+            handle->dims[MAX_DIMS + i] = stride;
+            stride *= shape[i];
+        }
+        handle->tensor = {handle->block.data,      1, 0, int32_t(dims), uint8_t(code), uint8_t(bits), 1, handle->dims,
+                          handle->dims + MAX_DIMS, 0};
+        handle->context = handle.get();  // not read, but Paddle calls the deleter only if it is set
+        handle->deleter = delete_tensor;
+        *tensor = static_cast<DLManagedTensor*>(handle.release());
+    });
 }
 
-// Bytes mapped, in use, and most in use at once.
-EXPORT void buffers_account(i64* numbers) {
+Status buffers_account(i64* numbers) {
     std::lock_guard<std::mutex> lock(mutex);
     numbers[0] = held;
     numbers[1] = used;
     numbers[2] = most_used;
+    return OK;
 }
 
-// Returns all unused blocks to the kernel.
-EXPORT void buffers_release() {
+Status buffers_release() {
     std::lock_guard<std::mutex> lock(mutex);
     while (!free_blocks.empty()) unmap_oldest();
     most_used = used;
+    return OK;
 }
+
+}  // namespace plx

@@ -1,17 +1,19 @@
-// y = x W^T with a packed W [out, in], and x's gradient, in float or with inputs rounded to bfloat16. Some rows of W at a
-// time are dequantized, into working memory that a core's cache holds; each of them once a product.
+// y = x W^T with a quantized W [out, in], and x's gradient, in float or with inputs rounded to bfloat16. A product
+// dequantizes each row of W once, a few at a time into scratch memory that fits the cache of a core.
 #include "gemm.h"
-#include "packed.h"
+#include "quantized_weight.h"
+#include "scratch.h"
 
+namespace plx {
 namespace {
 
-constexpr i64 STEP_BYTES = 2 << 20;
+constexpr i64 PART_BYTES = 2 << 20;
 
-// Calls use(first row, count, those rows) for equal parts of about STEP_BYTES.
+// Calls use(first row, number of rows, dequantized rows) for equal parts of about PART_BYTES.
 template <class Value, class Use>
-void by_rows(const Packed& weight, Use&& use) {
+void by_rows(const QuantizedWeight& weight, Use&& use) {
     i64 row_bytes = weight.in * i64(sizeof(Value));
-    i64 parts = (weight.out * row_bytes + STEP_BYTES - 1) / STEP_BYTES;
+    i64 parts = (weight.out * row_bytes + PART_BYTES - 1) / PART_BYTES;
     if (parts > weight.out) parts = weight.out;
     Value* rows = scratch<Value>(SCRATCH_A, (weight.out / parts + 1) * weight.in);
     for (i64 part = 0; part < parts; ++part) {
@@ -22,14 +24,14 @@ void by_rows(const Packed& weight, Use&& use) {
 }
 
 template <class Value>
-void forward(const Value* x, const Packed& weight, float* y, i64 rows) {
+void forward(const Value* x, const QuantizedWeight& weight, float* y, i64 rows) {
     by_rows<Value>(weight, [&](i64 first, i64 count, const Value* part) {
         gemm(false, true, rows, count, weight.in, 1.0f, x, weight.in, part, weight.in, 0.0f, y + first, weight.out);
     });
 }
 
 template <class Value>
-void input_gradient(const Value* gradient, const Packed& weight, float* to, i64 rows) {
+void input_gradient(const Value* gradient, const QuantizedWeight& weight, float* to, i64 rows) {
     by_rows<Value>(weight, [&](i64 first, i64 count, const Value* part) {
         gemm(false, false, rows, weight.in, count, 1.0f, gradient + first, weight.out, part, weight.in,
              first == 0 ? 0.0f : 1.0f, to, weight.in);
@@ -38,19 +40,19 @@ void input_gradient(const Value* gradient, const Packed& weight, float* to, i64 
 
 }  // namespace
 
-// `half`: x is bfloat16.
-EXPORT void quantized_linear_forward(const void* x, const Packed* weight, float* y, i64 rows, i64 half) {
-    if (half)
-        forward(static_cast<const bf16*>(x), *weight, y, rows);
-    else
-        forward(static_cast<const float*>(x), *weight, y, rows);
+Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, float* y, i64 rows, bool is_bf16) {
+    return guarded([&] {
+        with_dtype(is_bf16, [&](auto value) { forward(static_cast<const decltype(value)*>(x), *weight, y, rows); });
+    });
 }
 
-// `half`: the gradient is bfloat16.
-EXPORT void quantized_linear_input_gradient(const void* gradient, const Packed* weight, float* to, i64 rows,
-                                            i64 half) {
-    if (half)
-        input_gradient(static_cast<const bf16*>(gradient), *weight, to, rows);
-    else
-        input_gradient(static_cast<const float*>(gradient), *weight, to, rows);
+Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
+                                       bool is_bf16) {
+    return guarded([&] {
+        with_dtype(is_bf16, [&](auto value) {
+            input_gradient(static_cast<const decltype(value)*>(gradient), *weight, x_gradient, rows);
+        });
+    });
 }
+
+}  // namespace plx

@@ -1,39 +1,40 @@
-// Root mean square normalisation of rows, alone or of the sum of two tensors, forward and backward.
+// RMSNorm of rows, alone or of the sum of two tensors, forward and backward.
 //
-// Forward: y = x * w / sqrt(mean(x^2) + epsilon). Kept for the backward pass: x and each row's 1 / rms.
+// Forward: y = x * w / sqrt(mean(x^2) + epsilon). Saved for the backward pass: x and each row's 1 / rms.
 // Backward, with s = g * w: dx = (s - x * mean(s * x) / rms^2) / rms, and dw = the sum over rows of g * x / rms.
-#include "elementwise.h"
-
 #include <vector>
 
+#include "elementwise.h"
+
+namespace plx {
 namespace {
 
-float inverse_rms(const float* row, i64 size, float epsilon) {
+float row_inverse_rms(const float* row, i64 size, float epsilon) {
     f32x16 squares{};
-    by_vectors(size, [&](i64 start, i64 count) {
+    for_each_vector(size, [&](i64 start, i64 count) {
         f32x16 x = load_part(row + start, count);
         squares += x * x;
     });
-    return 1.0f / std::sqrt(sum(squares) / size + epsilon);
+    return 1.0f / std::sqrt(horizontal_sum(squares) / size + epsilon);
 }
 
 void scale_row(const float* row, const float* weight, float scale, i64 size, float* out) {
-    by_vectors(size, [&](i64 start, i64 count) {
+    for_each_vector(size, [&](i64 start, i64 count) {
         store_part(out + start, load_part(row + start, count) * scale * load_part(weight + start, count), count);
     });
 }
 
-// `residual`, which may be null, is what else flows into the same x.
+// `residual`, which may be null, is another gradient of the same x.
 void row_gradient(const float* gradient, const float* x, const float* weight, float inverse, const float* residual,
                   i64 size, float* out) {
     f32x16 products{};
-    by_vectors(size, [&](i64 start, i64 count) {
+    for_each_vector(size, [&](i64 start, i64 count) {
         products += load_part(gradient + start, count) * load_part(weight + start, count) * load_part(x + start, count);
     });
-    float along_x = sum(products) / size * inverse * inverse;
-    by_vectors(size, [&](i64 start, i64 count) {
+    float projection = horizontal_sum(products) / size * inverse * inverse;
+    for_each_vector(size, [&](i64 start, i64 count) {
         f32x16 scaled = load_part(gradient + start, count) * load_part(weight + start, count);
-        f32x16 value = (scaled - load_part(x + start, count) * along_x) * inverse;
+        f32x16 value = (scaled - load_part(x + start, count) * projection) * inverse;
         if (residual != nullptr) value += load_part(residual + start, count);
         store_part(out + start, value, count);
     });
@@ -41,65 +42,72 @@ void row_gradient(const float* gradient, const float* x, const float* weight, fl
 
 }  // namespace
 
-// x, out [rows, size]; weight [size]; inverse [rows].
-EXPORT void rms_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
-                             float* inverse) {
-    parallel_rows(rows, size, [=](i64 begin, i64 end) {
-        for (i64 row = begin; row < end; ++row) {
-            inverse[row] = inverse_rms(x + row * size, size, epsilon);
-            scale_row(x + row * size, weight, inverse[row], size, out + row * size);
-        }
-    });
-}
-
-// total = x + addend, and its norm, while the row is in the cache.
-EXPORT void add_rms_norm_forward(const float* x, const float* addend, const float* weight, float epsilon, i64 rows,
-                                 i64 size, float* total, float* out, float* inverse) {
-    parallel_rows(rows, size, [=](i64 begin, i64 end) {
-        for (i64 row = begin; row < end; ++row) {
-            i64 at = row * size;
-            by_vectors(size, [&](i64 start, i64 count) {
-                f32x16 value = load_part(x + at + start, count) + load_part(addend + at + start, count);
-                store_part(total + at + start, value, count);
-            });
-            inverse[row] = inverse_rms(total + at, size, epsilon);
-            scale_row(total + at, weight, inverse[row], size, out + at);
-        }
-    });
-}
-
-// `residual` [rows, size] is added to x_gradient; null where there is none.
-EXPORT void rms_norm_backward(const float* gradient, const float* x, const float* weight, const float* inverse,
-                              const float* residual, i64 rows, i64 size, float* x_gradient) {
-    parallel_rows(rows, size, [=](i64 begin, i64 end) {
-        for (i64 row = begin; row < end; ++row) {
-            i64 at = row * size;
-            row_gradient(gradient + at, x + at, weight, inverse[row], residual == nullptr ? nullptr : residual + at,
-                         size, x_gradient + at);
-        }
-    });
-}
-
-// weight_gradient [size]. Rows are summed in a fixed number of blocks: the same bits for any number of threads.
-EXPORT void rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse, i64 rows, i64 size,
-                                     float* weight_gradient) {
-    constexpr i64 BLOCKS = 16;
-    std::vector<float> partial(BLOCKS * size, 0.0f);
-    parallel(BLOCKS, 1 + BLOCKS * WORTH_A_THREAD / (1 + rows * size), [&](i64 begin, i64 end) {
-        for (i64 block = begin; block < end; ++block) {
-            float* sums = partial.data() + block * size;
-            for (i64 row = block * rows / BLOCKS; row < (block + 1) * rows / BLOCKS; ++row) {
-                const float *g = gradient + row * size, *values = x + row * size;
-                by_vectors(size, [&](i64 start, i64 count) {
-                    f32x16 product = load_part(g + start, count) * load_part(values + start, count) * inverse[row];
-                    store_part(sums + start, load_part(sums + start, count) + product, count);
-                });
+Status rms_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
+                        float* inverse_rms) {
+    return guarded([&] {
+        parallel_for_rows(rows, size, [=](i64 begin, i64 end) {
+            for (i64 row = begin; row < end; ++row) {
+                inverse_rms[row] = row_inverse_rms(x + row * size, size, epsilon);
+                scale_row(x + row * size, weight, inverse_rms[row], size, out + row * size);
             }
+        });
+    });
+}
+
+Status add_rms_norm_forward(const float* x, const float* addend, const float* weight, float epsilon, i64 rows, i64 size,
+                            float* total, float* out, float* inverse_rms) {
+    return guarded([&] {
+        parallel_for_rows(rows, size, [=](i64 begin, i64 end) {
+            for (i64 row = begin; row < end; ++row) {
+                i64 at = row * size;
+                for_each_vector(size, [&](i64 start, i64 count) {
+                    f32x16 value = load_part(x + at + start, count) + load_part(addend + at + start, count);
+                    store_part(total + at + start, value, count);
+                });
+                inverse_rms[row] = row_inverse_rms(total + at, size, epsilon);
+                scale_row(total + at, weight, inverse_rms[row], size, out + at);
+            }
+        });
+    });
+}
+
+Status rms_norm_backward(const float* gradient, const float* x, const float* weight, const float* inverse_rms,
+                         const float* residual, i64 rows, i64 size, float* x_gradient) {
+    return guarded([&] {
+        parallel_for_rows(rows, size, [=](i64 begin, i64 end) {
+            for (i64 row = begin; row < end; ++row) {
+                i64 at = row * size;
+                row_gradient(gradient + at, x + at, weight, inverse_rms[row],
+                             residual == nullptr ? nullptr : residual + at, size, x_gradient + at);
+            }
+        });
+    });
+}
+
+Status rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse_rms, i64 rows, i64 size,
+                                float* weight_gradient) {
+    return guarded([&] {
+        constexpr i64 BLOCKS = 16;  // summed in order, so that results do not depend on the number of threads
+        std::vector<float> partial(BLOCKS * size, 0.0f);
+        parallel_for(BLOCKS, 1 + BLOCKS * MIN_WORK_PER_THREAD / (1 + rows * size), [&](i64 begin, i64 end) {
+            for (i64 block = begin; block < end; ++block) {
+                float* sums = partial.data() + block * size;
+                for (i64 row = block * rows / BLOCKS; row < (block + 1) * rows / BLOCKS; ++row) {
+                    const float *g = gradient + row * size, *values = x + row * size;
+                    for_each_vector(size, [&](i64 start, i64 count) {
+                        f32x16 product =
+                            load_part(g + start, count) * load_part(values + start, count) * inverse_rms[row];
+                        store_part(sums + start, load_part(sums + start, count) + product, count);
+                    });
+                }
+            }
+        });
+        for (i64 column = 0; column < size; ++column) {
+            float total = 0.0f;
+            for (i64 block = 0; block < BLOCKS; ++block) total += partial[block * size + column];
+            weight_gradient[column] = total;
         }
     });
-    for (i64 column = 0; column < size; ++column) {
-        float total = 0.0f;
-        for (i64 block = 0; block < BLOCKS; ++block) total += partial[block * size + column];
-        weight_gradient[column] = total;
-    }
 }
+
+}  // namespace plx

@@ -1,14 +1,15 @@
-// Rotary position embedding of all heads: each pair (x[i], x[i + size/2]) turns by its position's angle.
+// Rotary position embedding of all heads: each pair (x[i], x[i + size/2]) is rotated by an angle of its position.
 #include "elementwise.h"
 
+namespace plx {
 namespace {
 
-// out1 = x1 c1 - x2 a and out2 = x2 c2 + x1 b: (a, b) = (s1, s2) turns, (-s2, -s1) turns a gradient back.
-void turn_head(const float* x, const float* cos, const float* sin, bool back, i64 half, float* out) {
-    by_vectors(half, [&](i64 start, i64 count) {
+// out1 = x1 c1 - x2 a and out2 = x2 c2 + x1 b, where (a, b) is (s1, s2) forward and (-s2, -s1) for a gradient.
+void rotate_head(const float* x, const float* cos, const float* sin, bool is_backward, i64 half, float* out) {
+    for_each_vector(half, [&](i64 start, i64 count) {
         f32x16 first = load_part(x + start, count), second = load_part(x + half + start, count);
         f32x16 sin_first = load_part(sin + start, count), sin_second = load_part(sin + half + start, count);
-        f32x16 a = back ? -sin_second : sin_first, b = back ? -sin_first : sin_second;
+        f32x16 a = is_backward ? -sin_second : sin_first, b = is_backward ? -sin_first : sin_second;
         store_part(out + start, first * load_part(cos + start, count) - second * a, count);
         store_part(out + half + start, second * load_part(cos + half + start, count) + first * b, count);
     });
@@ -16,14 +17,17 @@ void turn_head(const float* x, const float* cos, const float* sin, bool back, i6
 
 }  // namespace
 
-// x, out [positions, heads, size]; cos, sin [positions, size]; back 1: the way of the gradient.
-EXPORT void rope_turn(const float* x, const float* cos, const float* sin, i64 back, i64 positions, i64 heads, i64 size,
-                      float* out) {
-    parallel_rows(positions, heads * size, [=](i64 begin, i64 end) {
-        for (i64 position = begin; position < end; ++position) {
-            const float *own_cos = cos + position * size, *own_sin = sin + position * size;
-            for (i64 head = position * heads; head < (position + 1) * heads; ++head)
-                turn_head(x + head * size, own_cos, own_sin, back != 0, size / 2, out + head * size);
-        }
+Status rope_turn(const float* x, const float* cos, const float* sin, bool is_backward, i64 positions, i64 heads,
+                 i64 size, float* out) {
+    return guarded([&] {
+        parallel_for_rows(positions, heads * size, [=](i64 begin, i64 end) {
+            for (i64 position = begin; position < end; ++position) {
+                const float *own_cos = cos + position * size, *own_sin = sin + position * size;
+                for (i64 head = position * heads; head < (position + 1) * heads; ++head)
+                    rotate_head(x + head * size, own_cos, own_sin, is_backward, size / 2, out + head * size);
+            }
+        });
     });
 }
+
+}  // namespace plx

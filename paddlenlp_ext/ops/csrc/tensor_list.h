@@ -1,21 +1,25 @@
-// A list of tensors of any sizes, cut into blocks that threads can share evenly.
+// A list of tensors of any sizes, split into blocks of equal work for threads.
 #pragma once
-
-#include "elementwise.h"
 
 #include <algorithm>
 #include <vector>
+
+#include "elementwise.h"
+
+namespace plx {
 
 struct TensorBlock {
     i64 tensor, start, size;
 };
 
-// At most 16384 floats each: a quarter of a megabyte for the four tensors of an update.
+// Blocks of at most 16384 floats: 256 KiB for the four tensors of an optimizer update.
 static inline std::vector<TensorBlock> blocks_of(const i64* sizes, i64 num_tensors) {
-    constexpr i64 LONGEST = 16384;
+    constexpr i64 MAX_SIZE = 16384;
     std::vector<TensorBlock> blocks;
     for (i64 tensor = 0; tensor < num_tensors; ++tensor)
-        for (i64 start = 0; start < sizes[tensor]; start += LONGEST)
-            blocks.push_back({tensor, start, std::min(LONGEST, sizes[tensor] - start)});
+        for (i64 start = 0; start < sizes[tensor]; start += MAX_SIZE)
+            blocks.push_back({tensor, start, std::min(MAX_SIZE, sizes[tensor] - start)});
     return blocks;
 }
+
+}  // namespace plx

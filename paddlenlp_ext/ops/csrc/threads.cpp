@@ -1,4 +1,15 @@
-#include "common.h"
+#include "parallel.h"
 
-EXPORT i64 threads() { return omp_get_max_threads(); }
-EXPORT void set_threads(i64 count) { omp_set_num_threads(int(count)); }
+namespace plx {
+
+Status get_threads(i64* count) {
+    *count = omp_get_max_threads();
+    return OK;
+}
+
+Status set_threads(i64 count) {
+    omp_set_num_threads(int(count));
+    return OK;
+}
+
+}  // namespace plx

@@ -1,22 +1,24 @@
-// Products of small matrices that lie in the cache: what the attention kernels spend their time in.
+// Products of small matrices that fit the cache: most of the time of the attention kernels is spent here.
 //
-// Their elements are words: a float, or a pair of bfloat16 that follow each other along the depth (word_pairs.h). A
-// depth is counted in words.
+// An element is a float, or a PackedPair of two bfloat16 that follow each other along the depth (packed_pair.h). Depths
+// are counted in elements.
 #pragma once
 
-#include "word_pairs.h"
+#include "packed_pair.h"
+#include "transpose.h"
 
+namespace plx {
 namespace tiles {
 
 // A matrix whose element (row, column) is data[row * row_stride + column * column_stride].
-template <class Word>
+template <class Element>
 struct Strided {
-    const Word* data;
+    const Element* data;
     i64 row_stride, column_stride;
     Strided from_row(i64 row) const { return {data + row * row_stride, row_stride, column_stride}; }
 };
 
-// What a processor's register holds: GCC spills vectors that are wider. There are 32 registers with AVX-512, else 16.
+// One register of the processor: GCC spills wider vectors. There are 32 registers with AVX-512, otherwise 16.
 #ifdef __AVX512F__
 typedef f32x16 Register;
 constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads feed 16 multiply-adds
@@ -26,7 +28,7 @@ constexpr int ROWS = 4, VECTORS = 2;
 #endif
 constexpr i64 WIDTH = sizeof(Register) / sizeof(float);
 
-// Keeps GCC from loading a vector again for each multiply-add that uses it: loads are what there are too few of.
+// Keeps GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
 static inline Register in_register(Register x) {
 #ifdef __AVX__
     asm("" : "+v"(x));
@@ -36,26 +38,29 @@ static inline Register in_register(Register x) {
 
 inline void add_product(Register& sum, float factor, Register columns) { sum += factor * columns; }
 #ifdef __AVX512BF16__
-inline void add_product(Register& sum, Pair factor, Register columns) { sum = add_pairs(sum, factor, columns); }
+inline void add_product(Register& sum, PackedPair factor, Register columns) {
+    sum = add_pair_product(sum, factor, columns);
+}
 #endif
 
-// The loops over rows and vectors are unrolled, so that sums and columns become registers.
-template <int HEIGHT, int COUNT, class Word>
-inline void block(bool adds, i64 depth, const Word* a, i64 a_row, i64 a_column, const Word* b, i64 ldb, float* c,
-                  i64 ldc) {
+// Product of HEIGHT rows and COUNT registers of columns. The loops over both are unrolled, so that sums and columns are
+// held in registers.
+template <int HEIGHT, int COUNT, class Element>
+inline void block(bool accumulate, i64 depth, const Element* a, i64 a_row, i64 a_column, const Element* b, i64 ldb,
+                  float* c, i64 ldc) {
     Register sums[HEIGHT][COUNT];
 #pragma GCC unroll 8
     for (int row = 0; row < HEIGHT; ++row)
 #pragma GCC unroll 8
         for (int v = 0; v < COUNT; ++v)
-            sums[row][v] = adds ? load_as<Register>(c + row * ldc + v * WIDTH) : Register{};
+            sums[row][v] = accumulate ? load_as<Register>(c + row * ldc + v * WIDTH) : Register{};
     for (i64 k = 0; k < depth; ++k, a += a_column, b += ldb) {
         Register columns[COUNT];
 #pragma GCC unroll 8
         for (int v = 0; v < COUNT; ++v) columns[v] = in_register(load_as<Register>(b + v * WIDTH));
 #pragma GCC unroll 8
         for (int row = 0; row < HEIGHT; ++row) {
-            const Word factor = a[row * a_row];
+            const Element factor = a[row * a_row];
 #pragma GCC unroll 8
             for (int v = 0; v < COUNT; ++v) add_product(sums[row][v], factor, columns[v]);
         }
@@ -66,62 +71,65 @@ inline void block(bool adds, i64 depth, const Word* a, i64 a_row, i64 a_column, 
         for (int v = 0; v < COUNT; ++v) std::memcpy(c + row * ldc + v * WIDTH, &sums[row][v], sizeof(Register));
 }
 
-// Up to VECTORS registers of columns.
-template <int HEIGHT, class Word>
-inline void block_of(i64 vectors, bool adds, i64 depth, Strided<Word> a, const Word* b, i64 ldb, float* c, i64 ldc) {
+// Product of HEIGHT rows and up to VECTORS registers of columns.
+template <int HEIGHT, class Element>
+inline void block_of(i64 vectors, bool accumulate, i64 depth, Strided<Element> a, const Element* b, i64 ldb, float* c,
+                     i64 ldc) {
     if (vectors >= VECTORS)
-        return block<HEIGHT, VECTORS>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
-    if (vectors == 3) return block<HEIGHT, 3>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
-    if (vectors == 2) return block<HEIGHT, 2>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
-    block<HEIGHT, 1>(adds, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+        return block<HEIGHT, VECTORS>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+    if (vectors == 3) return block<HEIGHT, 3>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+    if (vectors == 2) return block<HEIGHT, 2>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+    block<HEIGHT, 1>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
 }
 
-// The columns behind the last whole vector.
-inline void remaining_columns(bool adds, i64 rows, i64 first, i64 columns, i64 depth, const Strided<float>& a,
+// Columns after the last full vector.
+inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns, i64 depth, const Strided<float>& a,
                               const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = first; column < columns; ++column) {
-            float sum = adds ? c[row * ldc + column] : 0.0f;
+            float sum = accumulate ? c[row * ldc + column] : 0.0f;
             for (i64 k = 0; k < depth; ++k)
                 sum += a.data[row * a.row_stride + k * a.column_stride] * b[k * ldb + column];
             c[row * ldc + column] = sum;
         }
 }
 
-// c [rows, columns] = a [rows, depth] times b [depth, columns], or that added to it. Pairs come in whole vectors only.
-template <class Word>
-inline void product(bool adds, i64 rows, i64 columns, i64 depth, Strided<Word> a, const Word* b, i64 ldb, float* c,
-                    i64 ldc) {
-    const i64 whole = round_down(columns);
-    for (i64 column = 0; column < whole; column += VECTORS * WIDTH) {
-        const i64 vectors = (whole - column) / WIDTH;
+// c [rows, columns] = a [rows, depth] b [depth, columns], added to c's previous value if `accumulate`. With PackedPair,
+// columns come in full vectors.
+template <class Element>
+inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
+                    float* c, i64 ldc) {
+    const i64 full = round_down(columns);
+    for (i64 column = 0; column < full; column += VECTORS * WIDTH) {
+        const i64 vectors = (full - column) / WIDTH;
         i64 row = 0;
         for (; row + ROWS <= rows; row += ROWS)
-            block_of<ROWS>(vectors, adds, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
+            block_of<ROWS>(vectors, accumulate, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
         for (; row < rows; ++row)
-            block_of<1>(vectors, adds, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
+            block_of<1>(vectors, accumulate, depth, a.from_row(row), b + column, ldb, c + row * ldc + column, ldc);
     }
-    if constexpr (std::is_same_v<Word, float>)
-        if (whole < columns) remaining_columns(adds, rows, whole, columns, depth, a, b, ldb, c, ldc);
+    if constexpr (std::is_same_v<Element, float>)
+        if (full < columns) remaining_columns(accumulate, rows, full, columns, depth, a, b, ldb, c, ldc);
 }
 
-// to [columns, ld] = factor * from [rows, columns] transposed; zeros in the lanes from `rows` up to a whole vector.
-inline void transpose(i64 rows, i64 columns, const float* from, i64 ld_from, float factor, float* to,
-                      i64 ld) {
+// to [columns, ld] = factor * from [rows, columns] transposed; zeros in the lanes from `rows` up to a full vector.
+inline void transpose(i64 rows, i64 columns, const float* from, i64 ld_from, float factor, float* to, i64 ld) {
     for (i64 row = 0; row < rows; row += LANES) {
-        const i64 there = rows - row < LANES ? rows - row : LANES;
+        const i64 present = rows - row < LANES ? rows - row : LANES;
         i64 column = 0;
         for (; column + LANES <= columns; column += LANES) {
             f32x16 square[LANES];
             for (i64 i = 0; i < LANES; ++i)
-                square[i] = i < there ? factor * load(from + (row + i) * ld_from + column) : f32x16{};
-            ::transpose(square);
+                square[i] = i < present ? factor * load(from + (row + i) * ld_from + column) : f32x16{};
+            plx::transpose(square);
             for (i64 i = 0; i < LANES; ++i) store(to + (column + i) * ld + row, square[i]);
         }
         for (; column < columns; ++column)
             for (i64 i = 0; i < LANES; ++i)
-                to[column * ld + row + i] = i < there ? factor * from[(row + i) * ld_from + column] : 0.0f;
+                to[column * ld + row + i] = i < present ? factor * from[(row + i) * ld_from + column] : 0.0f;
     }
 }
 
 }  // namespace tiles
+
+}  // namespace plx

@@ -42,7 +42,7 @@ def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> pad
     """`gradient @ weight`, [R, D]."""
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
     out_RD, half = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
-    run = function("head_hidden_gradient", "pppiiii")
+    run = function("head_hidden_gradient")
     run(pointer(gradient_RV), pointer(weight_VD), pointer(out_RD), num_rows, size, vocab_size, half)
     return out_RD
 
@@ -55,7 +55,7 @@ def weight_gradient(
     read_RD = as_half(rows_RD) if half else rows_RD
     out_VD = empty(weight_VD.shape) if total_VD is None else total_VD
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
-    run = function("head_weight_gradient", "pppiiiii")
+    run = function("head_weight_gradient")
     inputs = pointer(gradient_RV), pointer(read_RD)
     run(*inputs, pointer(out_VD), num_rows, size, vocab_size, total_VD is not None, half)
     return out_VD

@@ -42,10 +42,11 @@ def cross_entropy_native(
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels run from {lowest} to {highest}, and the vocabulary has {num_columns} tokens")
-    run, num_correct = function("cross_entropy", "ppiiiip", "d"), ctypes.c_int64()
+    loss, num_correct = ctypes.c_double(), ctypes.c_int64()
     sizes = num_rows, num_columns, wants_gradient, half
-    loss = run(pointer(logits_RV), pointer(targets_R), *sizes, ctypes.addressof(num_correct))
-    return paddle.full([], loss), num_correct.value
+    results = ctypes.byref(loss), ctypes.byref(num_correct)
+    function("cross_entropy")(pointer(logits_RV), pointer(targets_R), *sizes, *results)
+    return paddle.full([], loss.value), num_correct.value
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:

@@ -14,22 +14,14 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, products_are_half
 from paddlenlp_ext.ops.dispatch import on_cpu
-from paddlenlp_ext.ops.linear import FEW_ROWS, in_one_piece
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, in_one_piece
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-
-
-class _Packed(ctypes.Structure):
-    """csrc/packed.h explains the fields."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("out", "in", "block", "group")),
-        *((name, ctypes.c_void_p) for name in ("codes", "levels", "scales", "scale_levels", "group_scales", "offset")),
-    )
 
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
@@ -45,7 +37,7 @@ def dequantize_rows_native(
     assert 0 <= first <= last <= out, "rows that there are"
     half = dtype == paddle.bfloat16
     rows = library.empty([last - first, width], "bfloat16" if half else "float32")
-    run = library.function("dequantize_weight", "piipi")
+    run = library.function("dequantize_weight")
     run(_packed(weight), first, last, library.pointer(rows), half)
     return rows
 
@@ -60,8 +52,8 @@ def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
         raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}")
     x, rows = in_one_piece(x), math.prod(x.shape[:-1])
     y = library.empty([*x.shape[:-1], weight.shape[0]])
-    if rows <= FEW_ROWS:
-        run = library.function("quantized_linear_few_rows", "pppi")
+    if rows <= SMALL_BATCH_ROWS:
+        run = library.function("quantized_linear_small_batch")
         run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
     read = cached_bf16(x) if products_are_half() else x
@@ -79,7 +71,7 @@ def quantized_input_gradient_native(gradient: paddle.Tensor, weight: QuantizedWe
 
 
 def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Tensor) -> None:
-    run = library.function(name, "pppii")
+    run = library.function(name)
     half, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
     run(library.pointer(read), _packed(weight), library.pointer(to), rows, half)
 
@@ -92,7 +84,8 @@ def _packed(weight: QuantizedWeight) -> object:
     if weight.group_scales is not None:
         nested = (_address(""), library.pointer(weight.group_scales), library.pointer(weight.offset))
     codes, scales = library.pointer(weight.codes), library.pointer(weight.scales)
-    return ctypes.byref(_Packed(out, width, weight.block_size, weight.group_size, codes, table, scales, *nested))
+    sizes = out, width, weight.block_size, weight.group_size
+    return ctypes.byref(struct("QuantizedWeight")(*sizes, codes, table, scales, *nested))
 
 
 @functools.cache

@@ -1,21 +1,22 @@
-// A few rows of x times the rows of a weight: what generating does. Reading the weight is all that costs time.
+// Products of a few rows of x with a weight, as in generation. Their time is the time to read the weight.
 #pragma once
-
-#include "common.h"
 
 #include <type_traits>
 
-// y[r, o] = x[r] . weight[o] + bias[o] for OUT rows of the weight, so that each x that is loaded serves several of them.
-// They meet x in float, whatever format they have; y's rows lie `out` apart.
+#include "simd.h"
+
+namespace plx {
+
+// y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight, so that each load of x serves
+// several of them. The weight is widened to float in registers. Rows of y are `out` apart.
 template <int ROWS, int OUT, class Value>
-static inline void few_rows_products(const float* x, const Value* weight, const float* bias, float* y, i64 in,
-                                     i64 out) {
+static inline void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
     f32x16 sums[ROWS][OUT] = {};
     i64 i = 0;
     auto add = [&](auto&& read) {
         f32x16 w[OUT];
         for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
-        // The next rows: the processor foresees no more than a page of one stream, and a row is shorter than that.
+        // The next rows: the hardware prefetcher follows a stream within a page, and a row is shorter than that.
         for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
         for (int r = 0; r < ROWS; ++r) {
             f32x16 value = read(x + r * in + i);
@@ -25,12 +26,12 @@ static inline void few_rows_products(const float* x, const Value* weight, const 
     for (; i + LANES <= in; i += LANES) add([](auto* from) { return load(from); });
     if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
     for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUT; ++o) y[r * out + o] = sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
+        for (int o = 0; o < OUT; ++o) y[r * out + o] = horizontal_sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
 }
 
-// Calls run(rows as a constant, x, y) for parts of 8, 4, 2 and 1 rows.
+// Splits the rows into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, x, y) for each.
 template <class Run>
-static inline void by_few_rows(const float* x, float* y, i64 rows, i64 in, i64 out, Run&& run) {
+static inline void split_small_batch(const float* x, float* y, i64 rows, i64 in, i64 out, Run&& run) {
     auto part = [&](auto count) {
         for (; rows >= count; rows -= count, x += count * in, y += count * out) run(count, x, y);
     };
@@ -39,3 +40,5 @@ static inline void by_few_rows(const float* x, float* y, i64 rows, i64 in, i64 o
     part(std::integral_constant<int, 2>{});
     part(std::integral_constant<int, 1>{});
 }
+
+}  // namespace plx

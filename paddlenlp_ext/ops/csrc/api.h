@@ -1,0 +1,239 @@
+// Entry points of the CPU library, and the structs that cross its boundary.
+//
+// Python reads argument types and struct layouts from this file (ops/cpu/api.py): no signature is written down twice.
+// Its reader understands `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per
+// declaration, and the types i64, float, double, bool and pointers.
+//
+// Arrays are contiguous and row-major unless stated otherwise; shapes are written [rows, columns]. An array given as
+// void* holds bf16 if the flag `is_bf16` is set, and float otherwise. Outputs of gradient functions may be null where
+// stated: that gradient is not computed.
+#pragma once
+
+#include <cstdint>
+
+namespace plx {
+
+using i64 = int64_t;
+using bf16 = uint16_t;  // the upper half of a float's bits
+
+// Result of every entry point. Python raises the exception of the same name, with the message of last_error().
+enum Status : int32_t { OK = 0, RUNTIME_ERROR = 1, MEMORY_ERROR = 2, VALUE_ERROR = 3 };
+
+struct AttentionSizes {
+    i64 documents;
+    i64 positions;
+    i64 heads;
+    i64 kv_heads;
+    i64 head_dim;
+    i64 prefix;          // length of the key-value prefix that every document attends to
+    i64 window;          // a query attends to itself and the window - 1 positions before it
+    const i64* starts;   // [documents], first position of each document in the batch
+    const i64* lengths;  // [documents]
+};
+
+// Arguments of attention_backward. Shapes are those of attention_forward; each gradient has the shape of its tensor and
+// may be null.
+struct AttentionTensors {
+    const float* q;
+    const float* k;
+    const float* v;
+    const float* prefix_k;
+    const float* prefix_v;
+    const float* out;
+    const float* log_sums;
+    const float* out_gradient;
+    float* q_gradient;
+    float* k_gradient;
+    float* v_gradient;
+    float* prefix_k_gradient;
+    float* prefix_v_gradient;
+};
+
+// A weight [out, in] whose flattened values w[i] = level(code[i]) * scale[i / block] are stored as codes and scales
+// (ops/quantized/dequantize.py).
+struct QuantizedWeight {
+    i64 out;
+    i64 in;
+    i64 block;
+    i64 group;                  // scales per group_scale; 0 if the scales are floats
+    const uint8_t* codes;       // two per byte, the first in the high nibble; without levels one int8 per byte
+    const float* levels;        // [16], values of the 4-bit codes; null for int8
+    const void* scales;         // float, or uint8 codes if there are groups
+    const float* scale_levels;  // [256], values of the scales' codes
+    const float* group_scales;
+    const float* scale_offset;  // [1], added to every scale
+};
+
+// Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The nearest level of x is
+// first[upper bits of x], or the next one if x is above the border between the two.
+struct DynamicLevels {
+    const float* values;   // [256]
+    const float* borders;  // [256], the last one infinite
+    const uint8_t* first;  // [2^18]
+};
+
+struct AdamStep {
+    float beta1;
+    float one_minus_beta1;
+    float beta2;
+    float one_minus_beta2;
+    float correction1;  // 1 / (1 - beta1^step)
+    float correction2;  // 1 / (1 - beta2^step)
+    float epsilon;
+    float learning_rate;
+};
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Message of the last error in the calling thread.
+const char* last_error();
+
+// -- library ----------------------------------------------------------------------------------------------------------
+
+Status get_threads(i64* count);
+Status set_threads(i64 count);
+
+// Sets `result` to 1 if oneDNN has bfloat16 products for this processor, which takes AVX-512, and to 0 otherwise.
+Status has_bf16_products(i64* result);
+
+// Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are DLPack's.
+Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor);
+
+// Sets numbers [3] to the bytes that are mapped, in use, and the most that were in use at once.
+Status buffers_account(i64* numbers);
+
+// Returns all unused blocks to the kernel.
+Status buffers_release();
+
+// -- elementwise ------------------------------------------------------------------------------------------------------
+
+// Rounds `count` values to bfloat16.
+Status convert_to_bf16(const float* from, bf16* to, i64 count);
+
+// out [count] = 2^x. The count is a multiple of 16.
+Status attention_exp2(const float* x, float* out, i64 count);
+
+// out [size] = silu(gate) * up. `is_bf16` describes gate and up.
+Status swiglu_forward(const void* gate, const void* up, i64 size, float* out, bool is_bf16);
+Status swiglu_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
+                       float* up_gradient, bool is_bf16);
+
+// Rounds gate and up to bfloat16 and computes the output from the rounded values.
+Status swiglu_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out);
+
+// x, out [positions, heads, size]; cos, sin [positions, size]. `is_backward` rotates a gradient back.
+Status rope_turn(const float* x, const float* cos, const float* sin, bool is_backward, i64 positions, i64 heads,
+                 i64 size, float* out);
+
+// to [count, width] = rows `ids` of table [num_rows, width], widened to float.
+Status embedding_rows(const bf16* table, const i64* ids, float* to, i64 count, i64 num_rows, i64 width);
+
+// -- RMSNorm: x, out [rows, size]; weight [size]; inverse_rms [rows] --------------------------------------------------
+
+Status rms_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
+                        float* inverse_rms);
+
+// total = x + addend, and its norm.
+Status add_rms_norm_forward(const float* x, const float* addend, const float* weight, float epsilon, i64 rows, i64 size,
+                            float* total, float* out, float* inverse_rms);
+
+// `residual` [rows, size] is added to x_gradient; it may be null.
+Status rms_norm_backward(const float* gradient, const float* x, const float* weight, const float* inverse_rms,
+                         const float* residual, i64 rows, i64 size, float* x_gradient);
+
+// weight_gradient [size].
+Status rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse_rms, i64 rows, i64 size,
+                                float* weight_gradient);
+
+// -- linear: x [rows, in]; weight [out, in]; bias [out] or null; y [rows, out] ----------------------------------------
+
+Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
+                      bool is_bf16);
+
+// Like linear_forward, for a few rows. `is_bf16` describes the weight alone.
+Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
+                          bool is_bf16);
+Status linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, i64 rows, i64 in, i64 out,
+                             bool is_bf16);
+Status linear_weight_gradient(const void* gradient, const void* x, float* weight_gradient, i64 rows, i64 in, i64 out,
+                              bool is_bf16);
+Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 rows, i64 out);
+
+// -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------
+
+// y += scaling * (x a^T) b^T. `is_bf16` describes x, y_gradient and inner; all products then round their inputs.
+Status lora_update_forward(const void* x, float* y, const float* a, const float* b, void* inner, i64 rows, i64 in,
+                           i64 out, i64 rank, float scaling, bool is_bf16);
+
+// Adds to x_gradient. Each gradient may be null.
+Status lora_update_backward(const void* x, const void* y_gradient, const float* a, const float* b, const void* inner,
+                            float* x_gradient, float* a_gradient, float* b_gradient, i64 rows, i64 in, i64 out,
+                            i64 rank, float scaling, bool is_bf16);
+
+// -- quantized weights ------------------------------------------------------------------------------------------------
+
+// Rows `first` to `last` - 1, as bfloat16 or float.
+Status dequantize_weight(const QuantizedWeight* weight, i64 first, i64 last, void* to, bool is_bf16);
+
+// `is_bf16` describes x, or the gradient.
+Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, float* y, i64 rows, bool is_bf16);
+Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows);
+Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
+                                       bool is_bf16);
+
+// -- cross entropy ----------------------------------------------------------------------------------------------------
+
+// loss = sum over the rows of logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
+// target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
+// `is_bf16` that is bfloat16 in the first half of each row.
+Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, bool wants_gradient, bool is_bf16,
+                     double* loss, i64* num_correct);
+
+// Gradients of an lm_head from the logits' gradient [rows, out] that cross_entropy left.
+// hidden_gradient [rows, in] = gradient weight.
+Status head_hidden_gradient(const void* gradient, const void* weight, float* hidden_gradient, i64 rows, i64 in, i64 out,
+                            bool is_bf16);
+
+// weight_gradient [out, in] = gradient^T hidden, added to its previous value if `accumulate`.
+Status head_weight_gradient(const void* gradient, const void* hidden, float* weight_gradient, i64 rows, i64 in, i64 out,
+                            bool accumulate, bool is_bf16);
+
+// -- attention --------------------------------------------------------------------------------------------------------
+
+// q, out [positions, heads, head_dim]; k, v [positions, kv_heads, head_dim]; prefix_k, prefix_v [prefix, kv_heads,
+// head_dim], not read without a prefix; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e).
+// `is_bf16`: products round their inputs to bfloat16.
+Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
+                         const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16);
+Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
+
+// Copies k, v [batch, length, kv_heads, head_dim] into caches [batch, kv_heads, capacity, head_dim] from slot `at` on.
+Status store_keys(const float* k, const float* v, float* k_cache, float* v_cache, i64 batch, i64 length, i64 kv_heads,
+                  i64 head_dim, i64 capacity, i64 at);
+
+// q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as first and
+// end of a prefix's range and first and end of the row's own range.
+Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
+                        float scale, i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
+
+// -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
+
+Status sum_of_squares(const float* const* tensors, const i64* sizes, i64 num_tensors, double* total);
+Status scale_tensors(float* const* tensors, const i64* sizes, i64 num_tensors, float factor);
+
+// beta1_powers, beta2_powers: one value per tensor, beta^t of the step about to be made.
+Status adamw_update(float* const* weights, const float* const* gradients, float* const* first_moments,
+                    float* const* second_moments, float* const* beta1_powers, float* const* beta2_powers,
+                    const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,
+                    float beta1, float beta2, float epsilon);
+
+// One tensor whose moments are codes [blocks, 256] with one scale per block.
+Status adamw_8bit_update(float* weight, const float* gradient, uint8_t* codes1, float* scales1, uint8_t* codes2,
+                         float* scales2, i64 size, const DynamicLevels* levels1, const DynamicLevels* levels2,
+                         const AdamStep* step);
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+}  // namespace plx

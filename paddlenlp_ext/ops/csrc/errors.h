@@ -1,0 +1,55 @@
+// Errors: exceptions inside the library, a status and a message at its boundary.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <new>
+
+#include "api.h"
+
+namespace plx {
+
+class OutOfMemory : public std::bad_alloc {
+  public:
+    explicit OutOfMemory(i64 bytes) : bytes(bytes) {}
+    const char* what() const noexcept override { return "cannot allocate memory"; }
+    const i64 bytes;
+};
+
+// Stores the message of the exception being handled for last_error() and returns its status.
+Status report_exception() noexcept;
+
+// Runs the body of an entry point and turns exceptions into a status.
+template <class Body>
+inline Status guarded(Body&& body) noexcept {
+    try {
+        body();
+        return OK;
+    } catch (...) {
+        return report_exception();
+    }
+}
+
+// Keeps the first exception of a parallel region: one that leaves a thread's part of the region ends the process.
+class FirstException {
+  public:
+    template <class Body>
+    void guard(Body&& body) noexcept {
+        try {
+            body();
+        } catch (...) {
+            if (!is_set_.test_and_set()) exception_ = std::current_exception();
+        }
+    }
+
+    // After the region.
+    void rethrow() const {
+        if (exception_ != nullptr) std::rethrow_exception(exception_);
+    }
+
+  private:
+    std::atomic_flag is_set_ = ATOMIC_FLAG_INIT;
+    std::exception_ptr exception_;
+};
+
+}  // namespace plx

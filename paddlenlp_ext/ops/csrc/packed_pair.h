@@ -1,0 +1,50 @@
+// Pairs of bfloat16 packed into 32 bits: AVX512-BF16 multiplies both and adds them up in float, at twice float's rate.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace plx {
+
+// The first of the two values is in the low half.
+struct PackedPair {
+    uint32_t bits;
+};
+
+static inline u32x16 bf16_bits(f32x16 x) { return __builtin_convertvector(to_bf16(x), u32x16); }
+
+#ifdef __AVX512BF16__
+static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 columns) {
+    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(factor.bits)), (__m512bh)columns);
+}
+#endif
+
+// to [rows, columns / 2] = from [rows, columns], each pair from neighbors in a row. Columns come in full vectors.
+inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
+    for (i64 row = 0; row < rows; ++row)
+        for (i64 column = 0; column < columns; column += LANES) {
+            const u16x16 half = to_bf16(load(from + row * ld_from + column));
+            std::memcpy(to + row * ld_to + column / 2, &half, sizeof half);
+        }
+}
+
+// to [ceil(rows / 2), columns] = from [rows, columns], each pair from neighbors in a column. Columns come in full
+// vectors; an odd last row is paired with zeros.
+inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
+    for (i64 row = 0; row < rows; row += 2)
+        for (i64 column = 0; column < columns; column += LANES) {
+            const float* const upper = from + row * ld_from + column;
+            const u32x16 second = row + 1 < rows ? bf16_bits(load(upper + ld_from)) : u32x16{};
+            const u32x16 both = bf16_bits(load(upper)) | second << 16;
+            std::memcpy(to + row / 2 * ld_to + column, &both, sizeof both);
+        }
+}
+
+// Numbers as a product of this element type sees them: unchanged, or rounded to bfloat16.
+template <class Element>
+inline f32x16 rounded_to(f32x16 x) {
+    return std::is_same_v<Element, float> ? x : (f32x16)(bf16_bits(x) << 16);
+}
+
+}  // namespace plx

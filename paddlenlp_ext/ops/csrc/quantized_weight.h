@@ -1,0 +1,41 @@
+// Quantized weights (QuantizedWeight in api.h): scales, codes and dequantization.
+#pragma once
+
+#include "elementwise.h"
+
+namespace plx {
+
+static inline bool is_int8(const QuantizedWeight& weight) { return weight.levels == nullptr; }
+
+// Scales `first` to `first` + `count` - 1.
+void read_scales(const QuantizedWeight& weight, i64 first, i64 count, float* to);
+
+// Flattened values `begin` to `end` - 1, on the calling thread.
+void dequantize(const QuantizedWeight& weight, i64 begin, i64 end, float* to);
+void dequantize(const QuantizedWeight& weight, i64 begin, i64 end, bf16* to);
+
+// Rows `first` to `last` - 1, on all threads.
+template <class Value>
+inline void dequantize_rows(const QuantizedWeight& weight, i64 first, i64 last, Value* to) {
+    parallel_for(last - first, 1 + 16384 / weight.in, [&](i64 begin, i64 end) {
+        dequantize(weight, (first + begin) * weight.in, (first + end) * weight.in, to + begin * weight.in);
+    });
+}
+
+// `count` <= 16 int8 codes as floats.
+static inline f32x16 int8_to_float(const uint8_t* codes, i64 count) {
+    i8x16 bytes{};
+    std::memcpy(&bytes, codes, size_t(count));
+    return __builtin_convertvector(widen(bytes), f32x16);
+}
+
+// Levels of the lowest four bits of each lane; one permutation instruction with AVX-512.
+static inline f32x16 look_up(f32x16 levels, u32x16 codes) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, (__m512)levels);
+#else
+    return __builtin_shuffle(levels, (i32x16)(codes & 15));
+#endif
+}
+
+}  // namespace plx

@@ -1,0 +1,172 @@
+// Vectors of 16 floats, and bfloat16.
+//
+// Vectors use GCC's vector_size extension, so that one source serves processors with and without AVX-512: the compiler
+// splits them into the registers of the target.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "api.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace plx {
+
+constexpr i64 LANES = 16;
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+static inline f32x16 broadcast(float value) { return f32x16{} + value; }
+
+template <class Vector, class Element>
+static inline Vector load_as(const Element* from) {
+    Vector value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline f32x16 load(const float* from) { return load_as<f32x16>(from); }
+static inline void store(float* to, f32x16 value) { std::memcpy(to, &value, sizeof value); }
+
+// Last, incomplete vector of a row: `count` < 16 values followed by zeros.
+static inline f32x16 load_part(const float* from, i64 count) {
+    f32x16 value{};
+    std::memcpy(&value, from, count * sizeof(float));
+    return value;
+}
+static inline void store_part(float* to, f32x16 value, i64 count) { std::memcpy(to, &value, count * sizeof(float)); }
+
+static inline f32x16 max(f32x16 x, f32x16 y) { return x > y ? x : y; }
+static inline i64 round_up(i64 n) { return (n + LANES - 1) / LANES * LANES; }
+static inline i64 round_down(i64 n) { return n / LANES * LANES; }
+
+static inline float horizontal_sum(f32x16 value) {
+    float half[8];
+    for (int i = 0; i < 8; ++i) half[i] = value[i] + value[i + 8];
+    for (int i = 0; i < 4; ++i) half[i] += half[i + 4];
+    return (half[0] + half[2]) + (half[1] + half[3]);
+}
+
+static inline float horizontal_max(f32x16 value) {
+    float best = value[0];
+    for (int i = 1; i < 16; ++i) best = value[i] > best ? value[i] : best;
+    return best;
+}
+
+// -- integers widened to 32 bits: GCC 12 compiles the conversion to five instructions, and AVX-512 has one ------------
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+
+#if defined(__AVX512F__)
+static inline u32x16 widen(u16x16 value) { return (u32x16)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value); }
+static inline u32x16 widen(u8x16 value) { return (u32x16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)value); }
+static inline i32x16 widen(i8x16 value) { return (i32x16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)value); }
+#else
+static inline u32x16 widen(u16x16 value) { return __builtin_convertvector(value, u32x16); }
+static inline u32x16 widen(u8x16 value) { return __builtin_convertvector(value, u32x16); }
+static inline i32x16 widen(i8x16 value) { return __builtin_convertvector(value, i32x16); }
+#endif
+
+// -- bfloat16 ---------------------------------------------------------------------------------------------------------
+static inline f32x16 load(const bf16* from) { return (f32x16)(widen(load_as<u16x16>(from)) << 16); }
+static inline float to_float(bf16 value) {
+    uint32_t bits = uint32_t(value) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN. The AVX-512 instruction flushes denormals (below 1e-38) to zero.
+#if defined(__AVX512BF16__)
+static inline u16x16 to_bf16(f32x16 value) { return (u16x16)_mm512_cvtneps_pbh((__m512)value); }
+#else
+static inline u16x16 to_bf16(f32x16 value) {
+    u32x16 bits = (u32x16)value;
+    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u32x16 quiet = (bits >> 16) | 0x40;
+    i32x16 is_nan = value != value;
+    return __builtin_convertvector(is_nan ? quiet : rounded, u16x16);
+}
+#endif
+static inline void store(bf16* to, f32x16 value) {
+    u16x16 half = to_bf16(value);
+    std::memcpy(to, &half, sizeof half);
+}
+static inline void store_part(bf16* to, f32x16 value, i64 count) {
+    u16x16 half = to_bf16(value);
+    std::memcpy(to, &half, count * sizeof(bf16));
+}
+static inline f32x16 load_part(const bf16* from, i64 count) {
+    u16x16 half{};
+    std::memcpy(&half, from, count * sizeof(bf16));
+    return (f32x16)(widen(half) << 16);
+}
+
+// Calls run with a value of the type that `is_bf16` says: bf16{} or 0.0f.
+template <class Run>
+static inline void with_dtype(bool is_bf16, Run&& run) {
+    is_bf16 ? run(bf16{}) : run(0.0f);
+}
+
+// -- e^x --------------------------------------------------------------------------------------------------------------
+
+// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r from its Taylor series up to r^7, whose relative error is below 1e-8
+// there. Total relative error about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite power
+// above 88.7; NaN stays NaN.
+static inline f32x16 exp(f32x16 x) {
+    const f32x16 lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
+    const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    i32x16 underflows = x < lowest;
+    x = underflows ? lowest : x;
+    x = x > highest ? highest : x;
+    f32x16 n = (x * 1.44269504f + shift) - shift;
+    f32x16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts, the first of which has few bits
+    f32x16 series = broadcast(1.0f / 5040);
+    series = series * r + 1.0f / 720;
+    series = series * r + 1.0f / 120;
+    series = series * r + 1.0f / 24;
+    series = series * r + 1.0f / 6;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    i32x16 exponent = __builtin_convertvector(n, i32x16);
+    i32x16 half = exponent >> 1;  // in two steps, because 2^128 is not a float
+    f32x16 first = (f32x16)((u32x16)(half + 127) << 23), second = (f32x16)((u32x16)(exponent - half + 127) << 23);
+    f32x16 result = series * first * second;
+    return underflows ? f32x16{} : result;
+}
+static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+
+// -- 2^x and square roots ---------------------------------------------------------------------------------------------
+
+// 2^x for x <= 127: relative error below 3e-7; 0 below -126; NaN stays NaN.
+//
+// x is split into an integer and a fraction within 1/2; the polynomial is the minimax fit of degree 5 to 2^fraction.
+static inline f32x16 exp2(f32x16 x) {
+    const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+    const f32x16 shifted = x + rounder;
+    const f32x16 fraction = x - (shifted - rounder);
+    f32x16 power = 1.3276471155e-03f * fraction + 9.6755413278e-03f;
+    power = power * fraction + 5.5507132761e-02f;
+    power = power * fraction + 2.4022119724e-01f;
+    power = power * fraction + 6.9314696706e-01f;
+    power = power * fraction + 1.0000000717e+00f;
+    const u32x16 exponent = ((u32x16)shifted << 23) + (127u << 23);  // unsigned: wraps around far below -126
+    return x < -126.0f ? f32x16{} : power * (f32x16)exponent;
+}
+
+static inline f32x16 square_root(f32x16 x) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
+#else
+    for (i64 lane = 0; lane < LANES; ++lane) x[lane] = std::sqrt(x[lane]);
+    return x;
+#endif
+}
+
+}  // namespace plx
