@@ -277,7 +277,7 @@ def _prepare(
 
     The order does not depend on how a run produces its tensors: the same tensors give the same files.
     """
-    pairs = list(named_tensors.items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
+    pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
     ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))
     return [(name, _in_format(as_lazy(tensor), dtype)) for name, tensor in ordered]
@@ -332,7 +332,7 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
                 values = tensor.read()
                 made, announced = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
                 assert made == announced, f"{name} was read as {made}, but its header entry is {announced}"
-                file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+                file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         draft.replace(path)
     except OSError as error:  # most likely a full disk: remove the partial file, name the path
         draft.unlink(missing_ok=True)

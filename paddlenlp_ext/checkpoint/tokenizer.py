@@ -59,6 +59,8 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer as TransformersTokenizer
 
     try:
-        return TransformersTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {error}") from error
+    assert tokenizer is not None, "transformers returns a tokenizer or raises"
+    return tokenizer

@@ -51,7 +51,7 @@ def predict(arguments: PredictorArguments) -> None:
     options = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids}
 
     def decode(tokens: list[int]) -> str:
-        return tokenizer.decode(tokens, skip_special_tokens=True)
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     if questions is not None and prompts is not None:
         answer_file(model, questions, prompts, decode, arguments, options)

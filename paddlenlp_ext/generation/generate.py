@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import paddle
@@ -38,7 +38,7 @@ class TokenChooser:
         options = self._options
         is_greedy = options.decode_strategy == "greedy_search"
         if is_greedy and options.repetition_penalty == 1.0:
-            return paddle.argmax(logits_BV, axis=-1).tolist()
+            return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
         logits = logits_BV.astype("float32").numpy()
         logits = sampling.apply_repetition_penalty(logits, seen_ids, options.repetition_penalty)
         if is_greedy:
@@ -54,14 +54,25 @@ _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows from which they are re
 class Decoder(Protocol):
     """Interface of a model for generation: `models.decoder.CausalLM`, or a PEFT model around one."""
 
-    def hidden_states(
-        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
-    ) -> paddle.Tensor: ...
-
-    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor: ...
+    @property
+    def config(self) -> Any:
+        """Configuration of the decoder."""
+        ...
 
     @property
-    def end_token_ids(self) -> list[int]: ...
+    def eos_token_ids(self) -> list[int]:
+        """Token ids at which generation ends."""
+        ...
+
+    def hidden_states(
+        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
+    ) -> paddle.Tensor:
+        """Return the input of lm_head, [B, S, D]."""
+        ...
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Return logits [..., V] for hidden states [..., D]."""
+        ...
 
 
 @dataclass

@@ -43,10 +43,17 @@ class _LayerKeyValues:
         """Index of the first free position."""
         return self.prefix_length + self.length
 
+    @property
+    def tensors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Keys and values of a layer that has been written."""
+        assert self.k_BKCH is not None and self.v_BKCH is not None, "the layer holds nothing yet"
+        return self.k_BKCH, self.v_BKCH
+
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
+        """Store the keys and values of new positions."""
         start, end = self.end, self.end + k_BSKH.shape[1]
         self._reserve(end, k_BSKH)
-        store_keys(k_BSKH, v_BSKH, self.k_BKCH, self.v_BKCH, start)
+        store_keys(k_BSKH, v_BSKH, *self.tensors, start)
         self.length += k_BSKH.shape[1]
 
     def _reserve(self, end: int, like_BSKH: paddle.Tensor) -> None:
@@ -63,8 +70,7 @@ class _LayerKeyValues:
                     own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(empty.dtype)
                     store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([batch, *own_1KPH.shape[1:]])
         else:
-            self.k_BKCH = paddle.concat([self.k_BKCH, empty], axis=2)
-            self.v_BKCH = paddle.concat([self.v_BKCH, empty], axis=2)
+            self.k_BKCH, self.v_BKCH = (paddle.concat([stored, empty], axis=2) for stored in self.tensors)
 
 
 class KVCache:
@@ -98,12 +104,15 @@ class KVCache:
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
         """Return the content of a cache of one row without padding as the prefix of another cache."""
         assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
-        return {
-            index: tuple(
-                x_BKCH[0, :, : layer.end].transpose([1, 0, 2]).contiguous() for x_BKCH in (layer.k_BKCH, layer.v_BKCH)
-            )
-            for index, layer in self._layers.items()
-        }
+
+        def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
+            return x_BKCH[0, :, :end].transpose([1, 0, 2]).contiguous()
+
+        found = {}
+        for index, layer in self._layers.items():
+            k_BKCH, v_BKCH = layer.tensors
+            found[index] = positions_first(k_BKCH, layer.end), positions_first(v_BKCH, layer.end)
+        return found
 
     @property
     def length(self) -> int:
@@ -135,15 +144,14 @@ class KVCache:
             if prefix is not None:
                 prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix)
-        return decode_attention(q_BSNH, layer.k_BKCH, layer.v_BKCH, self._seen_places(start, layer, window), scale)
+        return decode_attention(q_BSNH, *layer.tensors, self._seen_places(start, layer, window), scale)
 
     @paddle.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only the given rows, in the given order."""
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
         for layer in self._layers.values():
-            layer.k_BKCH = paddle.index_select(layer.k_BKCH, index, axis=0)
-            layer.v_BKCH = paddle.index_select(layer.v_BKCH, index, axis=0)
+            layer.k_BKCH, layer.v_BKCH = (paddle.index_select(stored, index, axis=0) for stored in layer.tensors)
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._seen.clear()

@@ -1,4 +1,4 @@
-"""Generation as users of transformers call it: a padded batch of ids in, the same rows with their continuations out.
+"""Generation with the arguments of transformers: a padded batch of ids in, the rows with their continuations out.
 
 Shapes: B batch, S sequence, N longest continuation.
 """
@@ -24,16 +24,16 @@ def generate_for(
     pad_token_id: int | None = None,
     **options: Any,
 ) -> list[list[int]] | paddle.Tensor:
-    """Continue prompts. Lists give lists of the new tokens alone; a tensor gives a tensor, prompts included.
+    """Continue prompts. Lists give lists of new tokens only; a tensor gives a tensor that includes the prompts.
 
     Args:
-        model: the decoder; its `eos_token_ids` end a row, unless `eos_token_id` says otherwise.
+        model: the decoder; its `eos_token_ids` end a row unless `eos_token_id` is given.
         prompts: token ids, lists of any length, or a padded batch [B, S].
         input_ids: the padded batch, in place of `prompts`.
-        attention_mask: [B, S], 0 where the batch is padded.
-        do_sample: True draws tokens, False takes the likeliest; unset: as `decode_strategy` says.
-        pad_token_id: what follows the end of a row in the result; unset: the first end token.
-        options: as `generate`'s.
+        attention_mask: [B, S], 0 for padding.
+        do_sample: True samples, False is greedy; None: as `decode_strategy` says.
+        pad_token_id: id that fills the result after the end of a row; None: the first end token.
+        options: further arguments of `generate`.
 
     Returns:
         Lists as `generate` returns them, or int64 [B, S + N].
@@ -49,6 +49,7 @@ def generate_for(
         options["decode_strategy"] = "sampling" if do_sample else "greedy_search"
     options = {"eos_token_id": model.eos_token_ids, **options}
     batch = prompts if input_ids is None else input_ids
+    assert batch is not None, "one of the two is given"
     if not isinstance(batch, (paddle.Tensor, np.ndarray)):
         if attention_mask is not None or pad_token_id is not None:
             raise ValueError("generate: prompts given as lists have no padding; leave attention_mask, pad_token_id out")

@@ -37,7 +37,7 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
 
 def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
     """Divide the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
-    return logits_BV if temperature == 1.0 else logits_BV / np.float32(temperature)
+    return logits_BV if temperature == 1.0 else np.divide(logits_BV, np.float32(temperature), dtype=np.float32)
 
 
 def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:

@@ -36,8 +36,12 @@ from paddlenlp_ext.ops.rope import apply_rope
 class KeyValueCache(Protocol):
     """Interface of the cache that attention uses; generation/kv_cache.py implements it."""
 
-    length: int
     key_starts: paddle.Tensor
+
+    @property
+    def length(self) -> int:
+        """Number of positions in every layer, padding included."""
+        ...
 
     def attend(
         self,
@@ -108,9 +112,9 @@ class Attention(nn.Layer):
         self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
         self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
         self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
-        has_norms = shape.qk_norm_epsilon is not None
-        self.q_norm = RMSNorm(shape.head_dim, shape.qk_norm_epsilon) if has_norms else None
-        self.k_norm = RMSNorm(shape.head_dim, shape.qk_norm_epsilon) if has_norms else None
+        epsilon = shape.qk_norm_epsilon
+        self.q_norm = None if epsilon is None else RMSNorm(shape.head_dim, epsilon)
+        self.k_norm = None if epsilon is None else RMSNorm(shape.head_dim, epsilon)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
@@ -149,13 +153,13 @@ class Attention(nn.Layer):
         if not shared:
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix)
         assert prefix is None, "shared positions and a learned prefix exclude each other"
-        first = [x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH)]
-        rest = [x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH)]
+        q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
+        q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
         alone = AttentionLayout.from_documents([[shared]], self.window)
-        before_1PNH = attention(*first, alone, self.scale, self.implementation)
-        prefix = (first[1][0], first[2][0])
-        behind_1SNH = attention(*rest, layout, self.scale, self.implementation, prefix)
-        return paddle.concat([before_1PNH, behind_1SNH], axis=1)
+        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, alone, self.scale, self.implementation)
+        prefix = (k_1PKH[0], v_1PKH[0])
+        rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, self.scale, self.implementation, prefix)
+        return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a device holds only some of them.

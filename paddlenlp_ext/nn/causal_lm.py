@@ -13,34 +13,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 DocumentLengths = Sequence[Sequence[int]]
 PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
-
-
-class CausalLM(Protocol):
-    """Interface of a language model that `causal_lm_forward` uses."""
-
-    vocab_parallel: Any
-
-    def hidden_states(self, input_ids: paddle.Tensor, **inputs: Any) -> paddle.Tensor:
-        """Return the input of lm_head, [B, S, D]."""
-        ...
-
-    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return logits [..., V] for hidden states [..., D]."""
-        ...
-
-    def head_weight(self) -> paddle.Tensor:
-        """Return the weight of lm_head, [V, D]."""
-        ...
 
 
 class CausalLMOutput:
@@ -100,7 +83,7 @@ class CausalLMOutput:
 
 
 def causal_lm_forward(
-    model: CausalLM,
+    model: TrainableModel,
     input_ids: paddle.Tensor,
     attention_mask: paddle.Tensor | None,
     labels: paddle.Tensor | None,
@@ -123,7 +106,9 @@ def causal_lm_forward(
     Raises:
         ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not match.
     """
-    input_ids, attention_mask, labels = (_as_tensor(x) for x in (input_ids, attention_mask, labels))
+    input_ids = _as_tensor(input_ids)
+    attention_mask = None if attention_mask is None else _as_tensor(attention_mask)
+    labels = None if labels is None else _as_tensor(labels)
     if attention_mask is not None:
         if document_lengths is not None or inputs.get("cache") is not None:
             raise ValueError("attention_mask: document_lengths or a cache is given too; give one of the three")
@@ -143,7 +128,7 @@ def causal_lm_forward(
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
 
 
-def _as_tensor(x: paddle.Tensor | np.ndarray | None) -> paddle.Tensor | None:
+def _as_tensor(x: paddle.Tensor | np.ndarray) -> paddle.Tensor:
     return paddle.to_tensor(x) if isinstance(x, np.ndarray) else x
 
 

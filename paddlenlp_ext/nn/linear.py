@@ -27,7 +27,9 @@ class Linear(nn.Layer):
     @property
     def compute_dtype(self) -> paddle.dtype:
         """Dtype of the activations and of adapters on this layer."""
-        return beside(self.weight.dtype)
+        dtype = beside(self.weight.dtype)
+        assert isinstance(dtype, paddle.dtype), "the dtype of a tensor gives a dtype"
+        return dtype
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import paddle
 from paddle import nn
@@ -28,7 +30,7 @@ class _FromArray(nn.initializer.Initializer):
         return param
 
 
-def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
+def replace_layer(model: Any, name: str, layer: nn.Layer) -> None:
     """Replace the layer at the dotted `name` by `layer`."""
     parent_name, _, leaf = name.rpartition(".")
     parent = layer_at(model, parent_name)
@@ -38,7 +40,7 @@ def replace_layer(model: nn.Layer, name: str, layer: nn.Layer) -> None:
         setattr(parent, leaf, layer)
 
 
-def layer_at(model: nn.Layer, name: str) -> nn.Layer:
+def layer_at(model: Any, name: str) -> Any:
     """Return the sublayer with the dotted `name`; "" returns the model itself."""
     for part in name.split(".") if name else ():
         model = model[int(part)] if part.isdigit() else getattr(model, part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,10 @@ class TrainableModel(nn.Layer):
         """Return the shape of the hidden states between two layers, for input ids [batch, length]."""
         raise NotImplementedError
 
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Map hidden states [..., D] to logits [..., V]."""
+        raise NotImplementedError
+
     def head_weight(self) -> paddle.Tensor:
         """Return the weight [V, D] of lm_head."""
         raise NotImplementedError
@@ -50,7 +54,7 @@ class TrainableModel(nn.Layer):
         """Add tokens at which generation ends."""
         raise NotImplementedError
 
-    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+    def generate(self, prompts: Any = None, **options: Any) -> Any:
         """Continue prompts of token ids."""
         raise NotImplementedError
 

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from paddle import nn
-
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
 from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
 
@@ -17,7 +16,7 @@ _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
 """Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
 
 
-def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) -> dict[str, Any]:
+def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: str) -> dict[str, Any]:
     """Return a config.json dict that describes how the model's layers are stored.
 
     Args:
@@ -29,7 +28,7 @@ def with_quantization(config: Mapping[str, Any], model: nn.Layer, dtype: str) ->
     algos = {layer.stored.algo for layer in quantized_linears(model).values()}
     if not algos:
         return plain
-    fields = {_OURS: options_to_dict(model.quantization)}
+    fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
     if len(algos) == 1 and algos <= set(BLOCKWISE) and _in_blocks_of_bitsandbytes(model.quantization):
         fields |= {
             "quant_method": "bitsandbytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -42,7 +43,8 @@ class QuantizedLinear(nn.Layer):
 
     def _take(self, weight: QuantizedWeight) -> None:
         self.out_features, self.in_features = weight.shape
-        self._format = dataclasses.replace(weight, codes=None, scales=None, group_scales=None, offset=None, kept={})
+        no_tensors: dict[str, Any] = dict.fromkeys(_TENSORS)
+        self._format = dataclasses.replace(weight, **no_tensors, kept={})
         for name in _TENSORS:
             own_buffers(self).pop(name, None)
             tensor = getattr(weight, name)
@@ -52,7 +54,8 @@ class QuantizedLinear(nn.Layer):
     @property
     def stored(self) -> QuantizedWeight:
         """Packed weight over the layer's own tensors."""
-        return dataclasses.replace(self._format, **{name: getattr(self, name, None) for name in _TENSORS})
+        tensors: dict[str, Any] = {name: getattr(self, name, None) for name in _TENSORS}
+        return dataclasses.replace(self._format, **tensors)
 
     def shard_weight(self, cut: Shard) -> None:
         """Replace the weight by a shard of it, along its outputs (axis 0) or inputs (axis 1); the bias is not changed.

@@ -12,6 +12,7 @@ from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing, packed_bytes, quantize_layer
@@ -20,7 +21,7 @@ from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 
-def quantizable_linears(model: nn.Layer) -> list[str]:
+def quantizable_linears(model: TrainableModel) -> list[str]:
     """Return the names of the layers that may be quantized: all linear layers except lm_head."""
     head = model.head_weight()
     linears = ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear))
@@ -33,7 +34,7 @@ def quantized_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
 
 
 def load_quantized(
-    model: nn.Layer,
+    model: TrainableModel,
     source: WeightSource,
     options: QuantizationConfig | None = None,
     before: BeforeQuantizing | None = None,
@@ -62,7 +63,9 @@ def load_quantized(
     read_into_parameters(dict(model.named_parameters()), weights)
 
 
-def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: BeforeQuantizing | None = None) -> None:
+def quantize_linears(
+    model: TrainableModel, options: QuantizationConfig, before: BeforeQuantizing | None = None
+) -> None:
     """Quantize the linear layers of a loaded model, except lm_head, and freeze their biases.
 
     `before` transforms each weight before it is quantized.
@@ -79,7 +82,7 @@ def quantize_linears(model: nn.Layer, options: QuantizationConfig, before: Befor
     model.quantization = options
 
 
-def _here(model: nn.Layer, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
+def _here(model: TrainableModel, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
     """Return the linear layers that this process holds, with their names."""
     layers = ((name, layer_at(model, name)) for name in names)
     return ((name, layer) for name, layer in layers if is_on_stage(layer.weight))
@@ -101,7 +104,7 @@ class PackedSize:
 NOTHING_QUANTIZED = PackedSize()
 
 
-def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
+def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
     """Compute the size of the quantized linear layers of an unquantized model from their shapes.
 
     Raises:
@@ -115,7 +118,7 @@ def packed_size(model: nn.Layer, options: QuantizationConfig) -> PackedSize:
     return PackedSize(num_weights, num_bytes)
 
 
-def quantization_report(model: nn.Layer) -> str:
+def quantization_report(model: TrainableModel) -> str:
     """Describe the quantized layers of a model and their size in one line."""
     layers = quantized_linears(model).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)
@@ -126,7 +129,7 @@ def quantization_report(model: nn.Layer) -> str:
     )
 
 
-def dequantize_linears(model: nn.Layer) -> None:
+def dequantize_linears(model: TrainableModel) -> None:
     """Replace each quantized linear layer by an ordinary one with the dequantized weight."""
     for name, layer in quantized_linears(model).items():
         replace_layer(model, name, dequantized_linear(layer))
@@ -142,7 +145,7 @@ def dequantized_linear(layer: QuantizedLinear) -> Linear:
     return linear
 
 
-def named_tensors(model: nn.Layer, dtype: str) -> Iterator[tuple[str, Any]]:
+def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a saved model by name: its parameters, and the tensors of its quantized weights.
 
     `dtype` is the compute format for other programs.

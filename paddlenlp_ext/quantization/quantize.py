@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -52,7 +53,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
         raise ValueError(f"a weight of shape {list(shape)} has values that are not finite and cannot be quantized")
     codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
-    tensors = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
+    tensors: dict[str, Any] = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
     group = options.double_quant_block_size if options.double_quant else 0
     return QuantizedWeight(algo, shape, block, group_size=group, **tensors)
 
@@ -74,6 +75,7 @@ def quantize_layer(
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
     """Create the tensors of a quantized weight [out, in] without values, to be loaded."""
+    assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
     num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
     num_scales = -(-num_weights // block)
     in_bytes = options.algo == "weight_only_int8"

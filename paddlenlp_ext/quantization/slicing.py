@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import paddle
@@ -37,9 +38,11 @@ def slice_weight(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
         "codes": _taken(weight.codes.numpy(), weight.shape, cut, per_byte),
         "scales": _taken(scales_B, weight.shape, cut, block),
     }
-    tensors = {name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()}
+    tensors: dict[str, Any] = {
+        name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()
+    }
     shape = (cut.stop - cut.start, weight.shape[1]) if cut.axis == 0 else (weight.shape[0], cut.stop - cut.start)
-    plain_scales = {"group_scales": None, "offset": None, "group_size": 0}
+    plain_scales: dict[str, Any] = {"group_scales": None, "offset": None, "group_size": 0}
     return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
 
 

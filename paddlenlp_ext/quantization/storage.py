@@ -121,9 +121,10 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
 def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]:
     """Return the shape [out, in] of a quantized weight without reading its codes."""
     if algo == "weight_only_int8":
-        return source.shape(f"{layer}.weight")
-    shape = _state(layer, algo, source)["shape"] if algo in BLOCKWISE else source.read(layer + _SHAPE)
-    return int(shape[0]), int(shape[1])
+        out, width = source.shape(f"{layer}.weight")
+    else:
+        out, width = _state(layer, algo, source)["shape"] if algo in BLOCKWISE else source.read(layer + _SHAPE)
+    return int(out), int(width)
 
 
 def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
