@@ -191,7 +191,7 @@ def test_a_run_of_one_step_chooses_by_that_step():
 
 def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
-    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of 30 steps"):
         model.plan_steps(30)
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_is_too_short_fails_in_a_dry_run_and_before_its_first_step(ru
     (tmp_path / "run.json").write_text(json.dumps(keys))
     config = load_run_config([str(tmp_path / "run.json")], peft_methods())
     data = load_data(config)
-    message = "adalora_tinit=3 and adalora_tfinal=0 leave no step of 3"
+    message = "adalora_tinit=3 and adalora_tfinal=0 leave none of 3 steps"
     with pytest.raises(ValueError, match=message):
         describe_run(config, data)
     trainer = build_trainer(config, data)
@@ -222,7 +222,7 @@ def test_budget_by_the_formula():
         48, 48, int(32 * (69 / 70) ** 3 + 16), 20, 16, 16, 16, 16,
     ]  # fmt: skip
     assert [step for step in range(1, 101) if schedule.updates_ranks(step)] == list(range(15, 81, 5))
-    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30"):
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of 30 steps"):
         BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
 
 

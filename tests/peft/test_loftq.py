@@ -142,7 +142,7 @@ def test_only_targets_are_touched():
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, tmp_path: Path):
-    with pytest.raises(ValueError, match="quantized before this adapter saw its weight in full precision"):
+    with pytest.raises(ValueError, match="quantized before this adapter saw it in full precision"):
         get_peft_model(quantized(LoRAConfig()), config)
     model = adapted(config)
     model.save_pretrained(tmp_path)

@@ -121,7 +121,7 @@ def test_a_small_gradient_gives_what_it_has():
     np.testing.assert_allclose(np.abs(b.numpy()), 6**0.25 * np.abs(u[:, 2:6]), atol=1e-4)
     with pytest.raises(ValueError, match=r"lora_rank=7 is more than w has singular values"):
         gradient_factors(gradient, 7, 1.0, "w")
-    with pytest.raises(ValueError, match="gradient of w is not finite"):
+    with pytest.raises(ValueError, match="w: the gradient of the first batches is not finite"):
         gradient_factors(gradient * float("nan"), 4, 1.0, "w")
 
 

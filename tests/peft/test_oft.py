@@ -84,7 +84,9 @@ def test_another_block_size_than_asked_is_said(caplog: pytest.LogCaptureFixture,
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     with caplog.at_level(logging.INFO, "paddlenlp_ext"):
         get_peft_model(tiny_model(), OFTConfig())
-    assert "oft_block_size 32 does not divide all layers; taken: 36 inputs: 36, 44 inputs: 22" in caplog.text
+    assert (
+        "oft_block_size 32 does not divide the inputs of all layers; using 36 inputs: 36, 44 inputs: 22" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_another_block_size_than_asked_is_said(caplog: pytest.LogCaptureFixture,
         ({"num_blocks": 0}, "oft_num_blocks=0"),
         ({"block_size": 8, "num_blocks": 2}, "oft_block_size=8 and oft_num_blocks=2"),
         ({"neumann_terms": 1}, "oft_neumann_terms=1"),
-        ({"num_blocks": 36}, "oft_num_blocks=36 leaves blocks of 1 of 36 inputs"),
+        ({"num_blocks": 36}, "oft_num_blocks=36 gives blocks of 1 of 36 inputs"),
     ],
 )
 def test_values_out_of_range_are_errors(settings: dict, message: str):
@@ -103,7 +105,7 @@ def test_values_out_of_range_are_errors(settings: dict, message: str):
 
 
 def test_a_prime_number_of_inputs_has_no_small_blocks():
-    with pytest.raises(ValueError, match="oft_block_size=2 leaves blocks of 1 of 37 inputs"):
+    with pytest.raises(ValueError, match="oft_block_size=2 gives blocks of 1 of 37 inputs"):
         OFTConfig(block_size=2).wrap("x", Linear(37, 4), seed=0)
 
 

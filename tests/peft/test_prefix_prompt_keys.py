@@ -86,7 +86,7 @@ def test_defaults_are_the_classes(keys: dict[str, Any], wanted: PeftConfig, tmp_
     [
         ({"prefix_tuning": True, "num_prefix_tokens": 0}, "num_prefix_tokens: 0 is out of range"),
         ({"prefix_tuning": True, "prefix_init": "zero"}, "prefix_init"),
-        ({"prompt_tuning": True, "prompt_tuning_init": "text"}, "give the text and 'text', or neither"),
+        ({"prompt_tuning": True, "prompt_tuning_init": "text"}, "to 'text' and the text, or neither"),
         ({"adapter": True, "adapter_where": "head"}, "adapter_where"),
         ({"adapter": True, "prefix_tuning": True}, "adapter and prefix_tuning are both on"),
     ],

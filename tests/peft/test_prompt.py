@@ -92,7 +92,7 @@ def test_a_text_is_cut_or_repeated(monkeypatch: pytest.MonkeyPatch):
         vectors = model.adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
         assert np.array_equal(vectors, table[wanted])
     assert asked == ["somewhere"] * 2
-    with pytest.raises(ValueError, match="the model names none"):
+    with pytest.raises(ValueError, match="the model names no tokenizer"):
         prompted(init="text", init_text="do it")
 
 
@@ -119,7 +119,7 @@ def test_it_is_not_merged_into_files_either(tmp_path: Path):
 
 
 def test_lengths_that_do_not_fill_the_rows_are_an_error():
-    with pytest.raises(ValueError, match="do not fill"):
+    with pytest.raises(ValueError, match="do not add up"):
         prompted()(paddle.to_tensor(INPUT_IDS), document_lengths=((11,), (10,)))
 
 
@@ -128,8 +128,8 @@ def test_lengths_that_do_not_fill_the_rows_are_an_error():
     [
         ({"num_tokens": 0}, "prompt_tuning_num_tokens=0"),
         ({"init": "words"}, "prompt_tuning_init='words' is not known; allowed: vocab, random, text"),
-        ({"init": "text"}, "give the text and 'text', or neither"),
-        ({"init_text": "do it"}, "give the text and 'text', or neither"),
+        ({"init": "text"}, "to 'text' and the text, or neither"),
+        ({"init_text": "do it"}, "to 'text' and the text, or neither"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict, message: str):

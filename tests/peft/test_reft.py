@@ -104,7 +104,7 @@ def test_packed_and_right_padded_rows_change_as_alone():
 def test_wrong_prompt_lengths_are_an_error():
     model, ids = trained(), paddle.to_tensor(INPUT_IDS)
     for wrong in ([[12], [3]], [[3]], [[3, 3], [3, 3]], [[-1], [2]]):
-        with pytest.raises(ValueError, match="do not fit documents"):
+        with pytest.raises(ValueError, match="do not match documents"):
             model(ids, prompt_lengths=wrong)
 
 
@@ -212,14 +212,14 @@ def test_recompute_keeps_each_pass_its_own_positions():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"position": "7"}, "position='7' names no positions"),
-        ({"position": "f0+l0"}, "names no positions"),
-        ({"position": "f1+f2"}, "names no positions"),
-        ({"layers": "0-3"}, "layers='0-3' names no layers"),
+        ({"position": "7"}, "position='7' selects no positions"),
+        ({"position": "f0+l0"}, "selects no positions"),
+        ({"position": "f1+f2"}, "selects no positions"),
+        ({"layers": "0-3"}, "layers='0-3' selects no layers"),
         ({"rank": 0}, "rank=0 is out of range"),
         ({"dropout": 1.0}, "dropout=1.0 is out of range"),
         ({"intervention_type": "TinyIntervantion"}, "did you mean 'TinyIntervention'"),
-        ({"act_fn": "swish"}, "act_fn='swish' is none of linear"),
+        ({"act_fn": "swish"}, "act_fn='swish' is not one of linear"),
         ({"intervention_type": TINY, "act_fn": "relu"}, "neither activation nor bias"),
     ],
 )
@@ -229,7 +229,7 @@ def test_wrong_options_are_named(fields: dict[str, object], message: str):
 
 
 def test_what_the_model_lacks_is_an_error():
-    with pytest.raises(ValueError, match="this model has layers 0 to 1, no 2"):
+    with pytest.raises(ValueError, match="this model has layers 0 to 1, not 2"):
         get_peft_model(tiny_model(), ReFTConfig(layers="0;2"))
     with pytest.raises(ValueError, match="rank=37 is out of range; allowed: at most the model's hidden size, 36"):
         get_peft_model(tiny_model(), ReFTConfig(rank=37))

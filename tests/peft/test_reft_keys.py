@@ -51,7 +51,7 @@ def test_defaults_are_paddlenlps(tmp_path: Path):
     ("keys", "message"),
     [
         ({"rank": 0}, "rank: 0 is out of range"),
-        ({"position": "first"}, "position='first' names no positions"),
+        ({"position": "first"}, "position='first' selects no positions"),
         ({"intervention_type": "LoraIntervention"}, 'intervention_type: "LoraIntervention" is not one of'),
         ({"act_fn": "swish"}, 'act_fn: "swish" is not one of'),
         ({"dropout": 1}, "dropout: 1.0 is out of range"),

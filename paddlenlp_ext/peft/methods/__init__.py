@@ -1,1 +1,1 @@
-"""Adapter methods, one file each; the registry imports every module of this package."""
+"""Adapter methods, one module each; the registry imports every module of this package."""

@@ -1,10 +1,11 @@
-"""AdaLoRA's budget: how many singular values may stay at each step, and which ones (arXiv 2303.10512, section 3.2).
+"""Rank allocation of AdaLoRA: schedule and selection of the singular values to keep (arXiv:2303.10512, section 3.2).
 
-Of every entry w of P, Λ and Q with gradient g, averages over the steps are kept:
+For every entry w of P, Λ and Q with gradient g, two running averages are updated at each step:
 
     I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
 
-and S U is its importance. A triplet's score is that of its singular value and the means over its two vectors.
+The importance of the entry is S U. The score of a triplet is the importance of its singular value plus the mean
+importance of each of its two vectors.
 
 Shapes: r rank, in/out features of an adapted linear.
 """
@@ -23,17 +24,17 @@ from paddlenlp_ext.sharding_spec import set_placement, shard_of
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSchedule:
-    """The cubic schedule: all of the budget first, then less and less, in the end the target.
+    """Cubic schedule of the number of singular values, from `initial` down to `target`.
 
     Attributes:
-        initial, target: singular values of the whole model at the start and at the end.
-        warmup: steps at the start that cut nothing.
-        final: steps at the end whose budget and choice stay.
-        interval: steps between two choices.
-        total_steps: of the run.
+        initial, target: singular values of the model at the start and at the end.
+        warmup: steps at the start without pruning.
+        final: steps at the end with a fixed selection.
+        interval: steps between two selections.
+        total_steps: steps of the run.
 
     Raises:
-        ValueError: warm-up and final steps leave no step between them.
+        ValueError: warmup and final steps leave no step between them.
     """
 
     initial: int
@@ -46,18 +47,17 @@ class BudgetSchedule:
     def __post_init__(self) -> None:
         if self.warmup >= self.last_update_step:
             raise ValueError(
-                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of {self.total_steps} in "
-                "which ranks are cut: lower them, leave them out (a tenth and three tenths of the run), or train "
-                "longer."
+                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave none of {self.total_steps} steps "
+                "for pruning ranks; lower them, leave them out (a tenth and three tenths of the run), or train longer"
             )
 
     @property
     def last_update_step(self) -> int:
-        """The step at which the final choice is made."""
+        """Step of the final selection."""
         return self.total_steps - self.final
 
     def budget(self, step: int) -> int:
-        """How many singular values may stay after step `step`, counted from 1."""
+        """Return the number of singular values to keep after step `step`, counted from 1."""
         if step <= self.warmup:
             return self.initial
         if step >= self.last_update_step:
@@ -66,35 +66,39 @@ class BudgetSchedule:
         return int((self.initial - self.target) * left**3 + self.target)
 
     def updates_ranks(self, step: int) -> bool:
-        """Whether singular values are chosen after step `step`."""
+        """Return whether singular values are selected after step `step`."""
         return step == self.last_update_step or (
             self.warmup < step < self.last_update_step and step % self.interval == 0
         )
 
 
 Triplets = Mapping[str, paddle.Tensor]
-"""The trained values of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
+"""Trained tensors of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
 
 
 class SupportsFeatureMean(Protocol):
-    """A layer whose P and Q may be cut over several ranks."""
+    """Layer that averages over features which may be sharded over ranks."""
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
+        """Return the mean of a matrix over features: axis 1 for Q's shape [r, in], axis 0 for P's shape [out, r]."""
         ...
 
 
 class ImportanceAverages:
-    """Sensitivity and uncertainty of every entry of every layer's triplets, float32."""
+    """Running averages of sensitivity and uncertainty of every trained entry, float32.
+
+    Args:
+        beta1, beta2: decay of sensitivity and of uncertainty.
+    """
 
     def __init__(self, beta1: float, beta2: float) -> None:
         self.beta1, self.beta2 = beta1, beta2
         self.averages: dict[str, paddle.Tensor] = {}
-        """`<layer>.<lora_A|lora_E|lora_B>.<sensitivity|uncertainty>` -> average, as it is saved."""
+        """`<layer>.<lora_A|lora_E|lora_B>.<sensitivity|uncertainty>` -> average, named as in checkpoints."""
 
     @paddle.no_grad()
     def update(self, layers: Mapping[str, Triplets]) -> None:
-        """Take in one step's values and gradients."""
+        """Update the averages with the values and gradients of one step."""
         for layer_name, triplets in layers.items():
             for name, value in triplets.items():
                 importance = (value.astype("float32") * value.grad.astype("float32")).abs()
@@ -108,7 +112,7 @@ class ImportanceAverages:
 
     @paddle.no_grad()
     def scores(self, layers: Mapping[str, SupportsFeatureMean]) -> dict[str, np.ndarray]:
-        """The score [r] of each layer's triplets."""
+        """Return the scores [r] of each layer's triplets."""
         scores = {}
         for name, layer in layers.items():
             mean = layer.mean_over_features
@@ -126,9 +130,16 @@ class ImportanceAverages:
 
 
 def select_kept_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
-    """Layer -> bool [r], which of its triplets stay: the `budget` best of the whole model.
+    """Select the `budget` triplets of the model with the highest scores.
 
-    Where the worst of those that would stay ties with the best of those that would go, both go.
+    Triplets that tie with the best pruned one are pruned too.
+
+    Args:
+        scores: layer -> scores [r].
+        budget: number of triplets to keep.
+
+    Returns:
+        Layer -> bool [r], True for kept triplets.
     """
     everything = np.concatenate(list(scores.values()))
     num_cut = everything.size - budget

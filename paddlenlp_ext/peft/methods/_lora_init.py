@@ -1,23 +1,17 @@
-"""LoRA that does not start at zero: a start (A0, B0) is taken off again, so that the model begins as its base.
+"""LoRA with nonzero initial factors A0 and B0, which are subtracted again so that the model starts as its base.
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
-The papers that start so write W - s B0 A0 over the base. The same model is had without touching it: switched off it is
-the base to the bit, nothing has to be computed again when it is loaded, and half-precision weights are not rounded a
-second time. The price is a second product of rank r.
+PiSSA, LoftQ, QERA and LoRA-GA share this module. Their papers overwrite the base with W - s B0 A0. Keeping W gives the
+same function, at the cost of a second product of rank r, and has three advantages: with the adapter disabled the model
+is bitwise its base, nothing has to be recomputed when an adapter is loaded, and half-precision weights are not rounded
+a second time.
+
+Files hold a plain LoRA of rank 2r over the original base, which every reader of LoRA can load:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
-is a plain LoRA of rank 2r, and that is what files hold (offset_files.py).
-
-Shapes: r rank, in/out features of the adapted linear.
-
-LoRA that counts from a start of its own (offset.py), as files hold it: a plain LoRA of rank 2r.
-
-    s (B A - B0 A0) = s [B, -B0] [A; A0]
-
-Every reader of LoRA can put that over the original base. A field of our own in adapter_config.json says which method
-the halves are of, so that it can be gone on with as that method.
+The field `METADATA_FIELD` of adapter_config.json names the method, so that its training can be continued.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -40,12 +34,12 @@ A_START, B_START = "lora_A_start", "lora_B_start"
 
 
 class LoRALinearWithInit(LoRALinear):
-    """A linear with a low-rank update that counts from a start of its own.
+    """Linear layer with a low-rank update relative to initial factors.
 
     Args:
-        base, rank, scaling, dropout, seed, name: as `LoRALinear`'s.
-        keep_start: whether the start belongs to the adapter's state; without, it can be computed again.
-        base_is_residual: whether the base was quantized without the start, so that it is not to be taken off again.
+        base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
+        persist_init: keep A0 and B0 in the adapter's state; without, they must be recomputed on loading.
+        base_is_residual: the base was quantized without the initial factors, so that they are not subtracted again.
     """
 
     def __init__(
@@ -61,7 +55,7 @@ class LoRALinearWithInit(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_is_residual = base_is_residual
-        # The start of a base that lacks it is exactly what was taken off.
+        # The factors that were subtracted from the base must be kept exactly.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, base.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([base.out_features, rank], dtype=start_dtype)
@@ -76,9 +70,11 @@ class LoRALinearWithInit(LoRALinear):
         removed_a: paddle.Tensor | None = None,
         removed_b: paddle.Tensor | None = None,
     ) -> None:
-        """Begin at A = `a` [r, in] and B = `b` [out, r], and take s B A off, or what is given of the same shapes.
+        """Initialize A and B, and the factors A0 and B0 that are subtracted.
 
-        All are those of the whole layer; of one that is cut, this part's are taken.
+        Args:
+            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded one takes its shard.
+            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: `a` and `b`.
         """
         set_local_shard(self.lora_A.weight, a)
         set_local_shard(self.lora_B.weight, b)
@@ -86,7 +82,7 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]. The two updates meet first: at the start they cancel to exactly nothing."""
+        """Map x [..., in] to [..., out]; the two updates are added first, so that they cancel exactly at the start."""
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
@@ -94,7 +90,7 @@ class LoRALinearWithInit(LoRALinear):
         return self.base(x) + (self.lora_update(x) - start)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """[A; A0] and s [B, -B0]; A and s B where the base lacks the start."""
+        """Return [A; A0] and s [B, -B0], or A and s B if the base is the residual."""
         a, b = super().low_rank_factors()
         if self.base_is_residual:
             return a, b
@@ -102,32 +98,31 @@ class LoRALinearWithInit(LoRALinear):
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """The start is cut as what starts from it."""
+        """Shard A0 and B0 as A and B."""
         cuts = super().sharding_axes(style)
         return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}
 
 
 def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
-    """Give a tensor its values, or where it is cut, its part of them."""
+    """Copy `value`, an unsharded tensor, or its local shard, into `tensor`."""
     cut = shard_of(tensor)
     tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
 
 
 METADATA_FIELD = "paddlenlp_ext"
-"""Our own field of adapter_config.json: which variant the halves belong to, and its options before doubling."""
+"""Field of adapter_config.json with the method's switch and its options before the rank was doubled."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(kw_only=True)
 class LoRAWithInitConfig(LoRAConfig):
-    """Options of a LoRA that counts from a start of its own, and how it is written and read.
+    """Options of a LoRA with initial factors, and the conversion of its files.
 
     Class attributes:
-        variant: the method's JSON switch; files name the method by it, and `init_lora_weights` of Hugging Face PEFT
-            does.
-        noted_options: the method's own options that files name too.
-        lost_start: why the start can't be had from PEFT's own files of the method, in the words behind
-            "init_lora_weights='...' ".
+        variant: JSON switch of the method, which also names it in files and in PEFT's `init_lora_weights`.
+        recorded_options: options of the method that are stored under `METADATA_FIELD`.
+        missing_init_reason: error text after "init_lora_weights='...'": why the initial factors cannot be recovered
+            from PEFT's files of the method, and the remedy.
     """
 
     refines: ClassVar[str | None] = "lora"
@@ -136,11 +131,11 @@ class LoRAWithInitConfig(LoRAConfig):
     missing_init_reason: ClassVar[str]
 
     def recorded_fields(self, model: nn.Layer) -> dict[str, Any]:
-        """What a file has to say of the method beside LoRA's options. `model` carries the adapter."""
+        """Return the fields that files of the method have in addition to LoRA's; `model` carries the adapter."""
         return {name: getattr(self, name) for name in self.recorded_options}
 
     def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
-        """This config with what `recorded_fields` wrote into the file that it is read from."""
+        """Return this config with the options that `recorded_fields` stored."""
         return replace(
             self, **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
         )
@@ -171,7 +166,7 @@ class LoRAWithInitConfig(LoRAConfig):
 
 
 def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The adapter's tensors as those of a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
+    """Return the adapter's tensors as those of a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
     stored = {}
     for name, tensor in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -184,7 +179,7 @@ def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The reverse of `to_rank_2r`; a tensor of another name stays, to be named as a stranger by whoever loads it."""
+    """Invert `to_rank_2r`; tensors with other names are kept, and reported by the loader as unknown."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -198,9 +193,12 @@ def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA's fields of adapter_config.json for a rank of 2r and the same s; the originals are under `METADATA_FIELD`.
+    """Return LoRA's fields of adapter_config.json for rank 2r and the same s.
 
-    `recorded_fields` stands there too: what the variant alone has to know again.
+    Args:
+        variant: JSON switch of the method.
+        fields: LoRA's fields for rank r; stored under `METADATA_FIELD`.
+        recorded_fields: fields of the method; stored under `METADATA_FIELD`.
     """
     wider = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
@@ -214,12 +212,12 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
 
 
 def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
-    """Whether `to_rank_2r_fields` wrote this, for that variant."""
+    """Return whether the fields were written by `to_rank_2r_fields` for `variant`."""
     mark = fields.get(METADATA_FIELD)
     return isinstance(mark, Mapping) and mark.get("switch") == variant
 
 
 def from_rank_2r_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `to_rank_2r_fields`."""
+    """Invert `to_rank_2r_fields`."""
     options = {name: value for name, value in fields[METADATA_FIELD].items() if name in _OPTIONS}
     return {**{name: value for name, value in fields.items() if name != METADATA_FIELD}, **options}

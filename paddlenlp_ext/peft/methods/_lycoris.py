@@ -1,4 +1,4 @@
-"""What LoKr and LoHa share: a rank and a scale a layer, and files whose fields Hugging Face PEFT names alike."""
+"""Options and file fields that LoKr and LoHa share: rank and alpha per layer, with Hugging Face PEFT's field names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
 
-# How an adapter began and what was dropped while it was trained change none of its numbers; the convolutions'
-# decomposition changes no linear.
+# Initialization and dropout do not affect a stored adapter; the decomposition of convolutions does not affect linears.
 _WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}
 _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform", "layers_pattern"}
 
 
 @dataclass(kw_only=True)
 class LycorisConfig(PeftConfig):
-    """Options of LoKr and LoHa. A subclass has the options `rank`, `alpha` and `target_modules`.
+    """Base of the options of LoKr and LoHa; a subclass declares `rank`, `alpha` and `target_modules`.
 
     Class attributes:
-        own_fields: field of adapter_config.json that the method alone has -> its option.
+        own_fields: field of adapter_config.json specific to the method -> its option.
     """
 
     own_fields: ClassVar[Mapping[str, str]] = {}
@@ -35,7 +34,7 @@ class LycorisConfig(PeftConfig):
     """Other alphas for some layers."""
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """r and s of the layer `name`."""
+        """Return rank r and scaling s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
         return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank
 

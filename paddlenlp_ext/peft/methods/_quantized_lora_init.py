@@ -1,10 +1,12 @@
-"""LoRA whose base is quantized without the part at which the adapter starts.
+"""LoRA initialized from full-precision weights, over a base that is quantized without the initial factors.
 
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
-What is taken off, (A', B'), needs W in full precision, and so is found while W is read, before it is quantized. It
-stays in the layer beside A and B, as any start does (offset.py): files hold the LoRA [A; A'], [B, -B'] of rank 2r over
-the original base (offset_files.py).
+PiSSA and LoftQ share this module. The removed factors A' and B' depend on W in full precision; they are computed while
+W is read, before it is quantized. The layer keeps them next to A and B: files hold the LoRA [A; A'], [B, -B'] of rank
+2r over the original base (`_lora_init.py`).
+
+Shapes: r rank, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.module_patterns import matches
 
 SVD_CHOICES = ("fast", "exact")
-"""How triplets are found: by random projection, or the whole SVD."""
+"""Algorithms for leading singular triplets: random projection, or a full SVD."""
 QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class InitialFactors(NamedTuple):
-    """Where a layer begins, A [r, in] and B [out, r], and what its base was quantized without, A' and B'."""
+    """Initial A [r, in] and B [out, r] of a layer, and the A' and B' that its base was quantized without."""
 
     a: paddle.Tensor
     b: paddle.Tensor
@@ -41,21 +43,28 @@ class InitialFactors(NamedTuple):
 
 @dataclass(kw_only=True)
 class QuantizedInitLoRAConfig(LoRAWithInitConfig):
-    """Options of LoRA that starts from the weights before they are quantized.
+    """Options of LoRA that is initialized from the weights before they are quantized.
 
-    `before_quantizing` has to see the weights of a quantized base, and the same object has to wrap its layers.
+    One object must process the weights (`before_quantizing`) and wrap the quantized layers (`wrap`).
     """
 
     initial_factors: dict[str, InitialFactors] = field(default_factory=dict, compare=False, repr=False)
-    """By layer: what `before_quantizing` found and `wrap` has not taken yet."""
+    """Layer name -> factors that `before_quantizing` computed and `wrap` has not consumed yet."""
     over_residual: bool = field(default=False, compare=False)
-    """Whether a stored adapter was trained over a base that lacks what was taken off."""
+    """Whether a stored adapter was trained over the residual W - s B' A'."""
     init: Literal["new", "stored", "recomputed"] = field(default="new", compare=False)
-    """Where the start comes from: the base, and stored from then on; a file; the base, each time."""
+    """Source of the initial factors.
+
+    | value | source |
+    | --- | --- |
+    | new | computed from the base, and stored with the adapter |
+    | stored | read from the adapter's file |
+    | recomputed | computed from the base each time the adapter is loaded |
+    """
 
     @cached_property
     def _from_path(self) -> AdapterFiles:
-        """The adapter that the run starts from."""
+        """Stored adapter that the run starts from."""
         return read_adapter(self.path)
 
     def before_quantizing(
@@ -76,7 +85,7 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         quantize_dequantize: QuantizeDequantize,
         tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
-        """What the file says was taken off: found anew on another device, it might differ."""
+        """Remove the factors stored in the file; recomputed on another device, they might differ."""
         removed = [tensors.get(f"{name}.{leaf}") for leaf in (A_START, B_START)]
         if any(array is None for array in removed):
             return super().before_quantizing_again(name, weight, quantize_dequantize, tensors)
@@ -93,26 +102,32 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
     def find_initial_factors(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
     ) -> InitialFactors:
-        """The start of a layer from its weight, float32 [out, in], and what quantizing makes of a weight."""
+        """Compute the initial factors of a layer.
+
+        Args:
+            name: dotted name of the layer.
+            weight: float32 [out, in].
+            quantize_dequantize: rounds a weight to the values of its quantized format.
+        """
         raise NotImplementedError
 
     def is_target(self, name: str) -> bool:
-        """Whether the linear layer `name` is a target."""
+        """Return whether the linear layer `name` is adapted."""
         if self.target_modules in (None, (ALL_LINEAR,)):
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 
     def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> LoRALinearWithInit:
-        """The adapter of a quantized layer.
+        """Return the adapter of a quantized layer.
 
         Raises:
-            ValueError: the base was quantized without asking this config, or for another adapter.
+            ValueError: the base was quantized without this config, or for another adapter.
         """
         factors, is_stored = self.initial_factors.pop(name, None), self.init == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
-                f"{name} was quantized before this adapter saw its weight in full precision: load the original model "
-                "with weight_quantize_algo and this adapter's config together."
+                f"{name}: the weight was quantized before this adapter saw it in full precision; load the original "
+                "model with weight_quantize_algo and this adapter's config together"
             )
         rank, scaling = self.rank_and_scaling(name)
         layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_is_residual=base.is_residual)
@@ -136,10 +151,17 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
 def principal_factors(
     weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """A [r, in] and B [out, r] from the leading triplets of a weight [out, in]: s B A = U_r S_r V_r^T.
+    """Return A [r, in] and B [out, r] from the leading triplets of a weight [out, in]: s B A = U_r S_r V_r^T.
+
+    Args:
+        weight: float32 [out, in].
+        rank: r.
+        scaling: s.
+        name: dotted name of the layer, for errors.
+        exact: use a full SVD instead of a random projection.
 
     Raises:
-        ValueError: the weight has no `rank` triplets.
+        ValueError: the weight has fewer than `rank` triplets.
     """
     require_triplets(rank, weight.shape, name)
     u, s, v_t = leading_svd(weight, rank, name, exact=exact)

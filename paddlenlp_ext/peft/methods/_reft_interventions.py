@@ -1,32 +1,32 @@
-"""What ReFT does to the hidden states it is given: one layer for each documented `intervention_type`.
+"""Interventions of ReFT on hidden states, one layer for each documented `intervention_type`.
 
-    LoreftIntervention      h + R^T (f(W h + b) - R h)          R with orthonormal rows
-    DireftIntervention      h + R^T f(W h + b)
-    NoreftIntervention      h + P^T (f(W h + b) - (P h + c))    P any matrix ("no basis"), c with `add_bias`
-    NodireftIntervention    h + P^T f(W h + b)
-    TinyIntervention        h + h A diag(a) B diag(b)
+| type | output | parameters |
+| --- | --- | --- |
+| LoreftIntervention | h + R^T (f(W h + b) - R h) | R with orthonormal rows |
+| DireftIntervention | h + R^T f(W h + b) | R with orthonormal rows |
+| NoreftIntervention | h + P^T (f(W h + b) - (P h + c)) | any P ("no basis"), c with `add_bias` |
+| NodireftIntervention | h + P^T f(W h + b) | any P |
+| TinyIntervention | h + h A diag(a) B diag(b) | |
 
-The first four are of Wu et al. 2024, "ReFT: Representation Finetuning for Language Models" (arXiv 2404.03592), as its
-library pyreft has them; the last is PaddleNLP's. f is `act_fn`.
+The first four are those of pyreft, the library of Wu et al. 2024 (arXiv:2404.03592); the last one is PaddleNLP's. f is
+`act_fn`. All values are computed and stored in float32: few positions are changed, and R would not stay orthonormal in
+bfloat16.
 
-All is computed and stored in float32: few positions are changed, and an orthonormal R would not be one in bfloat16.
-Shapes: P chosen positions, D hidden size, r rank.
-
-A matrix whose columns stay orthonormal while it trains.
+`OrthonormalColumns` parametrizes R by Householder reflections:
 
     R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
     v_i = e_i + column i of A below its diagonal
 
-A product of reflections is orthogonal whatever their vectors are, so that no step of an optimizer can leave the
-constraint. `frame` is frozen and says where R starts; `reflectors` trains and starts at zero, where H(0)[:, :r] is -E.
-These are the coordinates of `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map, dynamic
-trivialization: Lezcano-Casado 2019, arXiv 1909.09501), whose frame is a full D x D matrix; here it is a product of r
-reflections too, D x r numbers.
+A product of reflections is orthogonal for all vectors, so that R stays orthonormal after any optimizer step. `frame` is
+frozen and determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The coordinates
+are those of `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic
+trivialization: Lezcano-Casado 2019, arXiv:1909.09501). Its frame is a full D x D matrix; here it is a product of r
+reflections, D x r numbers.
 
-The product is applied at once: H = I - V T V^T, T^-1 = strict upper triangle of V^T V + half its diagonal (Puglisi
-1992; Joffrain et al. 2006).
+The product is applied in compact form: H = I - V T V^T, T^-1 = strict upper triangle of V^T V + half its diagonal
+(Puglisi 1992; Joffrain et al. 2006).
 
-Shapes: D rows, r columns, r <= D.
+Shapes: P selected positions, D hidden size, r rank, r <= D.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from paddlenlp_ext.peft.layers import kaiming_uniform
 
 
 class OrthonormalColumns(nn.Layer):
-    """R [D, r], float32, with R^T R = I for every value of its parameter.
+    """Matrix R [D, r], float32, with R^T R = I for every value of its parameter.
 
     Args:
-        start: [D, r], orthonormal columns; R begins there.
+        start: initial R, [D, r] with orthonormal columns.
     """
 
     def __init__(self, start: np.ndarray) -> None:
         super().__init__()
         shape = list(start.shape)
-        assert shape[0] >= shape[1], f"{shape[1]} columns of length {shape[0]} can't be orthonormal"
+        assert shape[0] >= shape[1], f"{shape[1]} columns of length {shape[0]} cannot be orthonormal"
         zeros = nn.initializer.Constant(0.0)
         self.reflectors = self.create_parameter(shape, dtype="float32", default_initializer=zeros)
         self.register_buffer("frame", paddle.to_tensor(reflectors_of(start)))
 
     def matrix(self) -> paddle.Tensor:
-        """R [D, r]."""
+        """Return R [D, r]."""
         unit = paddle.eye(*self.reflectors.shape)
         return reflect(self.frame, -reflect(self.reflectors, unit))
 
 
 def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
-    """H(reflectors) x, [D, k]; what stands on and above the diagonal of the reflectors is not read."""
+    """Return H(reflectors) x, [D, k]; only the part of `reflectors` below the diagonal is read."""
     num_rows, rank = reflectors_Dr.shape
     v_Dr = paddle.tril(reflectors_Dr, -1) + paddle.eye(num_rows, rank)
     products_rr = paddle.matmul(v_Dr, v_Dr, transpose_x=True)
@@ -75,7 +75,7 @@ def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
 
 
 def random_orthonormal(values: np.ndarray) -> np.ndarray:
-    """Orthonormal columns that span what random `values` [D, r] span, with signs that suit `reflectors_of`."""
+    """Return orthonormal columns with the span of `values` [D, r], with signs that `reflectors_of` requires."""
     rest = np.linalg.qr(values.astype(np.float64))[0]
     start = rest.copy()
     for index in range(values.shape[1]):
@@ -87,9 +87,10 @@ def random_orthonormal(values: np.ndarray) -> np.ndarray:
 
 
 def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
-    """Reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
+    """Return reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
 
-    Exact where the matrix comes from `random_orthonormal`; a column that is a unit vector already has no reflection.
+    Args:
+        orthonormal: [D, r] from `random_orthonormal`; a column that is already a unit vector has no reflection.
     """
     rest = orthonormal.astype(np.float64)
     vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]
@@ -97,7 +98,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
 
 
 def _reflect_away(rest: np.ndarray, index: int) -> np.ndarray:
-    """Turn column `index` into its unit vector, in place and the columns behind it along; returns v, with v_i = 1."""
+    """Reflect `rest` in place so that column `index` becomes a unit vector; return the vector v, with v_i = 1."""
     vector = -rest[:, index]
     vector[:index] = 0.0
     vector[index] += 1.0
@@ -118,7 +119,7 @@ TINY = "TinyIntervention"
 
 @dataclass(frozen=True)
 class _InterventionKind:
-    """What tells the four apart: is the projection orthonormal, and is the state's own part taken away."""
+    """Properties of a low-rank intervention: an orthonormal basis, and subtraction of the state's projection."""
 
     orthonormal: bool
     subtracts: bool
@@ -136,30 +137,38 @@ INTERVENTION_TYPES = (*_KINDS, TINY)
 def build_intervention(
     intervention_type: str, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
 ) -> nn.Layer:
-    """A layer from hidden states [P, D] to changed ones [P, D].
+    """Build a layer that maps hidden states [P, D] to changed ones [P, D].
 
     Args:
         intervention_type: one of `INTERVENTION_TYPES`.
-        hidden_size, rank: D and r.
+        hidden_size: D.
+        rank: r.
         act_fn: one of `ACTIVATIONS`; only "linear" for TinyIntervention.
-        add_bias: c of NoreftIntervention.
-        seed, name: fix the random values.
+        add_bias: use c in NoreftIntervention.
+        seed, name: determine the initial values.
 
     Raises:
-        ValueError: a rank above the hidden size.
+        ValueError: the rank is above the hidden size.
     """
     if rank > hidden_size:
-        raise ValueError(f"rank={rank} is out of range; allowed: at most the model's hidden size, {hidden_size}.")
+        raise ValueError(f"rank={rank} is out of range; allowed: at most the model's hidden size, {hidden_size}")
     if intervention_type == TINY:
         return TinyIntervention(hidden_size, rank, seed, name)
     return LowRankIntervention(_KINDS[intervention_type], hidden_size, rank, act_fn, add_bias, seed, name)
 
 
 class LowRankIntervention(nn.Layer):
-    """Edits hidden states within the span of r directions.
+    """Intervention that changes hidden states within the span of r directions.
 
-    It starts as the identity wherever its formula allows it: W = R with an orthonormal R, P = 0 without. Exceptions
-    are Loreft with an activation, and Direft with relu, whose gradient vanishes at W = 0: these start at a random W.
+    It starts as the identity where the formula allows it:
+
+    | type | start |
+    | --- | --- |
+    | Loreft, linear | W = R |
+    | Loreft with an activation | W random, not the identity |
+    | Direft | W = 0 |
+    | Direft, relu | W random, not the identity: the gradient vanishes at W = 0 |
+    | Noreft, Nodireft | P = 0 |
     """
 
     def __init__(
@@ -181,7 +190,7 @@ class LowRankIntervention(nn.Layer):
         self.learned_source = _Projection(np.ascontiguousarray(source_rD), bias=True)
 
     def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
-        """[P, D] to [P, D]."""
+        """Map h [P, D] to [P, D]."""
         basis_Dr = self.basis.matrix()
         wanted_Pr = self.activation(self.learned_source(h_PD))
         if self.subtracts:
@@ -192,7 +201,7 @@ class LowRankIntervention(nn.Layer):
 
 
 class TinyIntervention(nn.Layer):
-    """PaddleNLP's low-rank edit with a vector after each matrix; the identity at the start, where B is zero."""
+    """PaddleNLP's low-rank intervention with a scale after each matrix; B = 0 makes it the identity at the start."""
 
     def __init__(self, hidden_size: int, rank: int, seed: int, name: str) -> None:
         super().__init__()
@@ -203,13 +212,13 @@ class TinyIntervention(nn.Layer):
         self.param_b = new_parameter(self, np.ones(hidden_size, np.float32), "float32")
 
     def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
-        """[P, D] to [P, D]."""
+        """Map h [P, D] to [P, D]."""
         inner_Pr = paddle.matmul(h_PD, self.param_A) * self.param_a
         return h_PD + paddle.matmul(inner_Pr, self.param_B) * self.param_b
 
 
 class _Projection(nn.Layer):
-    """x weight^T + bias, weight [r, D]."""
+    """Linear map x weight^T + bias, with weight [r, D]."""
 
     def __init__(self, weight_rD: np.ndarray, bias: bool) -> None:
         super().__init__()
@@ -217,7 +226,7 @@ class _Projection(nn.Layer):
         self.bias = new_parameter(self, np.zeros(len(weight_rD), np.float32), "float32") if bias else None
 
     def matrix(self) -> paddle.Tensor:
-        """[D, r]."""
+        """Return the transposed weight [D, r]."""
         return self.weight.t()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

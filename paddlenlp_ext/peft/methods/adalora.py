@@ -1,11 +1,12 @@
-"""AdaLoRA: Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning (Zhang et al. 2023, arXiv 2303.10512).
+"""AdaLoRA: Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning (Zhang et al. 2023, arXiv:2303.10512).
 
     y = x W^T + s ((dropout(x) Q^T) Λ) P^T        delta W = s P Λ Q        s = alpha / r0
     Q = lora_A [r0, in] and P = lora_B [out, r0] ~ N(0, 0.02^2), Λ = diag(lora_E), lora_E [r0, 1] = 0
 
-The form of a singular value decomposition, held by `orth_reg_weight` times the mean over all P and Q of
-||P^T P - I|| and ||Q Q^T - I|| beside the loss. Every layer starts with rank r0; singular values that matter least are
-set to zero until `target_r` a layer is left on average (rank_allocator.py). A finished run leaves what is not zero.
+The update has the form of a singular value decomposition. `orth_reg_weight` times the mean of ||P^T P - I|| and
+||Q Q^T - I|| over all layers is added to the loss to keep P and Q orthonormal. Every layer starts with rank r0; the
+least important singular values are set to zero until `target_r` per layer remain on average (`_adalora_allocator.py`).
+A finished run saves the remaining triplets only.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -43,30 +44,30 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 _INIT_STD = 0.02  # standard deviation of P's and Q's entries
-_EPSILON = 1e-5  # PEFT adds it to the rank that it divides by
+_EPSILON = 1e-5  # added to the rank in alpha / rank, as PEFT does
 _MASK = "kept"
 
 
 class AdaLoRAModel(PeftModel):
-    """Cuts singular values after each step, and keeps what it knows of them in checkpoints."""
+    """Model that prunes singular values after each step and saves their importance averages in checkpoints."""
 
     def __init__(self, model: nn.Layer, peft_config: AdaLoRAConfig) -> None:
         super().__init__(model, peft_config)
         self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
         self.kept: dict[str, np.ndarray] = {}
-        """Layer -> bool [r]: the last choice of singular values; empty before the first one."""
+        """Layer -> bool [r]: singular values kept by the last selection; empty before the first one."""
 
     def layers(self) -> dict[str, AdaLoRALinear]:
-        """The adapted layers that have a rank left, by name."""
+        """Return the adapted layers with a rank above 0, by name."""
         named = adapter_layers(self.base_model)
         return {name: layer for name, layer in named if isinstance(layer, AdaLoRALinear) and layer.rank}
 
     def local_layers(self) -> dict[str, AdaLoRALinear]:
-        """Those of them that this process has."""
+        """Return the layers of this process (of its pipeline stage), by name."""
         return {name: layer for name, layer in self.layers().items() if layer.is_materialized}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """How far P and Q are from orthonormal; a stage's share of the mean over all layers."""
+        """Return this pipeline stage's part of the orthogonality loss, or None if it is off."""
         own = self.local_layers().values()
         distances = [distance for layer in own for distance in layer.orthogonality_errors()]
         if not distances or self.peft_config.orth_reg_weight == 0:
@@ -74,7 +75,7 @@ class AdaLoRAModel(PeftModel):
         return paddle.stack(distances).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
-        """Decide the steps that were left open: in this model's config, which files record, not in the run's."""
+        """Fill in unset schedule steps in this model's config, which files record; the run's config is unchanged."""
         self.peft_config = self.peft_config.for_run(total_steps)
         self._schedule(total_steps)
 
@@ -83,9 +84,15 @@ class AdaLoRAModel(PeftModel):
         return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Take the step's gradients in, and cut singular values where the schedule says so."""
+        """Update the importance averages and prune singular values if the schedule says so.
+
+        Args:
+            step: optimizer step just taken, counted from 1.
+            total_steps: optimizer steps of the run.
+            learning_rate: not used.
+        """
         layers, schedule = self.local_layers(), self._schedule(total_steps)
-        if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier one to choose by
+        if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier gradients
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.updates_ranks(step):
             self.kept = select_kept_ranks(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
@@ -97,12 +104,12 @@ class AdaLoRAModel(PeftModel):
             self.importance.averages.clear()
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """The averages and the last choice."""
+        """Return the importance averages and the last selection of singular values."""
         masks = {f"{name}.{_MASK}": paddle.to_tensor(kept.astype(np.float32)) for name, kept in self.kept.items()}
         return {**self.importance.averages, **masks}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """The reverse of `training_state`."""
+        """Restore what `training_state` returned."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
         self.importance.averages, layers = {}, self.local_layers()
@@ -116,13 +123,13 @@ class AdaLoRAModel(PeftModel):
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the triplets whose singular value is not zero, and which these are (`rank_pattern`)."""
+        """Save the triplets with a nonzero singular value, and record them in `rank_pattern`."""
         tensors = self.whole_state(tensors)
         kept = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
             kept = {name: np.ones_like(flags) for name, flags in kept.items()}
         left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
-        logger.info("AdaLoRA: %d of %d ranks are left, in %d layers", left, total, sum(map(np.any, kept.values())))
+        logger.info("AdaLoRA: %d of %d ranks remain, in %d layers", left, total, sum(map(np.any, kept.values())))
         config = self.peft_config.with_ranks(kept)
         for name, flags in kept.items():
             indices = np.flatnonzero(flags)
@@ -137,7 +144,7 @@ class AdaLoRAConfig(PeftConfig):
     """Options of AdaLoRA.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "ADALORA"
@@ -169,9 +176,9 @@ class AdaLoRAConfig(PeftConfig):
     beta2: float = option(0.85, help="Decay of the average uncertainty.", above=0, below=1)
     orth_reg_weight: float = option(0.5, help="Weight of the loss that keeps P and Q orthonormal.", minimum=0)
     total_step: int | None = None
-    """Steps of the run that trained the adapter; known once it has begun."""
+    """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)
-    """`<layer>.lora_E` -> which of `init_r` triplets the adapter has; a layer that is not named has all of them."""
+    """`<layer>.lora_E` -> flags of the `init_r` triplets that the adapter has; layers not listed have all of them."""
 
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)
@@ -179,8 +186,8 @@ class AdaLoRAConfig(PeftConfig):
         require_whole("adalora_deltaT", self.delta_t)
         if self.target_r > self.init_r:
             raise ValueError(
-                f"adalora_target_r={self.target_r} is above adalora_init_r={self.init_r}: ranks are only cut; "
-                "raise the one or lower the other."
+                f"adalora_target_r={self.target_r} is above adalora_init_r={self.init_r}, and ranks only decrease; "
+                "raise adalora_init_r or lower adalora_target_r"
             )
         if self.alpha is None:
             self.alpha = 2 * self.init_r
@@ -188,7 +195,7 @@ class AdaLoRAConfig(PeftConfig):
         require_share("adalora_dropout", self.dropout)
         for beta in (self.beta1, self.beta2):
             if not 0 < beta < 1:
-                raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1.")
+                raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1")
 
     def targets(self, model: nn.Layer) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "adalora_target_modules")
@@ -203,16 +210,21 @@ class AdaLoRAConfig(PeftConfig):
         return dataclasses.replace(self, **shape)
 
     def for_run(self, total_steps: int) -> AdaLoRAConfig:
-        """The same with the steps decided that were left open."""
+        """Return this config with unset schedule steps derived from the run's length."""
         tinit = total_steps // 10 if self.tinit is None else self.tinit
         tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
         return dataclasses.replace(self, total_step=total_steps, tinit=tinit, tfinal=tfinal)
 
     def schedule(self, total_steps: int, num_values: int, num_layers: int) -> BudgetSchedule:
-        """The schedule of a run over `num_values` singular values.
+        """Return the budget schedule of a run.
+
+        Args:
+            total_steps: optimizer steps of the run.
+            num_values: singular values of all layers.
+            num_layers: adapted layers.
 
         Raises:
-            ValueError: it does not fit into the run.
+            ValueError: warmup and final steps do not fit into the run.
         """
         decided = self.for_run(total_steps)
         assert decided.tinit is not None and decided.tfinal is not None
@@ -226,7 +238,7 @@ class AdaLoRAConfig(PeftConfig):
         )
 
     def with_ranks(self, kept: Mapping[str, np.ndarray]) -> AdaLoRAConfig:
-        """The same with only some of each layer's triplets (layer -> bool [r])."""
+        """Return this config for an adapter that keeps only some triplets of each layer (layer -> bool [r])."""
         pattern = dict(self.rank_pattern)
         for name, flags in kept.items():
             before, left = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(flags.tolist())
@@ -260,7 +272,7 @@ class AdaLoRAConfig(PeftConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> AdaLoRAConfig:
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
-        read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT itself passes over the last two
+        read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT ignores the last two as well
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         pattern = fields.get("rank_pattern") or {}
         return cls(
@@ -277,14 +289,14 @@ AdaLoraConfig = AdaLoRAConfig  # the spelling of Hugging Face PEFT
 
 
 class AdaLoRALinear(LinearAdapter):
-    """A linear with an update of the form P Λ Q; of rank 0, it is its base.
+    """Linear layer with an update of the form P Λ Q; with rank 0 it equals its base.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r.
-        scaling: s.
-        dropout: probability, on the adapter's input while training.
-        seed, name: fix the values of P and Q.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        dropout: dropout probability on the adapter input during training.
+        seed, name: determine the initial values of P and Q.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
@@ -295,14 +307,14 @@ class AdaLoRALinear(LinearAdapter):
             for leaf, shape in (("lora_A", (rank, base.in_features)), ("lora_B", (base.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
-        # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
+        # float32 for any base: pruning must zero the value the optimizer updates, not a rounded copy of it.
         self.lora_E = self.create_parameter(
             [rank, 1], dtype="float32", default_initializer=nn.initializer.Constant(0.0)
         )
         self.lora_B = self.new_parameter(b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """Map x [..., in] to [..., out]."""
         if self.rank == 0:
             return self.base(x)
         inner = self.apply_dropout(x)
@@ -311,22 +323,22 @@ class AdaLoRALinear(LinearAdapter):
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """s Λ Q and P; zeros of rank 1 where no rank is left, for readers that know no rank 0."""
+        """Return s Λ Q and P; for rank 0, zeros of rank 1, since readers do not accept rank 0."""
         if self.rank == 0:
             return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut where the base is cut: P along the outputs, Q along the inputs; Λ is whole."""
+        """Shard along with the base: P along the outputs, Q along the inputs; Λ is replicated."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A": a_axis, "lora_E": None, "lora_B": b_axis}
 
     def triplets(self) -> Triplets:
-        """The trained values."""
+        """Return the trained tensors Q, Λ and P by name."""
         return {"lora_A": self.lora_A, "lora_E": self.lora_E, "lora_B": self.lora_B}
 
     def orthogonality_errors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Frobenius norms of Q Q^T - I and P^T P - I, float32."""
+        """Return the Frobenius norms of Q Q^T - I and P^T P - I, float32."""
         q, p = self.lora_A.astype("float32"), self.lora_B.astype("float32")
         grams = (
             self.reduce_over_inputs(paddle.matmul(q, q, transpose_y=True)),
@@ -336,12 +348,12 @@ class AdaLoRALinear(LinearAdapter):
         return of_q, of_p
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """The mean of a matrix of Q's shape along its inputs (axis 1), or of P's along its outputs (axis 0)."""
+        """Return the mean of a matrix over features: axis 1 for Q's shape [r, in], axis 0 for P's shape [out, r]."""
         over = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
         size = over(paddle.full([], float(matrix.shape[axis])))
         return over(matrix.sum(axis=axis)) / size
 
     @paddle.no_grad()
     def cut(self, kept: np.ndarray) -> None:
-        """Set the singular values that `kept` (bool [r]) does not name to zero."""
+        """Set the singular values that are False in `kept` (bool [r]) to zero."""
         self.lora_E.set_value(np.where(kept[:, None], self.lora_E.numpy(), np.float32(0)))

@@ -1,17 +1,14 @@
-"""Bottleneck adapters: a small two-layer network beside or behind each half of a decoder layer.
+"""Bottleneck adapters: a small two-layer network after, or parallel to, the attention and feed-forward sublayers.
 
     f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act from `activation`
+    h = sublayer(x), x the normalized input, before the residual connection
 
-Sequential (Houlsby et al. 2019, arXiv 1902.00751): behind the attention and behind the feed-forward, each with a skip
-connection of its own, before the result joins the stream:
+| kind | formula | source |
+| --- | --- | --- |
+| houlsby (sequential) | y = h + s f(dropout(h)) | Houlsby et al. 2019, arXiv:1902.00751 |
+| parallel | y = h + s f(dropout(x)) | He et al. 2021, arXiv:2110.04366 |
 
-    y = h + s f(dropout(h))        h = sublayer(x)
-
-Parallel (He et al. 2021, arXiv 2110.04366): beside them, from the same normalised input:
-
-    y = h + s f(dropout(x))
-
-W_down starts Kaiming-uniform; W_up and the biases start at zero, so that the model starts as its base, to the bit.
+W_down starts Kaiming-uniform. W_up and the biases start at zero, so that the model starts bitwise as its base.
 
 Shapes: D hidden, r bottleneck.
 """
@@ -48,7 +45,7 @@ class BottleneckConfig(PeftConfig):
     """Options of bottleneck adapters.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "BOTTLENECK_ADAPTER"
@@ -90,13 +87,13 @@ class BottleneckConfig(PeftConfig):
 
 
 class BottleneckAdapter(AdapterLayer):
-    """One half of a decoder layer with its adapter.
+    """Sublayer of a decoder layer with a bottleneck adapter.
 
     Args:
-        base: attention or feed-forward: its first argument and its result are [B, S, D], and `o_proj` or `down_proj`
-            is the projection that ends it.
-        config: the method's.
-        seed, name: fix the values of W_down.
+        base: attention or feed-forward layer; its first argument and its result are [B, S, D], and its last
+            projection is `o_proj` or `down_proj`.
+        config: options of the method.
+        seed, name: determine the initial values of W_down.
     """
 
     def __init__(self, base: nn.Layer, config: BottleneckConfig, seed: int, name: str) -> None:
@@ -110,7 +107,7 @@ class BottleneckAdapter(AdapterLayer):
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)
 
     def adapter_forward(self, x: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """[B, S, D] to [B, S, D]; further arguments are the base's."""
+        """Map x [B, S, D] to [B, S, D]; further arguments are passed to the base."""
         h = self.base(x, *args, **kwargs)
         inner = x if self.is_parallel else h
         if self.dropout:
@@ -118,12 +115,12 @@ class BottleneckAdapter(AdapterLayer):
         return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """All whole: it reads and writes whole hidden states."""
+        """Replicate all parameters: input and output are unsharded hidden states."""
         return dict.fromkeys(self.own_state())
 
 
 class _Dense(nn.Layer):
-    """x W^T + b, with b = 0 at the start."""
+    """Linear map x W^T + b, with b = 0 at the start."""
 
     def __init__(self, weight: np.ndarray, dtype: paddle.dtype) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""DoRA: Weight-Decomposed Low-Rank Adaptation (Liu et al. 2024, arXiv 2402.09353).
+"""DoRA: Weight-Decomposed Low-Rank Adaptation (Liu et al. 2024, arXiv:2402.09353).
 
     W' = m (W + s B A) / c        c_i = |row i of W + s B A|, taken as a constant by the gradient (section 4.3)
 
-A weight as the length of its rows, m [out], and their direction, which LoRA updates. m starts at the lengths of W's own
-rows. The squared lengths are summed without making W + s B A:
+The weight is decomposed into a trained magnitude m [out] of each row and a direction, which LoRA updates. m starts at
+the row norms of W, so that the model starts as its base. The squared norms are computed without W + s B A itself:
 
     c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
 
-With dropout, what the adapter adds sees the dropped input and the base the whole one, as in Hugging Face PEFT.
+Dropout applies to the input of everything the adapter adds; the base reads x unchanged, as in Hugging Face PEFT.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -30,10 +30,10 @@ from paddlenlp_ext.sharding_spec import Style
 @PEFT_METHODS.register("use_dora")
 @dataclass(kw_only=True)
 class DoRAConfig(LoRAConfig):
-    """DoRA: LoRA on the direction of each row of a weight, beside a learned length.
+    """Options of DoRA: LoRA on the direction of each weight row, with a trained magnitude.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     refines: ClassVar[str | None] = "lora"
@@ -56,7 +56,10 @@ class DoRAConfig(LoRAConfig):
 
 
 class DoRALinear(LoRALinear):
-    """A linear whose rows have a learned length and a direction with a low-rank update; arguments as `LoRALinear`'s."""
+    """Linear layer with a trained magnitude and a low-rank update of the direction of each row.
+
+    Takes the arguments of `LoRALinear`.
+    """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
@@ -65,7 +68,7 @@ class DoRALinear(LoRALinear):
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """Map x [..., in] to [..., out]."""
         result = self.base(x)
         stretch_O = self.lora_magnitude_vector / self.direction_norms().astype(self.dtype)
         if self.dropout and self.training:
@@ -81,7 +84,7 @@ class DoRALinear(LoRALinear):
 
     @paddle.no_grad()
     def direction_norms(self) -> paddle.Tensor:
-        """c: the lengths of the rows of W + s B A, float32 [out]."""
+        """Return c, the row norms of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
             along = self.reduce_over_inputs(self.base.forward_without_bias(self.lora_A.weight).astype("float32").T)
@@ -89,7 +92,7 @@ class DoRALinear(LoRALinear):
         return (self.base_squared_norms + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
-        """m (W + s B A) / c - W, float32 [out, in]."""
+        """Return m (W + s B A) / c - W, float32 [out, in]."""
         weight = self.base.weight_value()
         a, b = super().low_rank_factors()
         directed = weight + paddle.matmul(b, a)
@@ -97,11 +100,11 @@ class DoRALinear(LoRALinear):
         return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight
 
     def low_rank_factors(self) -> None:
-        """None: stretching the rows of W is no low-rank change."""
+        """Return None: rescaling the rows of W is not a low-rank change."""
         return None
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """m and |w_i|^2 are cut with the outputs."""
+        """Shard A and B as LoRA does, m and |w_i|^2 along the outputs."""
         axis = 0 if style == "colwise" else None
         return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squared_norms": axis}
 

@@ -1,9 +1,11 @@
-"""IA3: learned scales of keys, values and the feed-forward's inner activations (Liu et al. 2022, arXiv 2205.05638).
+"""IA3: Infused Adapter by Inhibiting and Amplifying Inner Activations (Liu et al. 2022, arXiv:2205.05638).
 
-    y = l * (x W^T + b)        l [out] = 1        keys, values
-    y = (l * x) W^T + b        l [in] = 1         the feed-forward's last linear
+| layer | formula | trained |
+| --- | --- | --- |
+| keys, values | y = l * (x W^T + b) | l [out], 1 at the start |
+| last linear of the feed-forward | y = (l * x) W^T + b | l [in], 1 at the start |
 
-Merged, the rows (columns) of W are scaled, and with the rows the bias.
+Merging scales the rows of W and the bias, or the columns of W.
 
 Shapes: in/out features of the adapted linear.
 """
@@ -73,14 +75,14 @@ class IA3Config(PeftConfig):
         return dataclasses.replace(stored, path=self.path)
 
     def decays(self, parameter_name: str) -> bool:
-        """No: the base is a scale of 1, and decay pulls to 0."""
+        """Return False: weight decay pulls scales to 0, and the base corresponds to 1."""
         return False
 
     def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
         targets = [name for name, _ in adapter_layers(model)]
         feedforward = [name for name, layer in adapter_layers(model) if layer.scales_input]
         short = shortest_targets(targets, model), shortest_targets(feedforward, model)
-        # PEFT wants the one list to hold the other, entry by entry.
+        # PEFT requires every entry of feedforward_modules to be in target_modules.
         targets, feedforward = short if set(short[1]) <= set(short[0]) else (targets, feedforward)
         return {
             "target_modules": targets,
@@ -102,11 +104,11 @@ class IA3Config(PeftConfig):
 
 
 class IA3Linear(LinearAdapter):
-    """A linear whose input or output is scaled, feature by feature.
+    """Linear layer with a trained scale on each input or output feature.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        scales_input: or else the output.
+        base: linear layer to adapt, plain or quantized.
+        scales_input: scale the input instead of the output.
     """
 
     def __init__(self, base: nn.Layer, scales_input: bool) -> None:
@@ -116,7 +118,7 @@ class IA3Linear(LinearAdapter):
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out], in the format that the base gives: under autocast that may not be the scales'."""
+        """Map x [..., in] to [..., out] in the base's dtype, which may differ from the scales' under autocast."""
         scales = self.ia3_l.flatten()
         if self.scales_input:
             return self.base(x * scales.astype(x.dtype))
@@ -124,18 +126,18 @@ class IA3Linear(LinearAdapter):
         return out * scales.astype(out.dtype)
 
     def delta_weight(self) -> paddle.Tensor:
-        """W * (l - 1), float32 [out, in]; l as a row or a column."""
+        """Return W * (l - 1), float32 [out, in], with l as a row or a column."""
         return self.base.weight_value() * (self.ia3_l.astype("float32") - 1)
 
     def delta_bias(self) -> paddle.Tensor | None:
-        """b * (l - 1), float32 [out], where outputs are scaled."""
+        """Return b * (l - 1), float32 [out], or None if inputs are scaled or there is no bias."""
         bias = getattr(self.base, "bias", None)
         if bias is None or self.scales_input:
             return None
         return bias.astype("float32") * (self.ia3_l.astype("float32").flatten() - 1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut with the features that are scaled."""
+        """Shard along with the scaled features."""
         cuts: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
-        assert style in cuts, f"a linear is not cut {style}"
+        assert style in cuts, f"a linear cannot be sharded {style}"
         return {"ia3_l": cuts[style] if cuts[style] == int(self.scales_input) else None}

@@ -1,14 +1,18 @@
-"""LoftQ: LoRA-fine-tuning-aware quantization (Li et al. 2023, arXiv 2310.08659).
+"""LoftQ: LoRA-fine-tuning-aware quantization (Li et al. 2023, arXiv:2310.08659).
 
     A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
-LoRA over a quantized base that starts from what quantizing lost: base and adapter together begin closer to W than the
-base alone. With one step (T = 1) the base is the plainly quantized one, and any copy of it serves; with more, it lacks
-A_{T-1} and B_{T-1}, which the adapter keeps. Factors share the root of the singular values, as in Hugging Face PEFT.
+LoRA over a quantized base, initialized with the leading triplets of the quantization error: base and adapter together
+start closer to W than the base alone. A and B each get the square root of the singular values, as in Hugging Face PEFT.
 
-Over a base in full precision nothing was lost, and it begins as LoRA does. Files are a plain LoRA of rank 2r over the
-original base (offset_files.py).
+| base | initialization |
+| --- | --- |
+| quantized, T = 1 | the base is Q(W), and any copy of it can be used |
+| quantized, T > 1 | the base is Q_T, quantized without s B_{T-1} A_{T-1}, which the adapter keeps |
+| full precision | there is no quantization error: A and B start as in LoRA |
+
+Files hold a plain LoRA of rank 2r over the original base (`_lora_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -39,17 +43,17 @@ from paddlenlp_ext.quantization.linear import QuantizedLinear
 @PEFT_METHODS.register("loftq")
 @dataclass(kw_only=True)
 class LoftQConfig(QuantizedInitLoRAConfig):
-    """LoftQ: LoRA over a quantized base that starts from the quantization error.
+    """Options of LoftQ: LoRA over a quantized base, initialized with the quantization error.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "loftq"
     recorded_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
     missing_init_reason: ClassVar[str] = (
-        "belongs to a base that PEFT quantized on its way, which the file does not hold: merge it there, or train "
-        "again."
+        "belongs to a base that PEFT quantized itself, which the file does not contain; merge the adapter in PEFT, or "
+        "train it again"
     )
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ

@@ -1,11 +1,13 @@
-"""LoHa: the update of a weight is an elementwise product of two low-rank ones (FedPara, Hyeon-Woo et al. 2021,
-arXiv 2108.06098; for fine-tuning in LyCORIS, arXiv 2309.14859).
+"""LoHa: Low-Rank Hadamard Product, an elementwise product of two low-rank updates.
+
+Introduced as FedPara (Hyeon-Woo et al. 2021, arXiv:2108.06098), used for fine-tuning in LyCORIS (arXiv:2309.14859).
 
     y = x W^T + x delta^T        delta W = s (A1 B1) * (A2 B2)        s = alpha / r
     A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
 
-Its rank is up to r^2: delta W = s A B with the r^2 columns of A the products of a column of A1 and one of A2, and the
-rows of B those of the rows. Where r^2 is small, the forward pass goes through A and B and never makes delta W.
+The rank of the update is up to r^2: delta W = s A B, where the r^2 columns of A are the products of a column of A1 and
+a column of A2, and the rows of B are the products of a row of B1 and a row of B2. If r^2 is small, the forward pass
+uses A and B and does not compute delta W.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -35,7 +37,7 @@ class LoHaConfig(LycorisConfig):
     """Options of LoHa.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "LOHA"
@@ -62,13 +64,13 @@ class LoHaConfig(LycorisConfig):
 
 
 class LoHaLinear(LinearAdapter):
-    """A linear with an elementwise product of two low-rank matrices beside its weight.
+    """Linear layer with an update that is an elementwise product of two low-rank matrices.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r.
-        scaling: s.
-        seed, name: fix the values at the start.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        seed, name: determine the initial values.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, seed: int, name: str) -> None:
@@ -84,7 +86,7 @@ class LoHaLinear(LinearAdapter):
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out], by the cheaper of two ways to the same numbers."""
+        """Map x [..., in] to [..., out], through A and B or delta W, whichever is cheaper."""
         if not self.uses_factors():
             delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
@@ -93,23 +95,23 @@ class LoHaLinear(LinearAdapter):
         return self.base(x) + paddle.matmul(narrow, outer, transpose_y=True)
 
     def uses_factors(self) -> bool:
-        """Whether going through r^2 inner features is cheaper than making the whole matrix."""
+        """Return whether multiplying by A and B is cheaper than computing delta W."""
         inner_rank, size = self.hada_w1_a.shape[1] ** 2, self.in_features * self.out_features
         return inner_rank * (self.in_features + self.out_features) < size
 
     def delta_weight(self) -> paddle.Tensor:
-        """s (A1 B1) * (A2 B2), float32 [out, in]."""
+        """Return s (A1 B1) * (A2 B2), float32 [out, in]."""
         return self._hadamard_delta(*self._in_float32())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """B s and A, r^2 wide; None where that is no lower than the update's full rank."""
+        """Return s B [r^2, in] and A [out, r^2], or None if r^2 is not below full rank."""
         if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
             return None
         inner, outer = _khatri_rao_factors(*self._in_float32())
         return inner * self.scaling, outer
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut where the base is cut: A1 and A2 along the outputs, B1 and B2 along the inputs."""
+        """Shard along with the base: A1 and A2 along the outputs, B1 and B2 along the inputs."""
         in_axis, out_axis = factor_axes(style)
         return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}
 
@@ -126,7 +128,7 @@ class LoHaLinear(LinearAdapter):
 def _khatri_rao_factors(
     a1: paddle.Tensor, b1: paddle.Tensor, a2: paddle.Tensor, b2: paddle.Tensor
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """B [r^2, in] and A [out, r^2], whose product A B is (A1 B1) * (A2 B2)."""
+    """Return B [r^2, in] and A [out, r^2] with A B = (A1 B1) * (A2 B2)."""
     width = a1.shape[1] ** 2
     outer = (a1.unsqueeze(2) * a2.unsqueeze(1)).reshape([-1, width])
     inner = (b1.unsqueeze(1) * b2.unsqueeze(0)).reshape([width, -1])

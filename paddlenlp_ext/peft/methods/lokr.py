@@ -1,10 +1,10 @@
-"""LoKr: the update of a weight is a Kronecker product (LyCORIS, Yeh et al. 2023, arXiv 2309.14859).
+"""LoKr: Low-Rank Kronecker Product, a Kronecker-factored update (LyCORIS, Yeh et al. 2023, arXiv:2309.14859).
 
     y = x W^T + x delta^T        delta W = s W1 (x) W2        s = alpha / r
     W1 [a, c] = 0, W2 [b, d] ~ Kaiming-uniform        out = a b, in = c d
 
-A W2 that is large beside the rank is itself a product of two matrices, r wide; with `decompose_both` so is W1.
-delta W is never made in the forward pass: with x as [c, d], delta x = s W1 x W2^T.
+If max(b, d) > 2 r, W2 is a product of two matrices of inner size r; with `decompose_both` the same holds for W1. The
+forward pass does not compute delta W: with x reshaped to [c, d], x delta^T = s W1 x W2^T.
 
 Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
 """
@@ -36,7 +36,7 @@ class LoKrConfig(LycorisConfig):
     """Options of LoKr.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "LOKR"
@@ -66,7 +66,7 @@ class LoKrConfig(LycorisConfig):
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)
         require_whole("lokr_rank", self.rank, *self.rank_pattern.values())
-        # PaddleNLP records alpha 0 and trains with a scale of 1.
+        # PaddleNLP stores alpha 0 and trains with a scale of 1.
         self.alpha = self.alpha or self.rank
         require_positive("lokr_alpha", self.alpha, *self.alpha_pattern.values())
         if self.factor != -1:
@@ -81,9 +81,9 @@ class LoKrConfig(LycorisConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
-        """`scaling` is not read: with the default alpha it says 0 beside weights that were trained with 1."""
+        """Read PaddleNLP's fields; `scaling` is ignored, since it is 0 by default for weights trained with 1."""
         read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
-        read |= {"dtype", "tensor_parallel_degree"}  # change no number
+        read |= {"dtype", "tensor_parallel_degree"}  # do not affect the numbers
         refuse_unread_fields(fields, read)
         return cls(
             rank=fields.get("lokr_dim", 8),
@@ -95,20 +95,20 @@ class LoKrConfig(LycorisConfig):
 
     @classmethod
     def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
-        """Both factors lie as here, [outputs, inputs]; each layer's copy of alpha is in the config already."""
+        """Keep the factors, which have the same layout [out, in]; drop each layer's copy of alpha."""
         return None if name.endswith(".lokr_alpha") else (name, value)
 
 
 class LoKrLinear(LinearAdapter):
-    """A linear with a Kronecker product beside its weight.
+    """Linear layer with a Kronecker-factored update.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r.
-        scaling: s.
-        factor: as `factorize`'s.
-        decompose_both: W1 may be decomposed too.
-        seed, name: fix the values at the start.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        factor: as in `factorize`.
+        decompose_both: also decompose a large W1.
+        seed, name: determine the initial values.
     """
 
     def __init__(
@@ -134,23 +134,23 @@ class LoKrLinear(LinearAdapter):
             new_factor("lokr_w2", (b, d))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out], by a d (b + c) or b c (a + d) multiplications a token in place of a b c d."""
+        """Map x [..., in] to [..., out] with a d (b + c) or b c (a + d) multiplications per token, not a b c d."""
         w1, w2 = self.matrices("lokr_w1"), self.matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
-        if self.in_features <= self.out_features:  # the side that is turned twice is the smaller one then
+        if self.in_features <= self.out_features:  # transpose the smaller side
             inner = _apply_to_last_axis(_apply_to_middle_axis(inner, w1), w2)
         else:
             inner = _apply_to_middle_axis(_apply_to_last_axis(inner, w2), w1)
         return self.base(x) + (inner * self.scaling).reshape([*x.shape[:-1], -1])
 
     def delta_weight(self) -> paddle.Tensor:
-        """s W1 (x) W2, float32 [out, in]."""
+        """Return s W1 (x) W2, float32 [out, in]."""
         w1, w2 = (self._full_factor(name) for name in ("lokr_w1", "lokr_w2"))
         return paddle.kron(w1, w2) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut where the base is cut, along W1, whose rows (columns) are the slow index of outputs (inputs)."""
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
+        """Shard W1 along with the base: its rows (columns) are the slow index of outputs (inputs)."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         cut = {
             "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
             "rowwise": {"lokr_w1": 1, "lokr_w1_b": 1},
@@ -159,7 +159,7 @@ class LoKrLinear(LinearAdapter):
         return {name: cut.get(name) for name in self.own_state()}
 
     def matrices(self, name: str) -> list[paddle.Tensor]:
-        """One factor: the matrix itself, or the two whose product it is."""
+        """Return the matrices whose product is the factor: one, or two if it is decomposed."""
         whole = getattr(self, name, None)
         return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if whole is None else [whole]
 
@@ -169,7 +169,7 @@ class LoKrLinear(LinearAdapter):
 
 
 def _apply_to_last_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> paddle.Tensor:
-    """The product of the matrices applied to the last of three axes, as products of whole matrices."""
+    """Apply the product of the matrices to the last of three axes, as 2-D matmuls."""
     rows = x.reshape([-1, x.shape[-1]])
     for matrix in reversed(matrices):
         rows = paddle.matmul(rows, matrix, transpose_y=True)
@@ -181,12 +181,12 @@ def _apply_to_middle_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> pa
 
 
 def factorize(size: int, factor: int = -1) -> tuple[int, int]:
-    """Two whole numbers whose product is `size`.
+    """Split `size` into two integer factors.
 
     Args:
         size: number of features.
-        factor: the first of the two, where it divides `size`. Else, and with -1, the two are as near each other as
-            they can be, the smaller one first and (but for -1) at most `factor`.
+        factor: the first factor, if it divides `size`. Otherwise the largest divisor of `size` that is at most
+            sqrt(size) and, unless -1, at most `factor` comes first.
     """
     if factor > 0 and size % factor == 0:
         return factor, size // factor

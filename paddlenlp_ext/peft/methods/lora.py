@@ -1,11 +1,27 @@
-"""LoRA: Low-Rank Adaptation of Large Language Models (Hu et al. 2021, arXiv 2106.09685).
+"""LoRA: Low-Rank Adaptation of Large Language Models (Hu et al. 2021, arXiv:2106.09685).
 
-    y = x W^T + s (dropout(x) A^T) B^T        delta W = s B A
-    A [r, in] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r
+    y = x W^T + s (dropout(x) A^T) B^T        delta W = s B A        s = alpha / r
 
-With `rslora` s = alpha / sqrt(r), which keeps the update's size when the rank grows (Kalajdzievski 2023, arXiv
-2312.03732). With `plus_scale` B learns at that multiple of the learning rate (LoRA+, Hayou et al. 2024, arXiv
-2402.12354).
+            x [..., in]
+             |
+             +----------------------+
+             |                      | dropout
+             v                      v
+        W [out, in]            A [r, in]     Kaiming-uniform
+        (frozen)                    |
+             |                      v
+             |                 B [out, r]    zero at the start
+             |                      |
+             v                      v * s
+             +--------> (+) <-------+
+                         |
+                         v
+                    y [..., out]
+
+| variant | option | change | source |
+| --- | --- | --- | --- |
+| rsLoRA | `rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
+| LoRA+ | `plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -39,8 +55,8 @@ from paddlenlp_ext.peft.option_checks import require_positive, require_share, re
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
-# Fields of files of LoRA and its relatives that change no number: without effect where their switch is off, and of how
-# a run went.
+# Fields in the files of LoRA and its variants that do not affect the numbers: settings of features that are switched
+# off, and records of the training run.
 IGNORED_PEFT_FIELDS = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
 IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 
@@ -51,7 +67,7 @@ class LoRAConfig(PeftConfig):
     """Options of LoRA, rsLoRA and LoRA+.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "LORA"
@@ -91,7 +107,7 @@ class LoRAConfig(PeftConfig):
         return LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """r and s of the layer `name`."""
+        """Return rank r and scaling s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
         alpha = by_pattern(self.alpha_pattern, name, self.alpha)
         return rank, alpha / rank**0.5 if self.rslora else alpha / rank
@@ -123,7 +139,7 @@ class LoRAConfig(PeftConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
         read |= {"layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
-        if fields.get("init_lora_weights") in (True, "gaussian"):  # how A and B began; others change the base too
+        if fields.get("init_lora_weights") in (True, "gaussian"):  # initial values only; others change the base too
             read.add("init_lora_weights")
         refuse_unread_fields(fields, read)
         return cls(
@@ -158,14 +174,14 @@ LoraConfig = LoRAConfig  # the spelling of Hugging Face PEFT
 
 
 class LoRALinear(LinearAdapter):
-    """A linear with a low-rank update.
+    """Linear layer with a low-rank update.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r.
-        scaling: s.
-        dropout: probability, on the adapter's input while training.
-        seed, name: fix A's values.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        dropout: dropout probability on the adapter input during training.
+        seed, name: determine the initial values of A.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
@@ -177,31 +193,35 @@ class LoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]; one step for both where the base is frozen and reads the same x."""
+        """Map x [..., in] to [..., out], in one fused op where the base is frozen and reads the same x."""
         base = self.fusable_base()
         if base is None:
             return self.base(x) + self.lora_update(x)
         return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
 
     def fusable_base(self) -> FrozenLinear | None:
-        """The base as a part of one step with the update; None where it is a step of its own."""
+        """Return the base's operands for a fused op with the update, or None if the two have to run apart."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """s x A^T B^T. Through the rank first: r (in + out) multiplications a token, not in * out."""
+        """Return s dropout(x) A^T B^T, computed through the rank: r (in + out) multiplications per token, not in * out.
+
+        Args:
+            x: [..., in].
+        """
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """B."""
+        """Return the matrix [out, r] that is applied after A: B."""
         return self.lora_B.weight
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """A and s B."""
+        """Return A [r, in] and s B [out, r]."""
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut where the base is cut: B along the outputs, A along the inputs."""
+        """Shard along with the base: B along the outputs, A along the inputs."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}

@@ -1,16 +1,16 @@
-"""LoRA-GA: Low-Rank Adaptation with Gradient Approximation (Wang et al. 2024, arXiv 2407.05000).
+"""LoRA-GA: Low-Rank Adaptation with Gradient Approximation (Wang et al. 2024, arXiv:2407.05000).
 
-    G = the loss's gradient of W, summed over a few batches = U S V^T
+    G = gradient of the loss with respect to W, summed over a few batches = U S V^T
     A0 = f V_[1..r]^T,  B0 = f U_[r+1..2r],  f = out^(1/4) / sqrt(gamma)
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA whose first step moves W as nearly as rank 2r can along the gradient of full fine-tuning: A and B start at its
-singular vectors, and s B0 A0 is taken off so that the model begins as its base (offset.py). f is the paper's scale for
-stable activations (theorem 3.2).
+LoRA whose first step changes W along the best rank-2r approximation of the gradient of full fine-tuning: A and B start
+at singular vectors of G. s B0 A0 is subtracted, so that the model starts as its base (`_lora_init.py`). f is the
+paper's scale for stable activations (theorem 3.2).
 
-The gradients are summed layer by layer in main memory, on the way of the backward pass; no weight gets a gradient of
-its own. The batches are the run's first, run once more than training does. Until `before_training` has seen them the
-start is LoRA's. Files are a plain LoRA of rank 2r over the original base (offset_files.py).
+Gradients are summed layer by layer in host memory during the backward pass; weights get no gradient tensor. The batches
+are the first ones of the run, which training uses again. Before `before_training` has run, A and B start as in LoRA.
+Files hold a plain LoRA of rank 2r over the original base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -39,16 +39,19 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 class LoRAGAModel(PeftModel):
-    """Looks at the gradients of the first batches before a fresh run."""
+    """Model that initializes its adapter from the gradients of the first batches of a new run."""
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Start every layer from its gradient.
+        """Initialize every layer from its gradient.
+
+        Args:
+            run_batch: runs forward and backward of the next micro-batch.
 
         Raises:
             ValueError: a gradient is not finite, or a layer has fewer features than the rank.
         """
         if self.peft_config.path:
-            return  # the adapter that is gone on with has its start
+            return  # a continued adapter is initialized already
         layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_materialized}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
@@ -66,19 +69,19 @@ class LoRAGAModel(PeftModel):
 @PEFT_METHODS.register("lora_ga")
 @dataclass(kw_only=True)
 class LoRAGAConfig(LoRAWithInitConfig):
-    """LoRA-GA: LoRA that starts from the gradient of a few batches.
+    """Options of LoRA-GA: LoRA initialized from the gradient of a few batches.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "lora_ga"
     missing_init_reason: ClassVar[str] = (
-        "began at gradients that the file does not hold: save it from PEFT with "
-        "path_initial_model_for_weight_conversion, as a plain LoRA."
+        "was initialized from gradients, which the file does not contain; save the adapter from PEFT as a plain LoRA, "
+        "with path_initial_model_for_weight_conversion"
     )
     model_class: ClassVar[type[nn.Layer] | None] = LoRAGAModel
-    paddlenlp_config: ClassVar[str | None] = None  # there, what is stored depends on the run that wrote it
+    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP's file depends on the state of the run that wrote it
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
     ga_batches: int = option(8, help="LoRA-GA: how many micro-batches the starting gradient is summed over.", minimum=1)
@@ -100,42 +103,47 @@ class LoRAGAConfig(LoRAWithInitConfig):
 
 
 class GradientSum:
-    """The gradient of one weight, summed over batches in main memory: `total`, float32 [out, in]."""
+    """Gradient of one weight summed over batches: `total`, float32 [out, in], in host memory."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.total = paddle.zeros([out_features, in_features], "float32").cpu()
 
     @paddle.no_grad()
     def add(self, gradient: paddle.Tensor, x: paddle.Tensor) -> None:
-        """Add dL/dW = (dL/dy)^T x of a batch: `gradient` is dL/dy [..., out], `x` [..., in]."""
+        """Add dL/dW = (dL/dy)^T x of a batch.
+
+        Args:
+            gradient: dL/dy [..., out].
+            x: input of the layer [..., in].
+        """
         gradient_TO = gradient.reshape([-1, self.total.shape[0]]).astype("float32")
         x_TI = x.reshape([-1, self.total.shape[1]]).astype("float32")
         self.total.add_(paddle.matmul(gradient_TO, x_TI, transpose_x=True).cpu())
 
 
 class LoRAGALinear(LoRALinearWithInit):
-    """A linear with a low-rank update that starts from a gradient; arguments as `LoRALinearWithInit`'s.
+    """Linear layer with a low-rank update initialized from a gradient; takes the arguments of `LoRALinearWithInit`.
 
     Attributes:
-        gradient: while gradients are collected, where to.
+        gradient: accumulates dL/dW while gradients are collected; otherwise None.
     """
 
     gradient: GradientSum | None = None
 
     @property
     def rank(self) -> int:
-        """r."""
+        """Rank r of the update."""
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """Map x [..., in] to [..., out]."""
         y = super().adapter_forward(x)
         if self.gradient is not None and not y.stop_gradient:
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
 
     def full_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
-        """The gradient [out, in] of the whole weight, of which this layer may have a part."""
+        """Gather the gradient [out, in] of the unsharded weight from this rank's `part`."""
         if self.shard_group is None:
             return part
         return self.shard_group.all_gather(part, 0 if self.style == "colwise" else 1)
@@ -148,17 +156,23 @@ def _collect(into: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> No
 def gradient_factors(
     gradient: paddle.Tensor, rank: int, gamma: float, name: str
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """A0 [r, in] and B0 [out, r] for a gradient [out, in].
+    """Return A0 [r, in] and B0 [out, r] for a gradient [out, in].
 
-    Where the gradient has fewer than 2r triplets (few key-value heads, a large rank), B takes the last r of them.
+    If the gradient has fewer than 2r triplets (few key-value heads, a large rank), B0 takes the last r of them.
+
+    Args:
+        gradient: float32 [out, in].
+        rank: r.
+        gamma: of the scale f.
+        name: dotted name of the layer, for errors.
 
     Raises:
-        ValueError: the gradient is not finite or has not even r triplets.
+        ValueError: the gradient is not finite or has fewer than r triplets.
     """
     available = min(gradient.shape)
     require_triplets(rank, gradient.shape, name)
     if not bool(paddle.isfinite(gradient).all()):
-        raise ValueError(f"the first batches' gradient of {name} is not finite: look at the first rows of the data.")
+        raise ValueError(f"{name}: the gradient of the first batches is not finite; check the first rows of the data")
     last = min(2 * rank, available)
     u, _, v_t = leading_svd(gradient, last, name)
     scale = gradient.shape[0] ** 0.25 / gamma**0.5

@@ -1,17 +1,20 @@
-"""MoRA: High-Rank Updating for Parameter-Efficient Fine-Tuning (Jiang et al. 2024, arXiv 2405.12130).
+"""MoRA: High-Rank Updating for Parameter-Efficient Fine-Tuning (Jiang et al. 2024, arXiv:2405.12130).
 
-One square matrix A [q, q] in place of LoRA's two, with as many parameters as a LoRA of rank r would have:
-q = round(sqrt((in + out) r)). The input is cut into n = ceil(in / q) groups of q (what the last group lacks is the
-input's own beginning again); A maps a group to a group, and the results are laid end to end up to `out` values.
+    y = x W^T + unfold(A fold(dropout(x)))        A [q, q] = 0        q = round(sqrt((in + out) r))
 
-rotated   y_j = A R_j x_j, group by group, and the output is y_0 y_1 ... y_(n-1) y_0 ... cut to `out`. R_j turns the
-          pairs (k, k + q/2) by j * 10000^(-2k/q), as rotary embedding does for position j, so that the groups differ.
-          q is even. The paper's choice for small ranks.
-sharing   y = A (x_0 + ... + x_(n-1)), and the output is y y y ... cut to `out`. The paper's choice for large ranks.
+One square matrix A replaces LoRA's two, with as many parameters as a LoRA of rank r. The input is split into
+n = ceil(in / q) groups of q features; the last group is filled up with the beginning of the input. A maps a group to a
+group, and the results are concatenated and truncated to `out` features. There is no scale, and so no alpha.
 
-A = 0 at the start. There is no scale, and so no alpha.
+| folding | formula | output | q | the paper's choice for |
+| --- | --- | --- | --- | --- |
+| rotated | y_j = A R_j x_j | y_0 y_1 ... y_(n-1) y_0 ... | even | small ranks |
+| sharing | y = A (x_0 + ... + x_(n-1)) | y y y ... | any | large ranks |
 
-Shapes: q as above, n groups of the input, m groups of the output, in/out features of the adapted linear.
+R_j rotates the pairs (k, k + q/2) by j * 10000^(-2k/q), as rotary embedding does at position j, so that A acts
+differently on each group.
+
+Shapes: q side of A, n groups of the input, m groups of the output, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ FOLDINGS = ("rotated", "sharing")
 @PEFT_METHODS.register("use_mora")
 @dataclass(kw_only=True)
 class MoRAConfig(PeftConfig):
-    """A square matrix over folded features (MoRA).
+    """Options of MoRA: a square matrix over folded features.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "MORA"
@@ -53,7 +56,7 @@ class MoRAConfig(PeftConfig):
     random_start: ClassVar[bool] = False
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
     excludes: ClassVar[Mapping[str, str]] = {
-        "tensor_parallel_degree": "all features of a layer are folded together, which a cut layer does not have"
+        "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
     }
 
     rank: int = option(8, help="As many parameters as a LoRA of this rank.", minimum=1, maximum=65536, arguments=("r",))
@@ -109,7 +112,7 @@ class MoRAConfig(PeftConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> MoRAConfig:
         read = {"use_mora", "r", "lora_dropout", "target_modules"}
-        read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # without effect there: MoRA's scale is 1
+        read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # no effect in PaddleNLP: MoRA's scale is 1
         refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
             rank=fields.get("r", 8),
@@ -123,13 +126,13 @@ class MoRAConfig(PeftConfig):
 
 
 class MoRALinear(LinearAdapter):
-    """A linear with a square update.
+    """Linear layer with a square update matrix over folded features.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r, which gives q.
-        folding: "rotated" or "sharing".
-        dropout: probability, on the adapter's input while training.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, which determines q.
+        folding: one of `FOLDINGS`.
+        dropout: dropout probability on the adapter input during training.
     """
 
     def __init__(self, base: nn.Layer, rank: int, folding: str, dropout: float) -> None:
@@ -145,7 +148,7 @@ class MoRALinear(LinearAdapter):
             self.register_buffer("sin", paddle.to_tensor(sin), persistable=False)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]. The matrices are turned and folded, not the features: they are far smaller."""
+        """Map x [..., in] to [..., out]; rotation and folding apply to the matrices, which are smaller than x."""
         inner = self.apply_dropout(x)
         num_results = -(-self.out_features // self.size)
         if self.rotated:
@@ -159,11 +162,11 @@ class MoRALinear(LinearAdapter):
         return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
 
     def _map_groups(self, x: paddle.Tensor, blocks: list[paddle.Tensor]) -> list[paddle.Tensor]:
-        """A R_j x_j [..., q] for each block A R_j; the last group is filled with the input's beginning."""
+        """Return A R_j x_j [..., q] for each block A R_j; the last group is filled with the beginning of the input."""
         last = self.in_features - (self.num_groups - 1) * self.size
         groups = x.split([self.size] * (self.num_groups - 1) + [last], axis=-1)
         results = []
-        for group, block in zip(groups, blocks, strict=False):  # groups beyond the outputs go unread
+        for group, block in zip(groups, blocks, strict=False):  # groups without an output are not read
             block, width = block.astype(self.dtype), group.shape[-1]
             result = paddle.matmul(group, block[:, :width], transpose_y=True)
             if width < self.size:
@@ -173,7 +176,7 @@ class MoRALinear(LinearAdapter):
         return results
 
     def _matrices(self, count: int) -> list[paddle.Tensor]:
-        """A R_j, float32 [q, q], of the first groups; A itself without rotation."""
+        """Return A R_j, float32 [q, q], for the first `count` groups; A itself without rotation."""
         a = self.lora_A.weight.astype("float32")
         if not self.rotated:
             return [a] * count
@@ -182,7 +185,7 @@ class MoRALinear(LinearAdapter):
         return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in turns]
 
     def delta_weight(self) -> paddle.Tensor:
-        """The matrix of the whole map, float32 [out, in]: rows for y's groups, columns for x's, then both folded."""
+        """Return the matrix of the map, float32 [out, in]: blocks by groups of y and x, truncated and folded."""
         size, n, m = self.size, self.num_groups, -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(n, m))
@@ -192,33 +195,33 @@ class MoRALinear(LinearAdapter):
         return fold_columns(paddle.concat(rows)[: self.out_features], self.in_features)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """A is whole.
+        """Replicate A.
 
         Raises:
-            ValueError: the base is cut; a part of the features folds into other groups than the whole.
+            ValueError: the base is sharded; a shard's features would be folded into different groups.
         """
         if style != "replicated":
             raise ValueError(
-                f"MoRA folds all features of a layer together, which a layer cut {style} does not have; use another "
-                "method with tensor parallelism, or tensor_parallel_degree 1."
+                f"MoRA folds all features of a layer together, and a {style} shard has only some of them; use another "
+                "method with tensor parallelism, or tensor_parallel_degree 1"
             )
         return {"lora_A.weight": None}
 
 
 def square_size(in_features: int, out_features: int, rank: int, even: bool) -> int:
-    """q: the side of a square with about as many elements as both factors of a LoRA."""
+    """Return q, the side of a square matrix with about as many elements as both factors of a LoRA of that rank."""
     size = int(math.sqrt((in_features + out_features) * rank) + 0.5)
     return max(2, size // 2 * 2) if even else size
 
 
 def group_angles(num_groups: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of each group's turns, float32 [n, q/2]."""
+    """Return cosine and sine of the rotation of each group, float32 [n, q/2] each."""
     angles = np.outer(np.arange(num_groups), 10000.0 ** (-np.arange(0, size, 2) / size))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def fold_columns(matrix: paddle.Tensor, width: int) -> paddle.Tensor:
-    """[rows, any] to [rows, width] at most: column c + k * width is added to column c, as inputs are read again."""
+    """Fold a matrix [rows, any] to at most [rows, width] by adding column c + k * width to column c."""
     folded = matrix[:, :width]
     for start in range(width, matrix.shape[1], width):
         again = matrix[:, start : start + width]

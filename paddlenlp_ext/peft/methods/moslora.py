@@ -1,10 +1,10 @@
-"""MoSLoRA: Mixture-of-Subspaces in Low-Rank Adaptation (Wu et al. 2024, arXiv 2406.11909), LoRA with a learned mixer.
+"""MoSLoRA: Mixture-of-Subspaces in Low-Rank Adaptation (Wu et al. 2024, arXiv:2406.11909), LoRA with a trained mixer.
 
-y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
-A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
+    y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
+    A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
-LoRA adds up r products of a row of A and a column of B; the mixer M weighs all r * r of them. As B M is one matrix, a
-trained adapter is a plain LoRA again where that is wanted: `mixer_to_lora`, or `factors.save_as_lora`.
+LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r of them. B M is one matrix, so
+that a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `factors.save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -31,7 +31,7 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class MoSLoRAModel(PeftModel):
-    """Leaves a plain LoRA where it is asked to."""
+    """Model that saves a finished run as a plain LoRA if `mixer_to_lora` is set."""
 
     @paddle.no_grad()
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -48,10 +48,10 @@ class MoSLoRAModel(PeftModel):
 @PEFT_METHODS.register("lora_use_mixer")
 @dataclass(kw_only=True)
 class MoSLoRAConfig(LoRAConfig):
-    """LoRA with a mixer between its two matrices (MoSLoRA).
+    """Options of MoSLoRA: LoRA with a mixer between its two matrices.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "MOSLORA"
@@ -79,28 +79,28 @@ class MoSLoRAConfig(LoRAConfig):
 
 
 class MoSLoRALinear(LoRALinear):
-    """A linear with a low-rank update that has a mixer; arguments as `LoRALinear`'s."""
+    """Linear layer with a low-rank update and a mixer; takes the arguments of `LoRALinear`."""
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """B M: the mixer joins the smaller matrix, not each token."""
+        """Return B M [out, r]: multiplying the mixer into B costs less than applying it to each token."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """A and s B M."""
+        """Return A [r, in] and s B M [out, r]."""
         return _fold_mixer(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """As LoRA's; the mixer is whole."""
+        """Shard A and B as LoRA does; the mixer is replicated."""
         return {**super().sharding_axes(style), "lora_AB.weight": None}
 
 
 def _fold_mixer(
     a: paddle.Tensor, mixer: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """A [r, in] and s B M [out, r], float32."""
+    """Return A [r, in] and s B M [out, r] in float32."""
     a, mixer, b = (tensor.astype("float32") for tensor in (a, mixer, b))
     return a, paddle.matmul(b * scaling, mixer)

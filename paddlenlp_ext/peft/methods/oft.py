@@ -1,13 +1,14 @@
-"""OFT: the input of a linear is turned by a learned block-diagonal rotation (Qiu et al. 2023, arXiv 2306.07280).
+"""OFT: Orthogonal Finetuning, a trained block-diagonal rotation of the input of a linear (Qiu et al. 2023).
 
     y = (x R) W^T + b        R = (I - Q)(I + Q)^-1, Q = -Q^T        Q = 0 at the start
     merged: W R^T
 
-Q is skew-symmetric, so that the Cayley transform R is orthogonal: lengths and angles between the rows of W stay. With
-`neumann_terms` R is a polynomial in Q instead, as Hugging Face PEFT has it by default: no inverse, but orthogonal only
-where Q is small. The two turn in opposite directions, also there.
+arXiv:2306.07280. Q is skew-symmetric, so that its Cayley transform R is orthogonal and preserves the norms of the rows
+of W and the angles between them. With `neumann_terms` R is a polynomial in Q instead, the default of Hugging Face PEFT:
+it needs no inverse, but is orthogonal only for small Q. The two forms rotate in opposite directions, as they do in
+PEFT.
 
-Shapes: k blocks of b features, k * b = in; e = b (b - 1) / 2 numbers above a block's diagonal.
+Shapes: k blocks of b features, k * b = in; the parameter holds the b (b - 1) / 2 values above each block's diagonal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OFTConfig(PeftConfig):
     """Options of OFT.
 
     Raises:
-        ValueError: a value out of its range, or both a block size and a number of blocks.
+        ValueError: an option is out of range, or both a block size and a number of blocks are given.
     """
 
     peft_type: ClassVar[str] = "OFT"
@@ -72,8 +73,8 @@ class OFTConfig(PeftConfig):
             self.block_size = BLOCK_SIZE
         if self.block_size is not None and self.num_blocks is not None:
             raise ValueError(
-                f"oft_block_size={self.block_size} and oft_num_blocks={self.num_blocks}: their product is a layer's "
-                "inputs, so that one of them says all; leave the other out."
+                f"oft_block_size={self.block_size} and oft_num_blocks={self.num_blocks} exclude each other: their "
+                "product is the number of inputs of a layer; leave one of them out"
             )
         if self.block_size is not None:
             require_whole("oft_block_size", self.block_size, minimum=2)
@@ -87,14 +88,14 @@ class OFTConfig(PeftConfig):
         sizes = sorted({layer_at(model, name).in_features for name in names})
         if self.block_size is not None and any(size % self.block_size for size in sizes):
             taken = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
-            logger.info("oft_block_size %d does not divide all layers; taken: %s", self.block_size, taken)
+            logger.info("oft_block_size %d does not divide the inputs of all layers; using %s", self.block_size, taken)
         return names
 
     def block_size_of(self, in_features: int) -> int:
-        """The block size of a layer: what was asked for, or the nearest there is (of two, the smaller).
+        """Return the divisor of `in_features` nearest to the configured block size (of two, the smaller one).
 
         Raises:
-            ValueError: the nearest is 1, and one feature can't be turned.
+            ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
         """
         asked = self.num_blocks if self.block_size is None else self.block_size
         divisors = [divisor for divisor in range(1, in_features + 1) if in_features % divisor == 0]
@@ -102,7 +103,7 @@ class OFTConfig(PeftConfig):
         size = in_features // nearest if self.block_size is None else nearest
         if size == 1:
             key = "oft_num_blocks" if self.block_size is None else "oft_block_size"
-            raise ValueError(f"{key}={asked} leaves blocks of 1 of {in_features} inputs: choose a divisor of them.")
+            raise ValueError(f"{key}={asked} gives blocks of 1 of {in_features} inputs; choose a divisor of them")
         return size
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:
@@ -126,20 +127,20 @@ class OFTConfig(PeftConfig):
             "init_weights": True,
             "module_dropout": 0.0,
             "modules_to_save": None,
-            "peft_version": "0.18.0",  # since when its series is the one below
+            "peft_version": "0.18.0",  # the first version with the series of `cayley_series`
         }
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> OFTConfig:
         read = {"r", "oft_block_size", "block_share", "use_cayley_neumann", "num_cayley_neumann_terms"}
         read |= {"target_modules", "layers_to_transform", "layers_pattern"}
-        read |= {"init_weights", "module_dropout", "eps"}  # the start, training, and coft, which is refused
+        read |= {"init_weights", "module_dropout", "eps"}  # initialization, training, and coft, which is rejected
         refuse_unread_fields(fields, read)
         version = [int(part) for part in re.findall(r"\d+", str(fields.get("peft_version") or "0.0"))[:2]]
         if fields.get("use_cayley_neumann", True) and version < [0, 18]:
             raise ValueError(
-                f"peft_version={fields.get('peft_version')!r} with use_cayley_neumann: before PEFT 0.18 the series "
-                "was another one, and is not available here. Train the adapter with a newer PEFT."
+                f"peft_version={fields.get('peft_version')!r} with use_cayley_neumann: PEFT before 0.18 used a "
+                "different series, which is not supported; train the adapter with a newer PEFT"
             )
         terms = fields.get("num_cayley_neumann_terms", 5) if fields.get("use_cayley_neumann", True) else 0
         return cls(
@@ -152,13 +153,13 @@ class OFTConfig(PeftConfig):
 
 
 class OFTLinear(LinearAdapter):
-    """A linear whose input is turned.
+    """Linear layer with a block-diagonal rotation of its input.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
+        base: linear layer to adapt, plain or quantized.
         block_size: b, a divisor of `in_features`.
-        block_share: one block's numbers serve all.
-        neumann_terms: 0 for the exact Cayley transform, else as in `cayley_series`.
+        block_share: use one block's parameters for all blocks.
+        neumann_terms: 0 for the exact Cayley transform, otherwise as in `cayley_series`.
     """
 
     def __init__(self, base: nn.Layer, block_size: int, block_share: bool, neumann_terms: int) -> None:
@@ -174,11 +175,11 @@ class OFTLinear(LinearAdapter):
         self.register_buffer("signs", paddle.to_tensor((signs - signs.T).astype(np.float32)), persistable=False)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]; the rotation costs b multiplications a feature."""
+        """Map x [..., in] to [..., out]; the rotation costs b multiplications per feature."""
         return self.base(rotate_blocks(x, self.rotation().astype(x.dtype)))
 
     def rotation(self) -> paddle.Tensor:
-        """R by blocks, float32 [k, b, b], or [1, b, b] where blocks share."""
+        """Return the blocks of R, float32 [k, b, b], or [1, b, b] with `block_share`."""
         with paddle.amp.auto_cast(enable=False):
             upper = self.oft_R.weight.astype("float32")
             blocks = paddle.gather(upper, self.positions, axis=1).reshape([-1, self.block_size, self.block_size])
@@ -189,32 +190,32 @@ class OFTLinear(LinearAdapter):
             return paddle.linalg.solve(eye + skew, eye - skew)
 
     def delta_weight(self) -> paddle.Tensor:
-        """W R^T - W, float32 [out, in]."""
+        """Return W R^T - W, float32 [out, in]."""
         weight = self.base.weight_value()
         return rotate_blocks(weight, self.rotation().transpose([0, 2, 1])) - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Blocks are cut with the inputs; where blocks share, nothing is."""
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear is not cut {style}"
+        """Shard the blocks along the inputs; a shared block is replicated."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Turn the inputs that are left here.
+        """Check that the shard consists of complete blocks.
 
         Raises:
-            ValueError: the cut goes through a block.
+            ValueError: a block is divided between ranks.
         """
         super().set_tensor_parallel_shard(style, group)
         if self.in_features % self.block_size:
             raise ValueError(
-                f"tensor_parallel_degree {group.size} leaves a process {self.in_features} inputs of a layer, which "
-                f"OFT's blocks of {self.block_size} do not divide: set oft_block_size to a divisor of "
+                f"tensor_parallel_degree {group.size} leaves each process {self.in_features} inputs of a layer, not a "
+                f"multiple of OFT's block size {self.block_size}; set oft_block_size to a divisor of "
                 f"{self.in_features}, or tensor_parallel_degree 1"
             )
 
 
 def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
-    """x [..., in] times the block-diagonal matrix of `blocks` [k or 1, b, b]."""
+    """Multiply x [..., in] by the block-diagonal matrix of `blocks` [k or 1, b, b]."""
     num_blocks, size, _ = blocks.shape
     if num_blocks == 1:
         return paddle.matmul(x.reshape([-1, size]), blocks[0]).reshape(x.shape)
@@ -223,9 +224,14 @@ def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
 
 
 def cayley_series(skew: paddle.Tensor, terms: int) -> paddle.Tensor:
-    """I + 2 Q + 2 Q^2 + ... + Q^p, an approximation of (I + Q)(I - Q)^-1; Q [k, b, b].
+    """Return I + 2 Q + 2 Q^2 + ... + Q^p, an approximation of (I + Q)(I - Q)^-1.
 
-    p is `terms` - 1, with the two exceptions of Hugging Face PEFT (oft/layer.py): 2 terms are I + 2 Q, and 3 are 4.
+    p is `terms` - 1, with the two exceptions of Hugging Face PEFT (oft/layer.py): 2 terms give I + 2 Q, and 3 terms
+    count as 4.
+
+    Args:
+        skew: Q [k, b, b], skew-symmetric.
+        terms: number of terms, at least 2.
     """
     total = paddle.eye(skew.shape[-1]) + 2 * skew
     if terms == 2:

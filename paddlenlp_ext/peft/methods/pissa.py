@@ -1,19 +1,20 @@
-"""PiSSA: Principal Singular Values and Singular Vectors Adaptation (Meng et al. 2024, arXiv 2404.02948).
+"""PiSSA: Principal Singular Values and Singular Vectors Adaptation (Meng et al. 2024, arXiv:2404.02948).
 
     W = U S V^T        A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s),  s B0 A0 = U_r S_r V_r^T
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 LoRA that trains the r leading singular triplets of each weight; the residual W - s B0 A0 stays frozen. s is 1 unless
-`lora_alpha` says otherwise. The residual is not written over W (offset.py says why), and is never computed a second
-time: A0 and B0 are kept with the adapter.
+`lora_alpha` is set. W is not overwritten with the residual (`_lora_init.py` explains why). A0 and B0 are stored with
+the adapter, so that the SVD is never recomputed.
 
-A base that is quantized is quantized without them, as the paper has it: the residual is smaller, and so is its error.
+A quantized base holds the quantized residual, as in the paper: it is smaller than W, and so is its error.
 
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-Files are a plain LoRA of rank 2r over the original base (offset_files.py). Those of Hugging Face PEFT
-(`init_lora_weights: "pissa"`) and of PaddleNLP (`pissa: true`) leave A0 and B0 out; they are computed from the base
-again, by the whole SVD as there.
+Files hold a plain LoRA of rank 2r over the original base. The files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
+and of PaddleNLP (`pissa: true`) do not contain A0 and B0; those are recomputed from the base by a full SVD.
+
+Shapes: r rank, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from paddlenlp_ext.quantization.linear import QuantizedLinear
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
 class PiSSAConfig(QuantizedInitLoRAConfig):
-    """PiSSA: LoRA that starts from the leading singular triplets of each weight.
+    """Options of PiSSA: LoRA initialized with the leading singular triplets of each weight.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "pissa"
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
     missing_init_reason: ClassVar[str] = (
-        "began at an SVD with random numbers that the file does not hold: save it from PEFT with "
-        "path_initial_model_for_weight_conversion, as a plain LoRA."
+        "was initialized by a randomized SVD, which the file does not contain; save the adapter from PEFT as a plain "
+        "LoRA, with path_initial_model_for_weight_conversion"
     )
     starts_from_weights: ClassVar[bool] = True
     random_start: ClassVar[bool] = False
@@ -107,7 +108,7 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """PEFT's "pissa_niter_N" too, and PaddleNLP's."""
+        """Return whether the fields are PiSSA's, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
         start = fields.get("init_lora_weights")
         by_peft = isinstance(start, str) and start.startswith("pissa")
         return by_peft or super().claims(fields) or bool(fields.get("pissa"))
@@ -121,5 +122,5 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
-        # There s is 1 whatever alpha says.
+        # PaddleNLP ignores alpha: its s is 1.
         return replace(config, alpha=config.rank, rslora=False, init="recomputed")

@@ -1,20 +1,22 @@
-"""Prefix tuning (Li and Liang 2021, arXiv 2101.00190): learned keys and values before every document, in every layer.
+"""Prefix tuning: trained keys and values before every document, in every layer (Li and Liang 2021, arXiv:2101.00190).
 
-    attention(q, [K_prefix; K], [V_prefix; V])        [K_prefix, V_prefix] of layer i: P(i), learned
-    with `projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), of which all is learned
+    attention(q, [K_prefix; K], [V_prefix; V])        [K_prefix, V_prefix] of layer i: trained [P, 2, K, H]
+    with `projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), all of it trained
 
-The prefix has the shape of the model's keys, so that grouped queries need nothing more. It takes positions 0 to P-1 and
-a document's own begin at P, as in Hugging Face PEFT; a sliding window passes over it as over any position. Learned keys
-are used as they are, not rotated. They begin as what some tokens leave in every layer (better than noise, section 7.4);
-those of a projection begin at random. With `projection` every layer makes its own keys and values from E, so that
-recomputing a layer needs nothing of the others.
+| tensor | shape | start |
+| --- | --- | --- |
+| prefix of a layer | [P, 2, K, H] | keys and values of random tokens (section 7.4 of the paper), or noise |
+| E | [P, K H] | N(0, 1) |
+| W_1, b_1 | [F, K H], [F] | Kaiming-uniform, 0 |
+| W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
-Shapes: P prefix tokens, K key-value heads, H head dimension, E = K * H.
+The prefix has the shape of the model's keys, so that grouped-query attention needs no special case. It occupies
+positions 0 to P-1; the positions of a document begin at P, as in Hugging Face PEFT. A sliding window covers the prefix
+like any other position. Trained keys are not rotated. With `projection` every layer computes its own keys and values
+from E, so that recomputing one layer does not involve the others.
 
-What prefix tuning does to a model: attention that sees a prefix, and the model that begins behind it.
-
-Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, E = K * H, F width of the
-projection.
+Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection
+(`projection_hidden_size`).
 """
 
 from __future__ import annotations
@@ -50,13 +52,18 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement
 
-_INIT_STD = 0.02  # standard deviation of keys and values at the start: small against a model's own
+_INIT_STD = 0.02  # standard deviation of random initial keys and values, small compared with a model's
 
 
 class PrefixEncoder(nn.Layer):
-    """The part of the projection that layers share: E, W_1 and b_1.
+    """Part of the projection that all layers share: E, W_1 and b_1.
 
-    The start of E is N(0, 1), that of W_1 Kaiming-uniform, that of b_1 zero.
+    Args:
+        num_tokens: P.
+        width: K * H.
+        hidden_size: F.
+        seed: determines the initial values.
+        dtype: dtype of the parameters.
     """
 
     def __init__(self, num_tokens: int, width: int, hidden_size: int, seed: int, dtype: paddle.dtype) -> None:
@@ -68,19 +75,19 @@ class PrefixEncoder(nn.Layer):
         self.bias = new_parameter(self, np.zeros(hidden_size, np.float32), dtype)
 
     def forward(self) -> paddle.Tensor:
-        """[P, F]."""
+        """Return tanh(E W_1^T + b_1), [P, F]."""
         return project(self.embedding, self.weight, self.bias).tanh()
 
 
 class PrefixAttention(AdapterLayer):
-    """Attention with a learned prefix of its own.
+    """Attention of one layer with trained prefix keys and values.
 
     Args:
-        base: the attention of one layer.
+        base: attention layer.
         num_tokens: P.
-        hidden_size: F of the projection; None without one.
-        dropout: probability, on keys and values while training.
-        seed, name: fix the start.
+        hidden_size: F of the projection; None for a prefix without projection.
+        dropout: dropout probability on the prefix during training.
+        seed, name: determine the initial values.
     """
 
     shards_heads: ClassVar[bool] = True
@@ -92,7 +99,8 @@ class PrefixAttention(AdapterLayer):
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
         self.dtype, self.width = base.k_proj.compute_dtype, base.k_proj.out_features
         shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
-        self.encoder: tuple[PrefixEncoder, ...] = ()  # in a tuple: its parameters are the model's, not the layer's
+        # A tuple, so that the encoder's parameters belong to the model and not to the layer.
+        self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
             self.prefix = new_parameter(self, start, self.dtype)
@@ -102,7 +110,7 @@ class PrefixAttention(AdapterLayer):
             self.prefix_bias = new_parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
 
     def keys_and_values(self) -> KeyValuePrefix:
-        """Two of [P, K, H]."""
+        """Return the prefix keys and values, [P, K, H] each."""
         if self.hidden_size is None:
             prefix_P2KH = self.prefix
         else:
@@ -110,18 +118,18 @@ class PrefixAttention(AdapterLayer):
             prefix_P2KH = self._local_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
         if self.dropout and self.training:
             whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
-            # Drawn for all heads: the same entries drop however many of them are here.
+            # The mask is drawn for all heads, so that results do not depend on the number of tensor-parallel ranks.
             prefix_P2KH = prefix_P2KH * self._local_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
         return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """[B, S, D] to the same. A cache holds the prefix already."""
+        """Map x [B, S, D] to [B, S, D]; with a cache the prefix is in the cache already."""
         if inputs.cache is None:
             inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
         return self.base(x_BSD, inputs)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut by heads where keys and values are; what a projection makes is cut afterwards."""
+        """Shard the prefix by heads, as the base's keys; the output of a projection is sharded afterwards."""
         return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
@@ -131,17 +139,17 @@ class PrefixAttention(AdapterLayer):
                 set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
 
     def _local_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
-        """Of all heads, those of this rank."""
+        """Return this rank's heads of a prefix [P, 2, K, H]."""
         if self.shard_group is None:
             return prefix_P2KH
         return prefix_P2KH.split(self.shard_group.size, axis=2)[self.shard_group.index]
 
 
 class PrefixModel(PeftModel):
-    """A model whose documents begin behind the prefix."""
+    """Model with a prefix before every document."""
 
     UNSHIFTED: ClassVar[str] = "prefix_unshifted"
-    """Name of a prefix [P, 2, K, H] that was learned where a document's own positions begin at 0."""
+    """Name of a prefix [P, 2, K, H] that was trained with document positions beginning at 0."""
 
     def __init__(self, model: nn.Layer, peft_config: Any) -> None:
         super().__init__(model, peft_config)
@@ -157,12 +165,12 @@ class PrefixModel(PeftModel):
                 layer.encoder = (self.prefix_encoder,)
 
     def _own_layers(self) -> list[PrefixAttention]:
-        """Those whose base has its weights here: not so in a plan, or of a pipeline's other stages."""
+        """Return the layers whose weights are on this process: not in a dry run, nor on other pipeline stages."""
         return [layer for _, layer in adapter_layers(self.base_model) if has_values(layer.base.k_proj)]
 
     @paddle.no_grad()
     def _init_from_tokens(self, seed: int) -> None:
-        """Let the prefix be what tokens drawn at random leave in every layer."""
+        """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
         made = decoder_keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
@@ -177,7 +185,7 @@ class PrefixModel(PeftModel):
         document_lengths: Any = None,
         cache: Any = None,
     ) -> paddle.Tensor:
-        """[B, S, D]; arguments as the model's, positions counted without the prefix."""
+        """Return the last hidden states [B, S, D]; arguments as in the base model, positions without the prefix."""
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
@@ -188,10 +196,14 @@ class PrefixModel(PeftModel):
         return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """As `PeftModel.load_tensors`; also all layers' keys and values in one tensor, and unshifted ones.
+        """Load the adapter's tensors, also from one tensor for all layers, or from unshifted prefixes.
+
+        Args:
+            tensors: name -> value; `prompt_embeddings` [P, layers * 2 * K * H] holds all layers.
+            where: source of the tensors, for errors.
 
         Raises:
-            ValueError: as there.
+            ValueError: names or shapes do not match this model.
         """
         own = dict(tensors)
         layers = dict(adapter_layers(self.base_model))
@@ -200,8 +212,8 @@ class PrefixModel(PeftModel):
             width = sum(2 * layer.width for layer in layers.values())
             if stored.ndim != 2 or stored.shape[1] != width:
                 raise ValueError(
-                    f"{where}: the stored prefix has shape {list(stored.shape)}, and this model's {len(layers)} layers "
-                    f"need [tokens, {width}]: the prefix belongs to another model."
+                    f"{where}: the stored prefix has shape {list(stored.shape)}, but the {len(layers)} layers of this "
+                    f"model need [tokens, {width}]; use the model that the prefix was trained with"
                 )
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
                 own[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
@@ -210,7 +222,7 @@ class PrefixModel(PeftModel):
         super().load_tensors(own, where)
 
     def _shift_keys(self, prefix_P2KH: np.ndarray) -> np.ndarray:
-        """The prefix that has the same scores when the document's positions begin at P: its keys turned by P."""
+        """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P."""
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
         cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
@@ -220,7 +232,7 @@ class PrefixModel(PeftModel):
 
     @staticmethod
     def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
-        """Keys and values that a projection makes, [P, 2 * E] for each layer, from the adapter's own tensors."""
+        """Compute keys and values, [P, 2 * K * H] for each layer, from the tensors of a projection."""
         encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
         hidden_PF = project(*encoder).tanh()
         names = [name.removesuffix("_weight") for name in sort_by_layer(tensors) if name.endswith(".prefix_weight")]
@@ -229,20 +241,28 @@ class PrefixModel(PeftModel):
 
 @paddle.no_grad()
 def decoder_keys_and_values(decoder: nn.Layer, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
-    """Keys and values of every layer that runs here, by its number, for vectors at positions 0 to P-1; no gradient."""
+    """Run input vectors at positions 0 to P-1 through the decoder and return the keys and values, without gradient.
+
+    Args:
+        decoder: decoder of the base model.
+        vectors_PD: input vectors [P, D].
+
+    Returns:
+        Layer number -> (keys, values), for the layers of this process.
+    """
     cache = KVCache([0])
-    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only their number counts
+    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only the length is used
     decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
     return cache.as_prefix()
 
 
 def sort_by_layer(names: Iterable[str]) -> list[str]:
-    """Names with a layer's number in them, in the order of the layers: 2 before 10, however they come."""
+    """Sort names by the layer numbers in them, numerically: 2 before 10."""
     return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
 def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """x W^T + b."""
+    """Return x W^T + b."""
     return paddle.matmul(x, weight, transpose_y=True) + bias
 
 
@@ -257,7 +277,7 @@ class PrefixTuningConfig(PeftConfig):
     """Options of prefix tuning.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     starts_from_weights: ClassVar[bool] = True
@@ -334,32 +354,35 @@ class PrefixTuningConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
-        read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # the tensors and the model say it
+        read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # given by the tensors and the model
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
         return cls(
             num_tokens=required_field(fields, "num_virtual_tokens"),
-            init="random",  # what comes first is overwritten by what is stored
+            init="random",  # the stored tensors overwrite it
             projection=bool(fields.get("prefix_projection")),
             projection_hidden_size=fields.get("encoder_hidden_size"),
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys and values of all layers side by side, [P, layers * 2 * E]; what makes them beside it, to train on."""
+        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H].
+
+        The tensors of a projection are stored too, so that training can be continued.
+        """
         if not self.projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
         made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(made, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
-        """A projection that was left out (PEFT keeps its result alone) leaves a prefix without one."""
+        """Return a config without projection if the file has only its result, as PEFT's files do."""
         if any(name.startswith(_LEARNED_PROJECTION) for name in names):
             return self
         return dataclasses.replace(self, projection=False, projection_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a projection made is beside it in the file, and is made again."""
+        """Invert `to_stored`; the result of a stored projection is dropped and recomputed."""
         return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
 
     @classmethod
@@ -369,13 +392,13 @@ class PrefixTuningConfig(PeftConfig):
 
     @classmethod
     def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
-        """PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H]. There positions of a document begin at 0.
+        """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], trained with document positions beginning at 0.
 
         Raises:
             ValueError: the array has another shape.
         """
         if value.ndim != 5 or value.shape[1] != 2:
-            raise ValueError(f"{cls.paddlenlp_array}: a shape of {list(value.shape)}, not [layers, 2, K, P, H].")
+            raise ValueError(f"{cls.paddlenlp_array}: expected shape [layers, 2, K, P, H], got {list(value.shape)}")
         per_layer = value.transpose(0, 3, 1, 2, 4)
         return {
             f"model.layers.{index}.self_attn.{PrefixModel.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)

@@ -1,12 +1,17 @@
-"""Prompt tuning (Lester et al. 2021, arXiv 2104.08691): learned input vectors before every document.
+"""Prompt tuning: trained input vectors before every document (Lester et al. 2021, arXiv:2104.08691).
 
-    decoder([P; E(tokens)])        P [tokens, D] learned, E the frozen embedding
+    decoder([prompt; E(tokens)])        prompt [P, D] trained, E the frozen embedding
 
-P takes positions 0 to P-1 and a document's own begin behind it. As attention is causal, P comes out of every layer the
-same whatever follows, so that a pack of documents runs it once, and all of them see its keys and values. When decoding
-these are made once and kept before all rows.
+The prompt occupies positions 0 to P-1; the positions of a document begin at P. Attention is causal, so that the hidden
+states of the prompt do not depend on what follows. A pack therefore contains the prompt once, and all of its documents
+attend to it:
 
-Shapes: B batch, S sequence, D hidden, V vocabulary, P learned vectors.
+    row        | prompt | document 1 | document 2 |
+    positions  | 0..P-1 | P..        | P..        |
+
+In generation its keys and values are computed once and placed in the cache.
+
+Shapes: B batch, S sequence, D hidden, P prompt vectors.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ _LAYER = "model.embed_tokens"
 
 
 class PromptModel(PeftModel):
-    """A model that reads the learned vectors before every document."""
+    """Model with trained input vectors before every document."""
 
     def __init__(self, model: nn.Layer, peft_config: PromptTuningConfig) -> None:
         super().__init__(model, peft_config)
@@ -53,10 +58,12 @@ class PromptModel(PeftModel):
         document_lengths: Any = None,
         cache: Any = None,
     ) -> paddle.Tensor:
-        """[B, S, D] of the tokens alone; arguments as the model's, positions counted without the vectors.
+        """Return the last hidden states of the tokens, [B, S, D].
+
+        Arguments are those of the base model; positions do not count the prompt vectors.
 
         Raises:
-            ValueError: the documents' lengths do not add up to the rows'.
+            ValueError: the document lengths do not add up to the row lengths.
         """
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
@@ -73,13 +80,13 @@ class PromptModel(PeftModel):
         batch, length = input_ids.shape
         rows = [[length]] * batch if document_lengths is None else document_lengths
         if [sum(row) for row in rows] != [length] * batch:
-            raise ValueError(f"document_lengths {rows} do not fill input_ids of shape {[batch, length]}.")
+            raise ValueError(f"document_lengths {rows} do not add up to input_ids of shape {[batch, length]}")
         one_row = [document for row in rows for document in row]
         inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [one_row], None)
         if position_ids is None:
             position_ids = paddle.to_tensor(next(iter(inputs.layouts.values())).positions())
         own_1T = position_ids.reshape([1, -1]) + num_before
-        # In one call: with some scalings the angles depend on the longest position.
+        # One call for all positions: with some RoPE scalings the angles depend on the largest one.
         cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_before).unsqueeze(0), own_1T], axis=1))
         inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_before)
         tokens_BSD = decoder.embed_tokens(input_ids)
@@ -88,7 +95,7 @@ class PromptModel(PeftModel):
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """All rows in one, behind the vectors."""
+        """Return the shape of the hidden states inside the decoder: all rows in one, after the prompt vectors."""
         return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
 
 
@@ -98,7 +105,7 @@ class PromptTuningConfig(PeftConfig):
     """Options of prompt tuning.
 
     Raises:
-        ValueError: a value out of its range, or a start from text without the text.
+        ValueError: an option is out of range, or only one of `init: text` and `init_text` is given.
     """
 
     starts_from_weights: ClassVar[bool] = True
@@ -131,7 +138,7 @@ class PromptTuningConfig(PeftConfig):
         if (self.init == "text") != bool(self.init_text):
             raise ValueError(
                 f"prompt_tuning_init={self.init!r} with prompt_tuning_init_text={self.init_text!r}: "
-                "give the text and 'text', or neither."
+                "set both prompt_tuning_init to 'text' and the text, or neither"
             )
 
     def targets(self, model: nn.Layer) -> list[str]:
@@ -152,14 +159,14 @@ class PromptTuningConfig(PeftConfig):
             "num_attention_heads": shape.num_attention_heads,
             "token_dim": shape.hidden_size,
             "num_transformer_submodules": 1,
-            "prompt_tuning_init": "RANDOM",  # what they are is in the file; how they began concerns no reader
+            "prompt_tuning_init": "RANDOM",  # readers overwrite the initial values
         }
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PromptTuningConfig:
         read = {"num_virtual_tokens", "prompt_tuning_init", "prompt_tuning_init_text"}
-        read |= {"tokenizer_name_or_path", "tokenizer_kwargs"}  # of the start
-        read |= {"num_layers", "num_attention_heads", "token_dim"}  # the tensor and the model say it
+        read |= {"tokenizer_name_or_path", "tokenizer_kwargs"}  # initialization only
+        read |= {"num_layers", "num_attention_heads", "token_dim"}  # given by the tensor and the model
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
@@ -173,13 +180,13 @@ class PromptTuningConfig(PeftConfig):
 
 
 class PromptEmbedding(AdapterLayer):
-    """The token embedding, with the learned vectors kept beside it; tokens are embedded as before.
+    """Token embedding that also holds the prompt vectors; the embedding of tokens is unchanged.
 
     Args:
-        base: the token embedding.
+        base: token embedding.
         num_tokens: P.
-        start: one of STARTS.
-        seed, name: fix the start.
+        start: one of `INIT_CHOICES`.
+        seed, name: determine the initial values.
     """
 
     def __init__(self, base: nn.Layer, num_tokens: int, start: str, seed: int, name: str) -> None:
@@ -199,24 +206,24 @@ class PromptEmbedding(AdapterLayer):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """The tokens' table, which a tied head shares."""
+        """Embedding table of the base, which a tied lm_head shares."""
         return self.base.weight
 
     def vectors(self) -> paddle.Tensor:
-        """[P, D]; zeros on the later stages of a pipeline, where nobody reads them."""
+        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use them."""
         prompt_PD = self.prompt_embeddings
         return prompt_PD if self.is_materialized else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
     def init_from_tokens(self, token_ids: np.ndarray) -> None:
-        """Let each vector be the embedding of a token."""
+        """Set each prompt vector to the embedding of a token."""
         self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
 
     def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """[...] to [..., D]."""
+        """Map input_ids [...] to embeddings [..., D]."""
         return self.base(input_ids)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Whole: hidden states are."""
+        """Replicate the prompt vectors, like hidden states."""
         return dict.fromkeys(self.own_state())
 
     def _set(self, value: np.ndarray) -> None:
@@ -224,15 +231,17 @@ class PromptEmbedding(AdapterLayer):
 
 
 def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray:
-    """The text's tokens, cut or repeated to the number of vectors.
+    """Return the tokens of `init_text`, truncated or repeated to the number of vectors.
 
     Raises:
-        ValueError: nobody names a tokenizer, or the text has no tokens.
+        ValueError: there is no tokenizer, or the text has no tokens.
     """
     name = config.tokenizer_name_or_path or model_name
     if name is None:
-        raise ValueError("prompt_tuning_init='text': give prompt_tuning_tokenizer_name_or_path, the model names none.")
+        raise ValueError(
+            "prompt_tuning_init='text': the model names no tokenizer; set prompt_tuning_tokenizer_name_or_path"
+        )
     token_ids = load_tokenizer(name)(config.init_text)["input_ids"]
     if not token_ids:
-        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens: give some words.")
+        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens; use a text with some words")
     return np.resize(np.asarray(token_ids, np.int64), config.num_tokens)

@@ -1,19 +1,19 @@
-"""QERA: what quantizing does to a layer's output is made good (Zhang et al. 2024, arXiv 2410.06040).
+"""QERA: Quantization Error Reconstruction Analysis (Zhang et al. 2024, arXiv:2410.06040).
 
     R = mean of x^T x over the inputs x of the layer in a few batches
     U S V^T = (W - Q(W)) R^(1/2)
     s B0 A0 = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (x A0^T) B0^T + s (dropout(x) A^T) B^T
 
-LoRA over a quantized base that is repaired first. Of all updates of rank r s B0 A0 leaves the least error in the
-layer's *output* (theorem 1 there); LoftQ's is the nearest to what the weight lost, and inputs are far from alike in all
-directions. With `independent` inputs R is its diagonal alone (theorem 2): cheaper, and less is made good.
+LoRA over a quantized base with a frozen correction of its quantization error. Of all updates of rank r, s B0 A0 leaves
+the least error in the *output* of the layer (theorem 1), whereas LoftQ minimizes the error of the weight. With
+`independent` inputs only the diagonal of R is used (theorem 2), which is cheaper and corrects less.
 
-The paper goes on to train (A0, B0) itself. Here it stays as it is beside a fresh LoRA: trained at the rates at which
-LoRA learns it did worse (docs/qlora.md). To the rest of the adapter it is a start that is taken off with the other sign
-(offset.py); files are a plain LoRA of rank 2r over the plainly quantized base (offset_files.py).
+The paper trains A0 and B0 themselves. Here they stay frozen next to a new LoRA, because training them at LoRA's
+learning rates gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite sign
+(`_lora_init.py`). Files hold a plain LoRA of rank 2r over the quantized base.
 
-The batches are the run's first, run once more than training does; the original weights are read a second time, one by
-one. Layers that read the same tensor, such as q, k and v, share their R.
+The batches are the first ones of the run, which training uses again. The original weights are read a second time, one
+by one. Layers that read the same tensor, such as q, k and v, share one R.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -49,30 +49,33 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 INPUT_CHOICES = ("correlated", "independent")
-"""Whether R is taken whole or as its diagonal."""
-_MIN_RELATIVE_EIGENVALUE = 1e-6  # of R's largest eigenvalue: below it sums in float32 say nothing of a direction
-_MAX_RELATIVE_ERROR = 0.5  # of a weight's norm: more than this no format loses
+"""Use all of R, or its diagonal."""
+_MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to R's largest; smaller ones are rounding noise of float32 sums
+_MAX_RELATIVE_ERROR = 0.5  # of a weight's norm; no quantized format loses more
 
 
 class QERAModel(PeftModel):
-    """Looks at the inputs of the quantized layers in the first batches before a fresh run."""
+    """Model that corrects its quantized layers from their inputs in the first batches of a new run."""
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Repair every layer over a quantized base.
+        """Compute the correction of every layer with a quantized base.
+
+        Args:
+            run_batch: runs forward and backward of the next micro-batch.
 
         Raises:
-            ValueError: the original weights are not to be had, an input is not finite, or a layer has fewer features
+            ValueError: the original weights are unavailable, an input is not finite, or a layer has fewer features
                 than the rank.
         """
         if self.peft_config.path:
-            return  # the adapter that is gone on with has its repairs
+            return  # a continued adapter has its corrections already
         layers = {
             name: layer
             for name, layer in adapter_layers(self.base_model)
             if layer.is_materialized and layer.is_quantized
         }
         source = _open_original_weights(self.config.name_or_path) if layers else None
-        self._record_inputs(layers, run_batch)  # on every stage of a pipeline, with something to repair or without
+        self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers
         lost = left = 0.0
         for name, layer in layers.items():
             error = layer.quantization_error(source, name)
@@ -80,10 +83,10 @@ class QERAModel(PeftModel):
             layer.set_correction(a, b)
             layer.inputs, lost, left = None, lost + before, left + after
         share = 1 - left / lost if lost else 0.0
-        logger.info("QERA: %d layers repaired, %.0f %% of the squared output error made good", len(layers), 100 * share)
+        logger.info("QERA: corrected %d layers, removing %.0f %% of the squared output error", len(layers), 100 * share)
 
     def _record_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
-        """Run the batches with all layers looking at what they read."""
+        """Run the first batches while all layers record their inputs."""
         recorder = InputRecorder(self.peft_config.inputs == "correlated")
         for layer in layers.values():
             layer.recorder = recorder
@@ -96,14 +99,14 @@ class QERAModel(PeftModel):
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
 class QERAConfig(LoRAWithInitConfig):
-    """QERA: LoRA over a quantized base whose layers' outputs are repaired first.
+    """Options of QERA: LoRA over a quantized base with a frozen correction of its output error.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "qera"
-    missing_init_reason: ClassVar[str] = "names a start that the file does not hold: train again."
+    missing_init_reason: ClassVar[str] = "needs initial factors that the file does not contain; train the adapter again"
     model_class: ClassVar[type[nn.Layer] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no QERA
@@ -132,10 +135,10 @@ class QERAConfig(LoRAWithInitConfig):
 
 
 class InputCorrelation:
-    """R of the layers that read one tensor: float32 [in, in], or [in] for its diagonal.
+    """Accumulator of R for the layers that read one tensor: float32 [in, in], or [in] for its diagonal.
 
-    Raises:
-        ValueError: from `root`: an input was not finite.
+    Args:
+        correlated: accumulate all of R, not only its diagonal.
     """
 
     def __init__(self, correlated: bool) -> None:
@@ -145,20 +148,24 @@ class InputCorrelation:
 
     @paddle.no_grad()
     def add(self, x_TI: paddle.Tensor) -> None:
-        """Add x^T x of a batch's inputs [tokens, in]."""
+        """Add x^T x of the inputs x [tokens, in] of a batch."""
         x_TI = x_TI.astype("float32")
         if self._correlated:
             part = paddle.matmul(x_TI, x_TI, transpose_x=True)
-        else:  # as a product: a sum along an axis loses digits on the CPU
+        else:  # as a matmul, because Paddle's sum along an axis loses digits on the CPU
             part = paddle.matmul(paddle.ones([1, x_TI.shape[0]]), x_TI.square())[0]
         self._total = part if self._total is None else self._total.add_(part)
         self._tokens += x_TI.shape[0]
 
     @cached_property
     def root(self) -> CorrelationRoot:
-        """R's root, found once for all layers that share it."""
+        """Square root of R, computed once for all layers that share it.
+
+        Raises:
+            ValueError: an input was not finite.
+        """
         if not bool(paddle.isfinite(self._total).all()):
-            raise ValueError("an input is not finite in the first batches: look at the first rows of the data.")
+            raise ValueError("qera: an input of the first batches is not finite; check the first rows of the data")
         values, eigenvectors = _eigh(self._total) if self._correlated else (self._total, None)
         self._total = None
         mean = values / self._tokens
@@ -174,24 +181,28 @@ class CorrelationRoot(NamedTuple):
     eigenvectors: paddle.Tensor | None
 
     def times(self, matrix: paddle.Tensor) -> paddle.Tensor:
-        """matrix [..., in] Q diag(scale)."""
+        """Return matrix Q diag(scale) for a matrix [..., in]."""
         return (matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors)) * self.scale
 
     def undone(self, matrix: paddle.Tensor) -> paddle.Tensor:
-        """The reverse: matrix diag(scale)^-1 Q^T."""
+        """Return matrix diag(scale)^-1 Q^T for a matrix [..., in]: the inverse of `times`."""
         matrix = matrix / self.scale
         return matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors, transpose_y=True)
 
 
 class InputRecorder:
-    """Gives layers that read the same tensor one sum, which the first of them adds to."""
+    """Recorder that shares one `InputCorrelation` among the layers that read the same tensor.
+
+    Args:
+        correlated: as in `InputCorrelation`.
+    """
 
     def __init__(self, correlated: bool) -> None:
         self._correlated = correlated
         self._last: tuple[paddle.Tensor, InputCorrelation] | None = None
 
     def record(self, layer: QERALinear, x: paddle.Tensor) -> None:
-        """Add what the layer reads, x [..., in], or its part of it."""
+        """Add the input x [..., in] of a layer, or this rank's shard of it, once for all layers that read it."""
         if self._last is None or self._last[0] is not x:
             layer.inputs = layer.inputs or InputCorrelation(self._correlated)
             layer.inputs.add(layer.full_inputs(x.detach().reshape([-1, x.shape[-1]])))
@@ -200,12 +211,12 @@ class InputRecorder:
 
 
 class QERALinear(LoRALinearWithInit):
-    """A linear with a low-rank update beside a frozen one that repairs its base; arguments as `LoRALinear`'s.
+    """Linear layer with a low-rank update and a frozen low-rank correction; takes the arguments of `LoRALinear`.
 
     Attributes:
-        sight: while inputs are looked at, what looks.
-        inputs: R of what the layer reads, while it is needed.
-        loses: whether the base is quantized.
+        recorder: set while inputs are recorded; otherwise None.
+        inputs: R of the layer's inputs until the correction is computed; otherwise None.
+        is_quantized: whether the base is quantized.
     """
 
     recorder: InputRecorder | None = None
@@ -217,11 +228,11 @@ class QERALinear(LoRALinearWithInit):
 
     @property
     def rank(self) -> int:
-        """r."""
+        """Rank r of the update."""
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]; both updates in one product of rank 2r where there is no dropout between them."""
+        """Map x [..., in] to [..., out]; without dropout both updates are one product of rank 2r."""
         if self.recorder is not None:
             self.recorder.record(self, x)
         base = self.fusable_base()
@@ -232,16 +243,20 @@ class QERALinear(LoRALinearWithInit):
         return lora_linear(x, base, a, b, self.scaling)
 
     def set_correction(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
-        """Add b a to the whole weight for good, a [r, in] and b [out, r]."""
+        """Add b a, with a [r, in] and b [out, r] of the unsharded layer, to the weight as a frozen correction."""
         set_local_shard(self.lora_A_start, a)
         set_local_shard(self.lora_B_start, b / -self.scaling)
 
     def full_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
-        """All inputs, of which this layer may read a part."""
+        """Gather the inputs [tokens, in] of the unsharded layer from this rank's shard."""
         return x_TI if self.shard_group is None or self.style != "rowwise" else self.shard_group.all_gather(x_TI, 1)
 
     def quantization_error(self, source: WeightSource, name: str) -> paddle.Tensor:
-        """What quantizing took from the whole weight, float32 [out, in].
+        """Return W - Q(W) of the unsharded weight, float32 [out, in].
+
+        Args:
+            source: original weights.
+            name: dotted name of the layer.
 
         Raises:
             ValueError: the weight in `source` is not the one that was quantized.
@@ -253,46 +268,46 @@ class QERALinear(LoRALinearWithInit):
         error = weight - stored
         if not float(error.norm()) <= _MAX_RELATIVE_ERROR * float(weight.norm()):
             raise ValueError(
-                f"{name}: the weight in {source.path} is not the one that this base was quantized from, and qera "
-                "starts from the difference of the two: train over the stored weights (continue_training: true)."
+                f"{name}: this base was not quantized from the weight in {source.path}, and qera needs the difference "
+                "of the two; train over the stored weights (continue_training: true)"
             )
         return error
 
 
 def _open_original_weights(name_or_path: str | None) -> WeightSource:
-    """Where the weights are in plain numbers.
+    """Open the full-precision weights of the model.
 
     Raises:
-        ValueError: nowhere.
+        ValueError: the model has no source, or its source is stored quantized.
     """
-    remedy = "load the original model with weight_quantize_algo, or train with lora alone."
+    remedy = "load the original model with weight_quantize_algo, or train with lora alone"
     if not name_or_path:
-        raise ValueError(f"qera starts from the original weights, and this model came from no folder: {remedy}")
+        raise ValueError(f"qera: needs the original weights, and this model was not loaded from a directory; {remedy}")
     path = resolve_model(name_or_path)
     if from_quantization_config(read_model_config(path).get("quantization_config")) is not None:
-        raise ValueError(f"{name_or_path} is stored quantized, and qera starts from what quantizing took: {remedy}")
+        raise ValueError(f"{name_or_path}: is stored quantized, and qera needs the original weights; {remedy}")
     return open_weights(path)
 
 
 def minimize_output_error(
     error: paddle.Tensor, root: CorrelationRoot, rank: int, name: str
 ) -> tuple[paddle.Tensor, paddle.Tensor, float, float]:
-    """A [r, in] and B [out, r] whose product leaves the least of `error` [out, in] in the output.
+    """Return the A [r, in] and B [out, r] that correct most of the output error.
 
-    error R^(1/2) has the triplets of error Q diag(scale), its right vectors turned by Q. Factors share the root of the
-    singular values.
+    error R^(1/2) has the triplets of error Q diag(scale), with right vectors rotated by Q. A and B each get the square
+    root of the singular values.
 
     Args:
-        error: W - Q(W).
-        root: of R, the layer's inputs.
+        error: W - Q(W), float32 [out, in].
+        root: square root of R.
         rank: r.
-        name: of the layer.
+        name: dotted name of the layer, for errors.
 
     Returns:
-        A, B, and the squared output error without them and with them.
+        A, B, and the squared output error without and with them.
 
     Raises:
-        ValueError: the layer has no `rank` triplets.
+        ValueError: the layer has fewer than `rank` triplets.
     """
     require_triplets(rank, error.shape, name)
     seen = root.times(error)
@@ -304,8 +319,9 @@ def minimize_output_error(
 
 
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix, found in float64: by NumPy on the CPU, where Paddle takes
-    fifteen times as long.
+    """Return eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
+
+    NumPy is used on the CPU, where Paddle takes fifteen times as long.
     """
     if not matrix.place.is_cpu_place():
         values, vectors = paddle.linalg.eigh(matrix.astype("float64"))

@@ -1,21 +1,24 @@
-"""ReFT: Representation Finetuning for Language Models (Wu et al. 2024, arXiv 2404.03592).
+"""ReFT: Representation Finetuning for Language Models (Wu et al. 2024, arXiv:2404.03592).
 
-    LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, throughout training
+    LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
-h is the residual stream behind a decoder layer, at the first n and last m positions of the prompt alone
-(reft_positions.py); no weight changes, so that nothing can be merged. The variants: reft_interventions.py.
+h are the hidden states after a decoder layer, at the first n and last m positions of each prompt. No weight changes, so
+that the adapter cannot be merged. `_reft_interventions.py` implements the variants.
 
-Shapes: B batch, S sequence, D hidden size, P chosen positions.
+    position "f2+l1"     padding   prompt                answer
+    tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
+    changed                        ^^  ^^          ^^
 
-Which slots of a forward pass ReFT changes: the first n and last m positions of every prompt.
+Positions count from the first token of the prompt; padding and the other documents of a pack do not shift them. In a
+prompt shorter than n + m every position is changed once.
 
-Positions count in the prompt, from its first real token: padding, before or behind, and neighbours in a pack do not
-shift them. A prompt shorter than n + m is changed at each of its positions, once. What is the prompt:
+| pass | prompt |
+| --- | --- |
+| training | everything before the last answer of the document, including earlier turns of a conversation |
+| generation | the prompt; generated tokens are not changed |
+| other | `prompt_lengths` if given, otherwise the whole document |
 
-    in training      what precedes the document's last answer; in a conversation its earlier turns are part of it, as
-                     they are when the model is asked to give that answer
-    in generation    the prompt; the tokens that are generated are not changed
-    otherwise        the lengths that the caller gives, else the whole document
+Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 @dataclass(frozen=True)
 class PositionSpec:
-    """`first` positions from a prompt's beginning and `last` at its end."""
+    """Numbers of positions to change at the beginning (`first`) and at the end (`last`) of a prompt."""
 
     first: int
     last: int
@@ -51,12 +54,12 @@ class PositionSpec:
 
 @dataclass(frozen=True)
 class Document:
-    """A document as a forward pass sees it.
+    """Location of a document in the flattened batch of a forward pass.
 
     Attributes:
-        origin: the slot where its position 0 lies or would lie, counted through the whole batch.
-        begin, end: its positions that the pass computes: begin <= position < end.
-        prompt_length: how many positions the prompt has.
+        origin: index of position 0 in the flattened batch; outside of it if the cache holds that position.
+        begin, end: range of positions that the pass computes, begin <= position < end.
+        prompt_length: number of positions of the prompt.
     """
 
     origin: int
@@ -66,10 +69,10 @@ class Document:
 
 
 def parse_positions(text: str) -> PositionSpec:
-    """Read "f7+l7", "f7" or "l3".
+    """Parse "f7+l7", "f7" or "l3".
 
     Raises:
-        ValueError: it reads otherwise, or asks for no position at all.
+        ValueError: the text has another form, or selects no position.
     """
     counts: dict[str, int] = {}
     for part in text.replace(" ", "").split("+"):
@@ -81,22 +84,22 @@ def parse_positions(text: str) -> PositionSpec:
         if any(counts.values()):
             return PositionSpec(counts.get("f", 0), counts.get("l", 0))
     raise ValueError(
-        f'position={text!r} names no positions; write "f7" for the first 7 of the prompt, "l7" for its last 7, or '
-        '"f7+l7" for both.'
+        f'position={text!r} selects no positions; use "f7" for the first 7 of the prompt, "l7" for its last 7, or '
+        '"f7+l7" for both'
     )
 
 
 def packed_documents(
     document_lengths: Sequence[Sequence[int]], prompt_lengths: Sequence[Sequence[int]] | None
 ) -> list[Document]:
-    """The documents of a pass without a cache.
+    """Return the documents of a pass without a cache.
 
     Args:
-        document_lengths: of each row of the batch.
-        prompt_lengths: as many numbers, 0 where nothing is to be changed; None: all of each document is prompt.
+        document_lengths: lengths of the documents in each row of the batch.
+        prompt_lengths: prompt length of each document, 0 to change nothing; None: each document is all prompt.
 
     Raises:
-        ValueError: prompt lengths that do not belong to these documents.
+        ValueError: the prompt lengths do not match the documents.
     """
     prompts = document_lengths if prompt_lengths is None else prompt_lengths
     lengths = [length for row in document_lengths for length in row]
@@ -104,19 +107,19 @@ def packed_documents(
     if [len(row) for row in prompts] != [len(row) for row in document_lengths] or any(
         not 0 <= prompt <= length for prompt, length in zip(wanted, lengths, strict=True)
     ):
-        raise ValueError(f"prompt_lengths {prompts} do not fit documents of {document_lengths} tokens.")
+        raise ValueError(f"prompt_lengths {prompts} do not match documents of {document_lengths} tokens")
     origins = np.cumsum([0, *lengths[:-1]]).tolist()
     return [Document(origin, 0, end, prompt) for origin, end, prompt in zip(origins, lengths, wanted, strict=True)]
 
 
 def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, prompt_end: int) -> list[Document]:
-    """The documents of a pass over left-padded rows with a cache, one a row.
+    """Return the documents of a pass over left-padded rows with a cache, one per row.
 
     Args:
-        key_starts: column of each row's first token.
-        num_seen: columns that the cache holds already.
-        num_new: columns of this pass.
-        prompt_end: the column where all prompts end.
+        key_starts: column of the first token of each row.
+        num_seen: columns in the cache before the pass.
+        num_new: columns of the pass.
+        prompt_end: column at which all prompts end.
     """
     return [
         Document(
@@ -130,7 +133,7 @@ def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, pro
 
 
 def selected_indices(documents: Sequence[Document], positions: PositionSpec) -> np.ndarray:
-    """The slots to change, int64, ascending, each once."""
+    """Return the indices to change in the flattened batch, int64, ascending and unique."""
     chosen: list[int] = []
     for document in documents:
         head_end = min(positions.first, document.prompt_length)
@@ -146,7 +149,7 @@ _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bia
 
 
 class ReftModel(PeftModel):
-    """Works out which positions a forward pass changes and hands them to the layers."""
+    """Model that selects the positions to change in a forward pass and passes them to the layers."""
 
     peft_config: ReFTConfig
 
@@ -158,20 +161,21 @@ class ReftModel(PeftModel):
         cache: Any = None,
         prompt_lengths: Sequence[Sequence[int]] | None = None,
     ) -> paddle.Tensor:
-        """Last hidden states [B, S, D]; arguments as the model's, and `prompt_lengths`.
+        """Return the last hidden states [B, S, D].
 
         Args:
-            prompt_lengths: for each row of the batch how many positions of each document are its prompt; None: all,
-                or, with a cache, those that came up to its `prompt_end`.
+            input_ids, position_ids, document_lengths, cache: as in the base model.
+            prompt_lengths: prompt length of each document, for each row of the batch; None: the whole document or,
+                with a cache, the positions before its `prompt_end`.
 
         Raises:
-            ValueError: prompt lengths that do not fit the documents, or that come together with a cache.
+            ValueError: the prompt lengths do not match the documents, or a cache is given too.
         """
         num_rows, row_length = input_ids.shape
         if cache is None:
             documents = packed_documents(document_lengths or [[row_length]] * num_rows, prompt_lengths)
         elif prompt_lengths is not None:
-            raise ValueError("prompt_lengths and cache exclude each other: the cache knows where its prompts end.")
+            raise ValueError("prompt_lengths and cache exclude each other: a cache records the ends of its prompts")
         else:
             seen = cache.length
             prompt_end = getattr(cache, "prompt_end", None) or seen or row_length
@@ -188,10 +192,10 @@ class ReftModel(PeftModel):
 @PEFT_METHODS.register("reft")
 @dataclass(kw_only=True)
 class ReFTConfig(PeftConfig):
-    """Options of ReFT; their keys have no prefix, as in PaddleNLP.
+    """Options of ReFT; their JSON keys have no prefix, as in PaddleNLP.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "REFT"
@@ -200,7 +204,7 @@ class ReFTConfig(PeftConfig):
     model_class: ClassVar[type[nn.Layer] | None] = ReftModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {
-        "sequence_parallel": "positions are picked out of whole sequences, of which a process has only a part"
+        "sequence_parallel": "positions are selected from full sequences, and a process has only a part of each"
     }
 
     layers: str = option("all", help='Decoder layers behind which h is changed: "all", or "0;1;2".', key="layers")
@@ -225,14 +229,14 @@ class ReFTConfig(PeftConfig):
         for key, known in (("intervention_type", INTERVENTION_TYPES), ("act_fn", tuple(ACTIVATIONS))):
             value = getattr(self, key)
             if value not in known:
-                raise ValueError(f"{key}={value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
+                raise ValueError(f"{key}={value!r} is not one of {', '.join(known)}{did_you_mean(value, known)}")
         if self.intervention_type == TINY and (self.act_fn != "linear" or self.add_bias):
-            raise ValueError(f"{TINY} has neither activation nor bias: leave act_fn at linear and add_bias at false.")
+            raise ValueError(f"{TINY} has neither activation nor bias; leave act_fn at linear and add_bias at false")
         require_whole("rank", self.rank)
         parse_positions(self.position)
         _layer_numbers(self.layers)
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout!r} is out of range; allowed: at least 0, below 1.")
+            raise ValueError(f"dropout={self.dropout!r} is out of range; allowed: at least 0, below 1")
 
     def targets(self, model: nn.Layer) -> list[str]:
         known = [name for name, _ in model.named_sublayers() if re.fullmatch(r"(.*\.)?layers\.\d+", name)]
@@ -241,7 +245,7 @@ class ReFTConfig(PeftConfig):
             return known
         beyond = [number for number in numbers if number >= len(known)]
         if beyond:
-            raise ValueError(f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, no {beyond[0]}.")
+            raise ValueError(f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, not {beyond[0]}")
         return [known[number] for number in numbers]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> ReftLayer:
@@ -266,13 +270,19 @@ class ReFTConfig(PeftConfig):
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """The slots of one forward pass that are changed, int64 [P] in the flattened batch; None for none."""
+    """Positions that one forward pass changes: `index`, int64 [P] into the flattened batch, or None for none."""
 
     index: paddle.Tensor | None
 
 
 class ReftLayer(AdapterLayer):
-    """A decoder layer whose output is changed at the chosen positions."""
+    """Decoder layer with an intervention on its output at selected positions.
+
+    Args:
+        base: decoder layer.
+        intervention: layer that maps hidden states [P, D] to [P, D] (`build_intervention`).
+        dropout: dropout probability on the changed hidden states during training.
+    """
 
     def __init__(self, base: nn.Layer, intervention: nn.Layer, dropout: float) -> None:
         super().__init__(base)
@@ -280,7 +290,7 @@ class ReftLayer(AdapterLayer):
         self.dropout = dropout
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """[B, S, D] to [B, S, D]. The chosen positions come with the pass, so that a recomputed layer has its own."""
+        """Map x [B, S, D] to [B, S, D]; positions come with `inputs`, so that recomputation uses the same ones."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
         assert isinstance(chosen, SelectedPositions), "ReFT's layers run under ReftModel.hidden_states alone"
@@ -294,14 +304,14 @@ class ReftLayer(AdapterLayer):
 
 
 def _layer_numbers(layers: str) -> list[int] | None:
-    """The numbers in "0;1;2", ascending; None for "all".
+    """Return the layer numbers in "0;1;2", ascending, or None for "all".
 
     Raises:
-        ValueError: the text reads otherwise.
+        ValueError: the text has another form.
     """
     text = layers.replace(" ", "") if isinstance(layers, str) else ""
     if text == "all":
         return None
     if not re.fullmatch(r"\d+([;,]\d+)*", text):
-        raise ValueError(f'layers={layers!r} names no layers; write "all", or numbers as "0;1;2".')
+        raise ValueError(f'layers={layers!r} selects no layers; use "all", or numbers as in "0;1;2"')
     return sorted({int(number) for number in re.split("[;,]", text)})

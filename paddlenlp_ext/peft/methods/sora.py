@@ -1,15 +1,15 @@
-"""SoRA: Sparse Low-rank Adaptation of Pre-trained Language Models (Ding et al. 2023, arXiv 2311.11696).
+"""SoRA: Sparse Low-rank Adaptation of Pre-trained Language Models (Ding et al. 2023, arXiv:2311.11696).
 
     y = x W^T + s ((dropout(x) A^T) * g) B^T        delta W = s B diag(g) A        s = alpha / r
     A [r, in] ~ Kaiming-uniform, B [out, r] = 0, gate g [r] ~ N(0, 1)
 
-A, B and g follow the optimizer. After each of its steps, with η the gate's learning rate in that step,
+The optimizer updates A, B and g. After each of its steps, with η the learning rate of the gates,
 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
-the proximal step of the loss with λ |g|_1 beside it: gates that the loss does not hold go to zero and stay there, and
-with them their rank. `penalty` adds the mean |g| to the loss as well, as the published code does. A finished run leaves
-a plain LoRA over the ranks whose gate is open, g multiplied into A.
+This is the proximal step of the loss plus λ |g|_1: gates that do not reduce the loss shrink to zero, which removes
+their rank. `penalty` also adds the mean |g| to the loss, as the published code does. A finished run saves a plain LoRA
+of the ranks with nonzero gates, with g multiplied into A.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -45,14 +45,14 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 class SoRAModel(PeftModel):
-    """Closes gates after each step; what it leaves is a LoRA."""
+    """Model that shrinks the gates after each step and saves a finished run as a LoRA."""
 
     def layers(self) -> dict[str, SoRALinear]:
-        """The adapted layers by name."""
+        """Return the adapted layers by name."""
         return {name: layer for name, layer in adapter_layers(self.base_model) if isinstance(layer, SoRALinear)}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """The gates' mean absolute value; a stage's share of it."""
+        """Return this pipeline stage's part of `penalty` times the mean |g|, or None if it is off."""
         if self.peft_config.penalty == 0:
             return None
         layers = self.layers().values()
@@ -63,24 +63,29 @@ class SoRAModel(PeftModel):
 
     @paddle.no_grad()
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """The proximal step of the gates."""
+        """Apply the proximal step to the gates.
+
+        Args:
+            step, total_steps: not used.
+            learning_rate: learning rate of the step, before `gate_scale`.
+        """
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
         for layer in self.layers().values():
             if layer.is_materialized:
                 layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write a plain LoRA over the open ranks; layers without one are left out."""
+        """Save a plain LoRA of the ranks with nonzero gates; layers without any are left out."""
         layers, whole, plain = self.layers(), self.whole_state(tensors), {}
         opened = {name: np.flatnonzero(whole[f"{name}.gate"].numpy()) for name in layers}
         ranks = {name: indices.size for name, indices in opened.items() if indices.size}
         if not ranks:
             first = next(iter(layers))
             ranks, opened[first] = {first: 1}, np.array([0])
-            logger.warning("every gate is closed: the adapter changes nothing. Lower sora_sparse_lambda")
+            logger.warning("SoRA: every gate is zero, the adapter has no effect; lower sora_sparse_lambda")
         total = sum(layer.rank for layer in layers.values())
         logger.info(
-            "SoRA: %d of %d ranks are open, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)
+            "SoRA: %d of %d ranks remain, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)
         )
         lora = self.peft_config.finished_lora_config(ranks)
         fields = lora.to_adapter_config(self.base_model)
@@ -98,7 +103,7 @@ class SoRAConfig(PeftConfig):
     """Options of SoRA.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "SORA"
@@ -130,7 +135,7 @@ class SoRAConfig(PeftConfig):
         require_share("sora_dropout", self.dropout)
         for name in ("sparse_lambda", "penalty"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0.")
+                raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0")
 
     def targets(self, model: nn.Layer) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "sora_target_modules")
@@ -147,7 +152,7 @@ class SoRAConfig(PeftConfig):
         return dataclasses.replace(self, **shape)
 
     def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
-        """The LoRA with these ranks (layer -> rank) and this method's scale."""
+        """Return the config of a LoRA with these ranks (layer -> rank) and this method's scale."""
         assert self.alpha is not None
         scaling, usual = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
         others = {name: rank for name, rank in ranks.items() if rank != usual}
@@ -185,14 +190,14 @@ class SoRAConfig(PeftConfig):
 
 
 class SoRALinear(LinearAdapter):
-    """A linear with a gated low-rank update.
+    """Linear layer with a gated low-rank update.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        rank: r.
-        scaling: s.
-        dropout: probability, on the adapter's input while training.
-        seed, name: fix the values of A and g.
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        dropout: dropout probability on the adapter input during training.
+        seed, name: determine the initial values of A and g.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
@@ -202,23 +207,23 @@ class SoRALinear(LinearAdapter):
         self.lora_A = Factor(a, self.dtype)
         self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
-        # In float32 whatever the base: a zero must reach the number that the optimizer keeps, not a rounded copy.
+        # float32 for any base: shrinking must change the value the optimizer updates, not a rounded copy of it.
         self.gate = new_parameter(self, gate, "float32")
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]."""
+        """Map x [..., in] to [..., out]."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True)
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
         return self.base(x) + paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """s diag(g) A and B."""
+        """Return s diag(g) A and B."""
         gate = (self.gate * self.scaling).unsqueeze(1)
         return self.lora_A.weight.astype("float32") * gate, self.lora_B.weight.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Cut where the base is cut: B along the outputs, A along the inputs; the gate is whole."""
+        """Shard along with the base: B along the outputs, A along the inputs; the gate is replicated."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
 
@@ -226,6 +231,6 @@ class SoRALinear(LinearAdapter):
 def gated_to_lora(
     a: paddle.Tensor, b: paddle.Tensor, gate: paddle.Tensor, ranks: np.ndarray
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """A [r', in] with the gate [r] multiplied in, and B [out, r'], of those ranks and in A's own format."""
+    """Return A [r', in] with the gate [r] multiplied in, and B [out, r'], of the given ranks, in the dtype of A."""
     gated = a.astype("float32") * gate.unsqueeze(1)
     return take_ranks(gated, ranks, 0).astype(a.dtype), take_ranks(b, ranks, 1)

@@ -1,18 +1,20 @@
-"""VeRA: Vector-based Random Matrix Adaptation (Kopiczko et al. 2023, arXiv 2310.11454).
+"""VeRA: Vector-based Random Matrix Adaptation (Kopiczko et al. 2023, arXiv:2310.11454).
 
-y = x W^T + b * ((d * (dropout(x) A^T)) B^T)        delta W = diag(b) B diag(d) A
-A [r, widest in], B [widest out, r]: random, frozen, one pair for all layers; a layer uses the first `in` columns of A
-and the first `out` rows of B. A layer trains two vectors: d [r] = d_initial, b [out] = 0.
+    y = x W^T + b * ((d * (dropout(x) A^T)) B^T)        delta W = diag(b) B diag(d) A
 
-The pair follows from `projection_prng_key` and the sizes (vera_projections.py). It is the one that Hugging Face PEFT
-makes from the same key, so that an adapter saved without the pair is read alike there and here.
+| tensor | shape | start | |
+| --- | --- | --- | --- |
+| A | [r, max in] | random | frozen and shared by all layers; a layer uses the first `in` columns |
+| B | [max out, r] | random | frozen and shared by all layers; a layer uses the first `out` rows |
+| d | [r] | d_initial | trained, one per layer |
+| b | [out] | 0 | trained, one per layer |
 
-Shapes: r rank, in/out features of the adapted linear.
+A and B are determined by `projection_prng_key` and their sizes. They are bitwise those of Hugging Face PEFT for the
+same key, so that both read an adapter that was saved without them. PEFT draws from
+`torch.Generator().manual_seed(key)`, the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
+Nishimura 1998), which NumPy provides; `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 
-The random matrices of VeRA, as PyTorch's CPU generator draws them, to the bit, without PyTorch.
-
-`torch.Generator().manual_seed(key)` is the Mersenne Twister MT19937 in its original 32-bit seeding (Matsumoto and
-Nishimura 1998), which NumPy has too; `Tensor.uniform_` of float32 takes the low 24 bits of each output.
+Shapes: r rank, in/out features of the adapted linear, max in/max out their largest values over all layers.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class Projections:
-    """The pair that all layers of an adapter share: `a` [r, widest in], `b` [widest out, r]; no parameters.
+    """Random matrices shared by all layers: `a` [r, max in] and `b` [max out, r]; they are not parameters.
 
     Args:
-        rank, widest_in, widest_out: its sizes.
-        key: what its values follow from.
-        dtype: its format, the base's.
-        stored: whether files hold it, not only `key`.
+        rank, widest_in, widest_out: r, max in and max out.
+        key: seed of the values.
+        dtype: dtype of the base.
+        stored: store the matrices in files, not only `key`.
     """
 
     def __init__(
@@ -56,13 +58,13 @@ class Projections:
         self.a, self.b = self._draw(rank, widest_in, widest_out)
 
     def redraw(self, key: int) -> None:
-        """Become the pair of another key, in place."""
+        """Replace the values, in place, by those of another key."""
         self.key = key
         for old, new in zip((self.a, self.b), self._draw(*self.a.shape, self.b.shape[0]), strict=True):
             old.set_value(new)
 
     def _draw(self, rank: int, widest_in: int, widest_out: int) -> list[paddle.Tensor]:
-        """Kaiming-uniform for ReLU, U(-sqrt(6 / in), sqrt(6 / in)) for [out, in]: first A, then B."""
+        """Draw A, then B, Kaiming-uniform for ReLU: U(-sqrt(6 / in), sqrt(6 / in)) for a matrix [out, in]."""
         source = TorchUniform(self.key)
         shapes = ((rank, widest_in), (widest_out, rank))
         values = [source.draw(shape, (6 / shape[1]) ** 0.5) for shape in shapes]
@@ -70,25 +72,25 @@ class Projections:
 
 
 class TorchUniform:
-    """A stream of uniform float32 numbers.
+    """Generator of uniform float32 numbers, bitwise equal to PyTorch's CPU generator.
 
     Args:
-        key: of the generator; its low 32 bits count.
+        key: seed, of which the low 32 bits are used.
     """
 
     def __init__(self, key: int) -> None:
         self._bits = np.random.RandomState(key & 0xFFFFFFFF)
 
     def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
-        """The next numbers of U(-bound, bound), in the order in which they lie in memory."""
+        """Draw the next numbers of U(-bound, bound) in memory order."""
         raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
         low, high = np.float32(-bound), np.float32(bound)
-        # In float64 and rounded once at the end, as the fused multiply-add of PyTorch's build does.
+        # Computed in float64 and rounded once, as PyTorch's fused multiply-add does.
         return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32)
 
 
 class VeRAModel(PeftModel):
-    """Resumes with the pair that the checkpoint was trained with, whatever key this run began with."""
+    """Model that resumes with the shared matrices of the checkpoint, not with those of the run's key."""
 
     def resume_from(self, stored: AdapterFiles) -> None:
         super().resume_from(stored)
@@ -103,10 +105,10 @@ class VeRAModel(PeftModel):
 @PEFT_METHODS.register("vera")
 @dataclass(kw_only=True)
 class VeRAConfig(PeftConfig):
-    """Two vectors a layer over one pair of random matrices (VeRA).
+    """Options of VeRA: two trained vectors per layer over one pair of random matrices.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "VERA"
@@ -142,8 +144,8 @@ class VeRAConfig(PeftConfig):
             require_whole("vera_projection_prng_key", self.projection_prng_key, minimum=0)
         if self.alpha not in (None, self.rank):
             raise ValueError(
-                f"vera_alpha={self.alpha!r} is not vera_rank={self.rank!r}: VeRA's update has no scale; leave it out, "
-                "and let vera_d_initial say how large the update begins."
+                f"vera_alpha={self.alpha!r} differs from vera_rank={self.rank!r}, and VeRA has no scale; leave it out, "
+                "and set the initial size of the update with vera_d_initial"
             )
 
     def targets(self, model: nn.Layer) -> list[str]:
@@ -181,7 +183,7 @@ class VeRAConfig(PeftConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
         read |= {"layers_to_transform", "layers_pattern"}
-        if fields.get("init_weights") is True:  # how the vectors began
+        if fields.get("init_weights") is True:  # initial values only
             read.add("init_weights")
         refuse_unread_fields(fields, read)
         return cls(
@@ -197,9 +199,9 @@ class VeRAConfig(PeftConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
             "PaddleNLP's VeRA has a matrix A of its own in each layer, made from the base's weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}) or by chance, and does not store it: the adapter can't be rebuilt "
-            "from this folder. Merge it with PaddleNLP's own merge_vera_params.py and go on from the merged model, or "
-            "train again."
+            f"{fields.get('pissa_init', False)!r}) or at random, and does not store it, so that the adapter cannot be "
+            "rebuilt from this folder; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
+            "model, or train it again"
         )
 
 
@@ -207,13 +209,13 @@ VeraConfig = VeRAConfig  # the spelling of Hugging Face PEFT
 
 
 class VeRALinear(LinearAdapter):
-    """A linear with a random update that two vectors weigh.
+    """Linear layer with a random low-rank update scaled by two trained vectors.
 
     Args:
-        base: has `in_features`, `out_features` and a forward from [..., in] to [..., out].
-        projections: the shared pair, in the base's format.
-        d_initial: what d begins as.
-        dropout: probability, on the adapter's input while training.
+        base: linear layer to adapt, plain or quantized.
+        projections: shared matrices, in the dtype of the base.
+        d_initial: initial value of d.
+        dropout: dropout probability on the adapter input during training.
     """
 
     def __init__(self, base: nn.Layer, projections: Projections, d_initial: float, dropout: float) -> None:
@@ -225,14 +227,14 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_b = self.new_parameter(np.zeros(base.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[..., in] to [..., out]. b scales the rows of B, not the output, which backward would have to keep."""
+        """Map x [..., in] to [..., out]; b scales the rows of B, so that the output is not saved for the backward."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
         return self.base(x) + paddle.matmul(inner, b, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """diag(d) A and diag(b) B."""
+        """Return diag(d) A and diag(b) B."""
         a = self._input_columns().astype("float32") * self.vera_lambda_d.astype("float32").unsqueeze(-1)
         b = self._output_rows().astype("float32") * self.vera_lambda_b.astype("float32").unsqueeze(-1)
         return a, b
@@ -241,7 +243,7 @@ class VeRALinear(LinearAdapter):
         return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """b is cut along the outputs. The pair is whole: `first_input`, `first_output` say where a rank's part is."""
+        """Shard b along the outputs. A and B are replicated, and indexed from `first_input` and `first_output`."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
