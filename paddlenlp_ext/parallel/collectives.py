@@ -31,7 +31,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 
 @paddle.no_grad()
-def present_somewhere(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
+def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
     """Those of which a rank of the group has a gradient; zeros stand in on the ranks that have none."""
     wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
@@ -47,28 +47,28 @@ def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
     """Gradients of `parameters` summed over `group`, in place. One that no rank has stays absent."""
     if not parameters:
         return
-    for bucket in buckets([parameter.grad for parameter in present_somewhere(parameters, group)]):
+    for bucket in buckets([parameter.grad for parameter in fill_missing_gradients(parameters, group)]):
         if len(bucket) == 1:
             dist.all_reduce(bucket[0], group=group)
             continue
         flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
         dist.all_reduce(flat, group=group)
-        for gradient, summed in zip(bucket, flat.split([gradient.size for gradient in bucket]), strict=True):
-            gradient.set_value(summed.reshape(gradient.shape))
+        for gradient, total in zip(bucket, flat.split([gradient.size for gradient in bucket]), strict=True):
+            gradient.set_value(total.reshape(gradient.shape))
 
 
-def spread(x: paddle.Tensor, group: Any) -> paddle.Tensor:
+def copy_to_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
     """`x` itself, the same on all ranks; its gradient is the sum of theirs."""
-    return _Spread.apply(x, group)
+    return _CopyToGroup.apply(x, group)
 
 
-def summed(x: paddle.Tensor, group: Any) -> paddle.Tensor:
+def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
     """The sum of all ranks' `x`; its gradient, the same on all ranks, is each one's."""
-    return _Summed.apply(x, group)
+    return _ReduceFromGroup.apply(x, group)
 
 
 @paddle.no_grad()
-def gathered(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> paddle.Tensor:
+def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> paddle.Tensor:
     """The whole of which every rank holds `part`, so many indices of `axis` each. No gradient passes."""
     largest = max(sizes)
     missing = largest - part.shape[axis]
@@ -82,7 +82,7 @@ def gathered(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> pa
     return paddle.concat([p.slice([axis], [0], [size]) for p, size in zip(parts, sizes, strict=True)], axis)
 
 
-class _Spread(PyLayer):
+class _CopyToGroup(PyLayer):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
@@ -95,7 +95,7 @@ class _Spread(PyLayer):
         return gradient
 
 
-class _Summed(PyLayer):
+class _ReduceFromGroup(PyLayer):
     @staticmethod
     def forward(ctx, x, group):
         total = x.clone()

@@ -16,17 +16,17 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
-from paddlenlp_ext.parallel.collectives import gathered
-from paddlenlp_ext.parallel.gloo import meet
+from paddlenlp_ext.parallel.collectives import all_gather_cat
+from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.tensor_parallel import sizes_of
+from paddlenlp_ext.parallel.shard_parameters import shard_sizes
 from paddlenlp_ext.sharding_spec import full_shape, is_materialized, shard_of
 
 _MAIN, _DONE = 0, -1
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _TensorSource:
     """What a process can give: itself, and the tensor as it would be on one process."""
 
     holder: int
@@ -42,58 +42,58 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
         tensors: this process's, by the names that one process would use. What another process holds may be missing.
         write: reads what it writes.
     """
-    meet()
+    gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
-    offers = _offers(mesh, own)
+    offers = _tensor_sources(mesh, own)
     names = sorted(offers)
     if mesh.is_main:
         lazy = {}
         for number, name in enumerate(names):
-            read = partial(_ask, mesh, number, offers[name], own.get(name))
+            read = partial(_request, mesh, number, offers[name], own.get(name))
             lazy[name] = LazyTensor(offers[name].shape, offers[name].dtype, read)
         try:
             write(lazy)
         finally:
-            _tell(mesh, _DONE)
-            meet()
+            _broadcast_number(mesh, _DONE)
+            gloo_barrier()
         return
-    while (number := _tell(mesh, _DONE)) != _DONE:
-        _give(mesh, offers[names[number]], own.get(names[number]))
-    meet()
+    while (number := _broadcast_number(mesh, _DONE)) != _DONE:
+        _answer(mesh, offers[names[number]], own.get(names[number]))
+    gloo_barrier()
 
 
-def _offers(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _Offer]:
+def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
     """By name, the first process that holds the tensor, or the first of the tensor ranks that hold its parts."""
     mine = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
-        mine = [(name, _Offer(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
-    everyone: list[list[tuple[str, _Offer]]] = []
+        mine = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
+    everyone: list[list[tuple[str, _TensorSource]]] = []
     dist.all_gather_object(everyone, mine, group=mesh.world.group)
-    offers: dict[str, _Offer] = {}
+    offers: dict[str, _TensorSource] = {}
     for of_one in everyone:
         for name, offer in of_one:
             offers.setdefault(name, offer)
     return offers
 
 
-def _ask(mesh: Mesh, number: int, offer: _Offer, own: Any) -> Any:
+def _request(mesh: Mesh, number: int, offer: _TensorSource, own: Any) -> Any:
     """On the main process: the whole tensor in NumPy. All processes hear of every tensor, so that none gives up."""
-    _tell(mesh, number)
+    _broadcast_number(mesh, number)
     if offer.holder == _MAIN:
-        return _joined(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
-    return _sent(mesh, offer, None).numpy()
+        return _gather_shards(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
+    return _broadcast(mesh, offer, None).numpy()
 
 
-def _give(mesh: Mesh, offer: _Offer, own: Any) -> None:
+def _answer(mesh: Mesh, offer: _TensorSource, own: Any) -> None:
     """On the others: this process's part, if it has one."""
     whole = None
     if offer.holder in mesh.tensor.ranks:
-        whole = own if shard_of(own) is None else _joined(mesh, own)
+        whole = own if shard_of(own) is None else _gather_shards(mesh, own)
     if offer.holder != _MAIN:
-        _sent(mesh, offer, whole if offer.holder == mesh.world.index else None)
+        _broadcast(mesh, offer, whole if offer.holder == mesh.world.index else None)
 
 
-def _sent(mesh: Mesh, offer: _Offer, whole: paddle.Tensor | None) -> paddle.Tensor:
+def _broadcast(mesh: Mesh, offer: _TensorSource, whole: paddle.Tensor | None) -> paddle.Tensor:
     """The holder's tensor, which comes to all: over gloo, two that send and receive lose step with the others."""
     values = paddle.empty(list(offer.shape), offer.dtype) if whole is None else whole.detach().contiguous()
     if values.size:
@@ -101,14 +101,14 @@ def _sent(mesh: Mesh, offer: _Offer, whole: paddle.Tensor | None) -> paddle.Tens
     return values
 
 
-def _joined(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
+def _gather_shards(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
     """The whole of the tensor ranks' parts."""
     cut = shard_of(part)
     assert cut is not None
-    return gathered(part.detach(), cut.axis, sizes_of(cut.size, mesh.tensor.size), mesh.tensor.group)
+    return all_gather_cat(part.detach(), cut.axis, shard_sizes(cut.size, mesh.tensor.size), mesh.tensor.group)
 
 
-def _tell(mesh: Mesh, number: int) -> int:
+def _broadcast_number(mesh: Mesh, number: int) -> int:
     """What the main process says; its number goes to all."""
     told = paddle.to_tensor([number], dtype="int64")
     dist.broadcast(told, src=_MAIN, group=mesh.world.group)

@@ -95,7 +95,7 @@ class _Done:
         """Nothing to wait for."""
 
 
-def complete_gloo() -> None:
+def install_gloo_collectives() -> None:
     """Add the missing collectives to the class of gloo groups, and the device number that pipelines read.
 
     Groups made from now on find their processes in a store of their own.
@@ -133,10 +133,10 @@ def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any) -> _Done:
     """Each rank's part, along the first axis, of what all_reduce gives."""
-    summed = whole.detach().clone()
-    group.all_reduce(summed, op, True).wait()
+    total = whole.detach().clone()
+    group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
-    out.set_value(summed[group.rank() * rows : (group.rank() + 1) * rows])
+    out.set_value(total[group.rank() * rows : (group.rank() + 1) * rows])
     return _Done()
 
 
@@ -173,7 +173,7 @@ def uses_gloo() -> bool:
     return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
-def meet() -> None:
+def gloo_barrier() -> None:
     """Until every process of the run has come here; over other backends, which wait by themselves, nothing."""
     if world_size() == 1 or not uses_gloo():
         return

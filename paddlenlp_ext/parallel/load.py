@@ -12,7 +12,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_materialized
 
 
-def read_own_part(model: nn.Layer, source: WeightSource) -> None:
+def load_shards(model: nn.Layer, source: WeightSource) -> None:
     """Fill a model that was built for its shapes alone and cut since; adapters keep the values they began with.
 
     Args:

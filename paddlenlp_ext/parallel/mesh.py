@@ -14,7 +14,7 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.paddle_compat import forget_hybrid_groups
-from paddlenlp_ext.parallel.gloo import complete_gloo
+from paddlenlp_ext.parallel.gloo import install_gloo_collectives
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 
 _ORDER = {  # outermost axis first
@@ -86,7 +86,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
 
     set_log_level("WARNING")
     if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
-        complete_gloo()
+        install_gloo_collectives()
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": degrees.data,

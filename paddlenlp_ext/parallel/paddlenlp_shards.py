@@ -21,7 +21,8 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.parallel.tensor_parallel import AXES, styles_by_name
+from paddlenlp_ext.parallel.shard_parameters import AXES
+from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.utils.files import read_json_object
@@ -52,7 +53,7 @@ def merge_saved_shards(
         ValueError: files are missing or hold other tensors than the config says, or nothing is split.
     """
     files = shard_files(folder, tensor_degree, pipeline_degree)
-    content = _whole_config(folder)
+    content = _hf_config(folder)
     dtype = str(content.get("torch_dtype") or "float32")
     with paddle.LazyGuard():
         model = AutoModelForCausalLM.from_config(content)
@@ -63,7 +64,7 @@ def merge_saved_shards(
     axes = _axes_of_parameters(model)
     tensors, num_joined = {}, 0
     for name, parameter in wanted.items():
-        parts = [_upright(rank[name], name) for rank in ranks]
+        parts = [_to_out_in(rank[name], name) for rank in ranks]
         value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
         num_joined += joined
         tensors[name] = LazyTensor(value.shape, dtype, functools.partial(cast, value, "float32", dtype))
@@ -92,7 +93,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     return files
 
 
-def _whole_config(folder: Path) -> dict[str, Any]:
+def _hf_config(folder: Path) -> dict[str, Any]:
     """config.json as Hugging Face has it: no pipeline's class, the number format under its name there."""
     content = read_json_object(folder / "config.json")
     content["architectures"] = [name.removesuffix("Pipe") for name in content.get("architectures") or []]
@@ -142,7 +143,7 @@ def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
     return axes
 
 
-def _upright(value: np.ndarray, name: str) -> np.ndarray:
+def _to_out_in(value: np.ndarray, name: str) -> np.ndarray:
     """A linear's [in, out] to [out, in]; the embedding lies the same way in both."""
     is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
     return value.T if is_linear else value

@@ -15,9 +15,9 @@ import paddle.distributed as dist
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.gather import save_gathered
-from paddlenlp_ext.parallel.gloo import meet
+from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
-from paddlenlp_ext.parallel.pipeline.stages import is_counted, sum_shared_gradients
+from paddlenlp_ext.parallel.pipeline.stages import is_counted_here, sum_shared_gradients
 from paddlenlp_ext.parallel.zero import Sharding
 from paddlenlp_ext.sharding_spec import placement_of
 
@@ -63,7 +63,7 @@ class DistributedProcesses:
 
     def _counts(self, parameter: paddle.Tensor) -> bool:
         owns = self.sharding is None or self.sharding.is_owner(parameter)
-        return owns and is_counted(parameter, self.mesh.pipeline)
+        return owns and is_counted_here(parameter, self.mesh.pipeline)
 
     def sum_stages(self, values: list[float]) -> list[float]:
         """Each value summed over the stages of this replica's pipeline."""
@@ -73,7 +73,7 @@ class DistributedProcesses:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in their order."""
-        meet()
+        gloo_barrier()
         if self.size == 1:
             return [value]
         values: list[Any] = []
@@ -92,7 +92,7 @@ class DistributedProcesses:
 
     def barrier(self) -> None:
         """Until every process of the run has come here, however long that takes."""
-        meet()
+        gloo_barrier()
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:

@@ -29,37 +29,37 @@ class SequenceShards:
         axis: the tensor ranks.
 
     Attributes:
-        length: how many positions there are. `divide` finds out; where the stream comes in parts, as between the
+        length: how many positions there are. `split` finds out; where the stream comes in parts, as between the
             stages of a pipeline, who runs the pass says so, on the way back too: what is computed again needs it.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
-    def part_shape(self, whole: Sequence[int]) -> list[int]:
+    def shard_shape(self, whole: Sequence[int]) -> list[int]:
         """Of a stream [B, S, D] what a rank has: [B, P, D]."""
         batch, length, width = whole
         return [batch, -(-length // self.axis.size), width]
 
-    def divide(self, whole_BSD: paddle.Tensor) -> paddle.Tensor:
+    def split(self, whole_BSD: paddle.Tensor) -> paddle.Tensor:
         """[B, S, D], the same on all ranks, to this rank's [B, P, D]."""
         self.length = whole_BSD.shape[1]
-        return _Divide.apply(whole_BSD, self.axis)
+        return _Split.apply(whole_BSD, self.axis)
 
-    def join(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
+    def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
         """The reverse, for readers that do the same on every rank."""
-        return _Join.apply(part_BPD, self.length, self.axis)
+        return _GatherReplicated.apply(part_BPD, self.length, self.axis)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
         """The reverse, for readers that see a part of the features each: their gradients are summed."""
         return _Gather.apply(part_BPD, self.length, self.axis)
 
-    def scatter_sum(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
+    def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
         """This rank's positions of the sum of all ranks' terms."""
-        return _ScatterSum.apply(terms_BSD, self.axis)
+        return _ReduceScatter.apply(terms_BSD, self.axis)
 
 
-def divide_sequence(model: nn.Layer, sequence: SequenceShards) -> None:
+def apply_sequence_parallel(model: nn.Layer, sequence: SequenceShards) -> None:
     """Divide the stream in front of a decoder's layers and join it behind its last norm.
 
     Args:
@@ -72,8 +72,8 @@ def divide_sequence(model: nn.Layer, sequence: SequenceShards) -> None:
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
         raise ValueError("sequence_parallel: ReFT picks positions of whole sequences; set sequence_parallel: false")
-    decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: (sequence.divide(inputs[0]), *inputs[1:]))
-    decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.join(output))
+    decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: (sequence.split(inputs[0]), *inputs[1:]))
+    decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     seen = [*decoder.norm.parameters()]
     for layer in decoder.layers:
         seen += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
@@ -113,7 +113,7 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     return part
 
 
-class _Divide(PyLayer):
+class _Split(PyLayer):
     @staticmethod
     def forward(ctx, whole, axis):
         ctx.length, ctx.axis = whole.shape[1], axis
@@ -124,7 +124,7 @@ class _Divide(PyLayer):
         return _all_gather(gradient, ctx.length, ctx.axis)
 
 
-class _Join(PyLayer):
+class _GatherReplicated(PyLayer):
     @staticmethod
     def forward(ctx, part, length, axis):
         ctx.axis = axis
@@ -146,7 +146,7 @@ class _Gather(PyLayer):
         return _reduce_scatter(gradient, ctx.axis)
 
 
-class _ScatterSum(PyLayer):
+class _ReduceScatter(PyLayer):
     @staticmethod
     def forward(ctx, terms, axis):
         ctx.length, ctx.axis = terms.shape[1], axis

@@ -12,13 +12,13 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.embedding import embedding
-from paddlenlp_ext.parallel.collectives import gathered, summed
+from paddlenlp_ext.parallel.collectives import all_gather_cat, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
-class VocabularyEmbedding(nn.Layer):
+class VocabParallelEmbedding(nn.Layer):
     """A token embedding of which each rank has some rows; every rank gets the whole vectors.
 
     Args:
@@ -36,10 +36,10 @@ class VocabularyEmbedding(nn.Layer):
         is_own = (input_ids >= self._cut.start) & (input_ids < self._cut.stop)
         own_ids = paddle.where(is_own, input_ids - self._cut.start, paddle.zeros_like(input_ids))
         vectors = embedding(self.weight, own_ids)
-        return summed(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
+        return reduce_from_group(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
 
 
-class VocabularyHead:
+class VocabParallelHead:
     """How the rows of the head are cut, and what that means for logits and loss.
 
     Args:
@@ -53,7 +53,7 @@ class VocabularyHead:
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
         """Logits [..., U] to [..., V], without gradients."""
-        return gathered(logits_U, logits_U.ndim - 1, self.sizes, self.axis.group)
+        return all_gather_cat(logits_U, logits_U.ndim - 1, self.sizes, self.axis.group)
 
     def cross_entropy(
         self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
@@ -105,7 +105,7 @@ class _CrossEntropy(PyLayer):
 
 
 def _chunk(
-    logits_RU: paddle.Tensor, labels_R: paddle.Tensor, head: VocabularyHead
+    logits_RU: paddle.Tensor, labels_R: paddle.Tensor, head: VocabParallelHead
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
     """Gradient of the logits [R, U], losses [R] and the number of hits, of some positions."""
     group, start = head.axis.group, head.cut.start

@@ -29,7 +29,7 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddlenlp_ext.paddle_compat import free_storage, has_storage, share_storage
-from paddlenlp_ext.parallel.collectives import buckets, present_somewhere, sum_gradients
+from paddlenlp_ext.parallel.collectives import buckets, fill_missing_gradients, sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, set_placement, shard_of
@@ -49,23 +49,23 @@ class ParameterGatherer:
     """
 
     def __init__(
-        self, model: Any, parameters: list[paddle.Tensor], axis: ProcessAxis, reduce: Reduce, *, lends: bool
+        self, model: Any, parameters: list[paddle.Tensor], axis: ProcessAxis, reduce: Reduce, *, gathers_values: bool
     ) -> None:
         decoder = getattr(model, "base_model", model).model
-        self.lends, self._reduce = lends, reduce
-        self._layers = [_Unit(own, axis, lends) for own in _of_each_layer(decoder.layers, parameters)]
+        self.gathers_values, self._reduce = gathers_values, reduce
+        self._layers = [_Unit(own, axis, gathers_values) for own in _of_each_layer(decoder.layers, parameters)]
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
-        self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, lends)
+        self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, gathers_values)
         self._in_backward, self._stays = False, False
         self._left = set(range(len(self._layers)))  # layers that this pass has not finished
-        decoder.embed_tokens.register_forward_pre_hook(self._borrow_others)
-        decoder.layers[0].register_forward_pre_hook(self._borrow_others)
+        decoder.embed_tokens.register_forward_pre_hook(self._gather_others)
+        decoder.layers[0].register_forward_pre_hook(self._gather_others)
         decoder.norm.register_forward_post_hook(self._watch_for_backward)
         for index, unit in enumerate(self._layers):
             decoder.layers[index].register_forward_pre_hook(self._before_layer(index))
             decoder.layers[index].register_forward_post_hook(self._after_layer(index))
-            unit.give_back()
-        self._others.give_back()
+            unit.release()
+        self._others.release()
 
     def after_micro_batch(self) -> None:
         """Send the gradients that are left to their owners, and give everything back.
@@ -74,7 +74,7 @@ class ParameterGatherer:
         """
         self._finish_above(-1)
         self._reduce(self._others.parameters)
-        self._others.give_back()
+        self._others.release()
         self._left.update(range(len(self._layers)))
         self._in_backward = False
 
@@ -83,16 +83,16 @@ class ParameterGatherer:
         """A block in which all values are here."""
         self._stays = True
         for unit in (self._others, *self._layers):
-            unit.borrow()
+            unit.gather()
         try:
             yield
         finally:
             self._stays = False
             for unit in (self._others, *self._layers):
-                unit.give_back()
+                unit.release()
 
-    def _borrow_others(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
-        self._others.borrow()
+    def _gather_others(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
+        self._others.gather()
 
     def _watch_for_backward(self, layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
         def begin(gradient: paddle.Tensor) -> None:
@@ -107,7 +107,7 @@ class ParameterGatherer:
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
-            self._layers[index].borrow()
+            self._layers[index].gather()
             if paddle.is_grad_enabled() and not (self._stays or inputs[0].stop_gradient):
                 inputs[0].register_hook(is_done)
 
@@ -115,7 +115,7 @@ class ParameterGatherer:
 
     def _after_layer(self, index: int) -> Callable[..., None]:
         def begin(gradient: paddle.Tensor) -> None:
-            self._layers[index].borrow()
+            self._layers[index].gather()
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
             if self._stays:
@@ -123,7 +123,7 @@ class ParameterGatherer:
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 output.register_hook(begin)
             if not self._in_backward:  # else it is a recomputed layer, whose backward pass comes at once
-                self._layers[index].give_back()
+                self._layers[index].release()
 
         return hook
 
@@ -131,24 +131,24 @@ class ParameterGatherer:
         for above in sorted((layer for layer in self._left if layer > index), reverse=True):
             self._left.discard(above)
             self._reduce(self._layers[above].parameters)
-            self._layers[above].give_back()
+            self._layers[above].release()
 
 
 class _Unit:
     """Parameters whose gradients go together, and whose values come and go together where they are lent."""
 
-    def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, lends: bool) -> None:
-        self.parameters, self._axis, self._is_whole = parameters, axis, True
-        self._lent = parameters if lends else []
-        for parameter in self._lent:
+    def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, gathers_values: bool) -> None:
+        self.parameters, self._axis, self._is_gathered = parameters, axis, True
+        self._gathered_values = parameters if gathers_values else []
+        for parameter in self._gathered_values:
             set_placement(parameter, is_gathered_copy=placement_of(parameter).owner != axis.index)
 
     @paddle.no_grad()
-    def borrow(self) -> None:
+    def gather(self) -> None:
         """Every value, from its owner; nothing where they are here already."""
-        if self._is_whole:
+        if self._is_gathered:
             return
-        for parameter in self._lent:
+        for parameter in self._gathered_values:
             value = parameter.detach()
             is_copy = placement_of(parameter).is_gathered_copy
             if is_copy:
@@ -156,14 +156,14 @@ class _Unit:
             dist.broadcast(value, src=self._axis.ranks[_owner(parameter)], group=self._axis.group)
             if is_copy:
                 share_storage(value, parameter)
-        self._is_whole = True
+        self._is_gathered = True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Forget what is others'; shapes stay."""
-        for parameter in self._lent:
+        for parameter in self._gathered_values:
             if placement_of(parameter).is_gathered_copy and has_storage(parameter):
                 free_storage(parameter)
-        self._is_whole = False
+        self._is_gathered = False
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
@@ -197,19 +197,21 @@ class Sharding:
         _choose_owners(frozen, self.axis.size)
         scattered = trained if stage >= 2 and not is_adapter else []
         self._scattered = {id(parameter) for parameter in scattered}
-        self._sent = [] if lent and not is_adapter else trained
+        self._broadcast = [] if lent and not is_adapter else trained
         shared = lent or scattered
-        self._loans = ParameterGatherer(model, shared, self.axis, self._reduce, lends=bool(lent)) if shared else None
+        self._gatherer = (
+            ParameterGatherer(model, shared, self.axis, self._reduce, gathers_values=bool(lent)) if shared else None
+        )
 
     @property
     def forward_is_collective(self) -> bool:
         """Whether every forward pass needs all ranks."""
-        return self._loans is not None and self._loans.lends
+        return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
         """After each micro-batch: the gradients that are left go to their owners, lent values go."""
-        if self._loans is not None:
-            self._loans.after_micro_batch()
+        if self._gatherer is not None:
+            self._gatherer.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
         """At the end of a window: every gradient is summed over all replicas, where it stands."""
@@ -225,7 +227,7 @@ class Sharding:
     @paddle.no_grad()
     def broadcast_updated(self) -> None:
         """After the optimizer's step: what an owner updated goes to the others."""
-        for owner, members in self._by_owner(self._sent):
+        for owner, members in self._by_owner(self._broadcast):
             for bucket in buckets(members):
                 flat = paddle.concat([parameter.detach().reshape([-1]) for parameter in bucket])
                 dist.broadcast(flat, src=self.axis.ranks[owner], group=self.axis.group)
@@ -235,7 +237,7 @@ class Sharding:
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         """A block in which every process has all values, as generating in its own time needs."""
-        return nullcontext() if self._loans is None else self._loans.whole()
+        return nullcontext() if self._gatherer is None else self._gatherer.whole()
 
     def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
         _choose_owners(trained, self.axis.size)
@@ -257,7 +259,7 @@ class Sharding:
         wanted = [parameter for parameter in parameters if id(parameter) in self._scattered]
         if not wanted:
             return
-        for owner, members in self._by_owner(present_somewhere(wanted, self.axis.group)):
+        for owner, members in self._by_owner(fill_missing_gradients(wanted, self.axis.group)):
             for bucket in buckets([parameter.grad for parameter in members]):
                 flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
                 dist.reduce(flat, dst=self.axis.ranks[owner], group=self.axis.group)
@@ -281,7 +283,7 @@ def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
     with_parts = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
     for members in (with_parts, alone):
         sizes = [math.prod(full_shape(parameter)) for parameter in members]
-        for parameter, owner in zip(members, share_out(sizes, ranks), strict=True):
+        for parameter, owner in zip(members, balanced_owners(sizes, ranks), strict=True):
             set_placement(parameter, owner=owner)
 
 
@@ -291,7 +293,7 @@ def _owner(parameter: paddle.Tensor) -> int:
     return owner
 
 
-def share_out(sizes: Sequence[int], ranks: int) -> list[int]:
+def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """The owner of each size: the largest first, to whoever has least, so that totals differ little."""
     owners, totals = [0] * len(sizes), [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -300,7 +302,7 @@ def share_out(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def sharding_of(model: Any, mesh: Mesh, name: str) -> Sharding | None:
+def build_sharding(model: Any, mesh: Mesh, name: str) -> Sharding | None:
     """The sharding that `config.parallel.sharding` names; None where there is none, or one sharding rank."""
     if mesh.sharding.size == 1:
         return None

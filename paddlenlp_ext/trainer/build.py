@@ -18,15 +18,15 @@ from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
-from paddlenlp_ext.parallel.load import read_own_part
+from paddlenlp_ext.parallel.load import load_shards
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
-from paddlenlp_ext.parallel.pipeline.stages import make_own, mark_stages, plan_stages
+from paddlenlp_ext.parallel.pipeline.stages import allocate_own_parameters, assign_stages, plan_stages
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
-from paddlenlp_ext.parallel.zero import Sharding, sharding_of
+from paddlenlp_ext.parallel.zero import Sharding, build_sharding
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.trainer.callbacks import Callback
@@ -121,9 +121,9 @@ def build_model(
     if mesh.tensor.size > 1:
         apply_tensor_plan(adapted, mesh.tensor, sequence)
         _place_stage(adapted, pipeline, sequence)  # sharding replaced layers
-    sharding = sharding_of(adapted, mesh, config.parallel.sharding)
+    sharding = build_sharding(adapted, mesh, config.parallel.sharding)
     if fills_slices:
-        read_own_part(adapted, source.open_weights())
+        load_shards(adapted, source.open_weights())
     return BuiltModel(adapted, sharding, pipeline)
 
 
@@ -135,7 +135,7 @@ def _plan_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Tokeniz
     """
     if mesh.pipeline.size == 1:
         return None
-    work = FlopEstimate.on_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
+    work = FlopEstimate.from_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
     plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)
     logger.info("pipeline:\n%s", plan.table())
     return Pipeline(plan, mesh.pipeline)
@@ -146,7 +146,7 @@ def _place_stage(
 ) -> None:
     """Drop the values of other stages and route the forward pass through this stage; repeat when layers change."""
     if pipeline is not None:
-        mark_stages(model, pipeline.plan, pipeline.axis.index)
+        assign_stages(model, pipeline.plan, pipeline.axis.index)
         pipeline.install(model, sequence)
 
 
@@ -168,7 +168,7 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
     if config.model.continue_training:
         load_values(model, source, before)
     else:
-        make_own(model)
+        allocate_own_parameters(model)
         initialize_weights(model, config.train.seed, model.config.initializer_range)
         if source.requested_quantization is not None:
             quantize_linears(model, source.requested_quantization, before)

@@ -33,7 +33,7 @@ def test_a_signal_waits_until_the_store_has_answered(monkeypatch):
         store = Store()
         monkeypatch.setattr(core, "create_or_get_global_tcp_store", lambda: store)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        gloo.meet()
+        gloo.gloo_barrier()
         assert (store.got_inside, store.got) == ([], [signal.SIGTERM])
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
     finally:

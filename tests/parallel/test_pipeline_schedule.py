@@ -32,8 +32,8 @@ def play(degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[li
             transfer = queue[0]
             other = left[transfer.target if transfer.source == process else transfer.source]
             if other and other[0] == transfer:  # both are there
-                assert transfer.made_by in have[transfer.source]
-                have[transfer.target].add(transfer.made_by)
+                assert transfer.producer in have[transfer.source]
+                have[transfer.target].add(transfer.producer)
                 queue.pop(0)
                 other.pop(0)
                 moved = True

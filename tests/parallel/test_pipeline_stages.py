@@ -50,11 +50,11 @@ def test_a_heavy_head_stands_beside_fewer_layers():
 def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
     rows = [SimpleNamespace(loss_mask=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
     rows += [SimpleNamespace(loss_mask=np.array([False] + [True] * 8)) for _ in range(1000)]
-    work = FlopEstimate.on_rows(rows, trains_matrices=False)
+    work = FlopEstimate.from_rows(rows, trains_matrices=False)
     assert work == FlopEstimate(10 / 12, (4**2 + 8**2) / 2 / 12, trains_matrices=False)
     matrices, attention = LAYER // 3, 32 * work.keys
-    assert work.of_layer(config(4)) == 2 * matrices + 7 * attention
-    assert work.of_head(config(4, 1000)) == pytest.approx(2 * 1000 * 32 * 10 / 12)
+    assert work.layer_cost(config(4)) == 2 * matrices + 7 * attention
+    assert work.lm_head_cost(config(4, 1000)) == pytest.approx(2 * 1000 * 32 * 10 / 12)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
 )
 def test_what_is_computed_again_counts_again(granularity, again):
     less, more = (FlopEstimate(keys=5, recompute=plan) for plan in (None, RecomputePlan(granularity, frozenset({1}))))
-    assert more.of_layer(config(4)) - less.of_layer(config(4)) == pytest.approx(again * 3 / 4)
+    assert more.layer_cost(config(4)) - less.layer_cost(config(4)) == pytest.approx(again * 3 / 4)
 
 
 def test_without_rows_all_is_learned():
-    assert FlopEstimate.on_rows(None) == FlopEstimate.on_rows([]) == FlopEstimate(1.0, 0.0)
+    assert FlopEstimate.from_rows(None) == FlopEstimate.from_rows([]) == FlopEstimate(1.0, 0.0)
 
 
 def test_few_learned_tokens_make_room_for_layers_beside_the_head():

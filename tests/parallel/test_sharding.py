@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
-from paddlenlp_ext.parallel.zero import share_out
+from paddlenlp_ext.parallel.zero import balanced_owners
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, write_model
 
 UNTIED = {"tie_word_embeddings": False}
@@ -114,7 +114,7 @@ def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, mo
 
 def test_owners_get_like_shares():
     sizes = [100, 7, 40, 40, 3, 25, 25, 60]
-    owners = share_out(sizes, 3)
+    owners = balanced_owners(sizes, 3)
     totals = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(3)]
     assert sum(totals) == 300 and max(totals) <= 108
-    assert share_out([5, 5], 4) == [0, 1]
+    assert balanced_owners([5, 5], 4) == [0, 1]

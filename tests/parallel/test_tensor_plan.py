@@ -11,10 +11,11 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.parallel.load import base_parameters, read_own_part
+from paddlenlp_ext.parallel.load import base_parameters, load_shards
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
-from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, sizes_of, styles_by_name
+from paddlenlp_ext.parallel.shard_parameters import shard_sizes
+from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, styles_by_name
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -31,7 +32,7 @@ def rank(index: int, size: int = 2) -> ProcessAxis:
 
 @pytest.mark.parametrize(("size", "parts"), [(61, 2), (61, 4), (8, 8), (3, 4)])
 def test_sizes_add_up_and_are_as_even_as_can_be(size, parts):
-    sizes = sizes_of(size, parts)
+    sizes = shard_sizes(size, parts)
     assert sum(sizes) == size and len(sizes) == parts and max(sizes) - min(sizes) <= 1
 
 
@@ -85,7 +86,7 @@ def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
         model = get_peft_model(model, LoRAConfig(rank=2), seed=5)
     apply_tensor_plan(model, rank(1))
     source = Slices(tmp_path / "model.safetensors")
-    read_own_part(model, source)
+    load_shards(model, source)
     for name, parameter in model.named_parameters():
         cut = shard_of(parameter)
         assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index]), name

@@ -40,7 +40,7 @@ class FlopEstimate:
     recompute: RecomputePlan | None = None
 
     @classmethod
-    def on_rows(
+    def from_rows(
         cls, rows: Sequence[Row] | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
         """On those rows, each a document: some hundred are looked at; without any all is learned and attention free."""
@@ -51,20 +51,22 @@ class FlopEstimate:
         share = sum(int(learned.sum()) for learned in some) / slots
         return cls(share, sum(len(learned) ** 2 for learned in some) / 2 / slots, trains_matrices, recompute)
 
-    def of_layer(self, config: Any) -> float:
+    def layer_cost(self, config: Any) -> float:
         """A layer's, on average over the layers."""
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         projections = 2 * config.hidden_size * (queries + keys)
         mlp = 3 * config.hidden_size * config.intermediate_size
         attention = queries * self.keys
         ways = 3 if self.trains_matrices else 2
-        return ways * (projections + mlp) + 7 * attention + self._again(projections, mlp, 2 * attention, config)
+        return (
+            ways * (projections + mlp) + 7 * attention + self._recompute_cost(projections, mlp, 2 * attention, config)
+        )
 
-    def of_head(self, config: Any) -> float:
+    def lm_head_cost(self, config: Any) -> float:
         """The head's, with the loss."""
         return (3 if self.trains_matrices else 2) * self.learned * config.vocab_size * config.hidden_size
 
-    def _again(self, projections: float, mlp: float, attention: float, config: Any) -> float:
+    def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:
         if self.recompute is None:
             return 0.0
         again = {"full": projections + mlp + attention, "full_attn": projections + attention, "core_attn": attention}

@@ -42,8 +42,8 @@ class Pipeline:
         self._model: Any = None
         self._decoder: Any = None
         self._chunk: int | None = None
-        self._received: paddle.Tensor | None = None
-        self._made: paddle.Tensor | None = None
+        self._input: paddle.Tensor | None = None
+        self._output: paddle.Tensor | None = None
 
     def install(self, model: Any, sequence: SequenceShards | None = None) -> None:
         """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its layers were cut.
@@ -57,7 +57,7 @@ class Pipeline:
             embedding = self._decoder.embed_tokens
             while isinstance(embedding, AdapterLayer):
                 embedding = embedding.base
-            embedding.forward = self._no_vectors
+            embedding.forward = self._placeholder_embeddings
         self._decoder.forward_embeddings = self._forward_embeddings
         self._model.logits = self._logits
         if isinstance(model, PeftModel):
@@ -81,7 +81,7 @@ class Pipeline:
         kept: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor]] = {}
         for entry in self._entries(len(shapes), learns):
             if isinstance(entry, Transfer):
-                self._transfer(entry, moving, shapes[entry.made_by.micro])
+                self._transfer(entry, moving, shapes[entry.producer.micro])
                 continue
             if self.sequence is not None:
                 self.sequence.length = shapes[entry.micro][1]
@@ -106,48 +106,48 @@ class Pipeline:
         if received is not None:
             received.stop_gradient = not learns
         ends = self._is_last(entry.chunk)
-        self._chunk, self._received = entry.chunk, received
+        self._chunk, self._input = entry.chunk, received
         try:
             loss = forward(entry.micro, ends)
-            return loss if ends else self._made
+            return loss if ends else self._output
         finally:
-            self._chunk = self._received = self._made = None
+            self._chunk = self._input = self._output = None
 
     def _transfer(self, entry: Transfer, moving: dict[Pass, paddle.Tensor], shape: Sequence[int]) -> None:
         sends, ranks = entry.source == self.axis.index, self.axis.ranks
         group = self.axis.pairs[entry.target if sends else entry.source]
         if sends:
-            tensor = moving.pop(entry.made_by)
+            tensor = moving.pop(entry.producer)
             dist.send(tensor.astype(self._dtype).contiguous(), dst=ranks[entry.target], group=group)
         else:
-            own = shape if self.sequence is None else self.sequence.part_shape(shape)
+            own = shape if self.sequence is None else self.sequence.shard_shape(shape)
             tensor = paddle.empty(list(own), self._dtype)
             dist.recv(tensor, src=ranks[entry.source], group=group)
-            moving[entry.needed_by] = tensor
+            moving[entry.consumer] = tensor
 
     @property
     def _dtype(self) -> Any:
         return self._decoder.norm.weight.dtype
 
     # -- in place of the model's own ----------------------------------------------------------------------------------
-    def _no_vectors(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+    def _placeholder_embeddings(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         return paddle.zeros([*input_ids.shape, self._decoder.norm.weight.shape[0]], self._dtype)
 
     def _forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         if self._chunk is None:
-            return self._relay(x_BSD, inputs)
-        made = self._run_chunk(self._chunk, x_BSD if self._received is None else self._received, inputs)
+            return self._run_inference(x_BSD, inputs)
+        made = self._run_chunk(self._chunk, x_BSD if self._input is None else self._input, inputs)
         return made if self._is_last(self._chunk) else x_BSD  # what nobody reads, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         start, stop = self.plan.bounds[chunk : chunk + 2]
-        self._made = self._decoder.run_layers(x_BSD, inputs, start, stop)
-        return self._decoder.norm(self._made) if self._is_last(chunk) else self._made
+        self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
+        return self._decoder.norm(self._output) if self._is_last(chunk) else self._output
 
     def _is_last(self, chunk: int) -> bool:
         return chunk == self.plan.num_chunks - 1
 
-    def _relay(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+    def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Outside `run`: one pass of all processes together, forwards alone; the last one has the result."""
         assert not paddle.is_grad_enabled(), "gradients come back in `run` alone"
         moving: dict[Pass, paddle.Tensor] = {}

@@ -37,8 +37,8 @@ class Pass:
 class Transfer:
     """What a pass made, to the process that has the next chunk: the stream, or backwards its gradient."""
 
-    made_by: Pass
-    needed_by: Pass
+    producer: Pass
+    consumer: Pass
     source: int
     target: int
 
@@ -57,7 +57,7 @@ def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: 
         num_micro: micro-batches of the window.
         learns: whether micro-batches come back.
     """
-    starts = _timetable(degree, num_chunks, num_micro, learns)
+    starts = _start_times(degree, num_chunks, num_micro, learns)
     timed: list[tuple[tuple[int, ...], Entry]] = []
     for done, start in starts.items():
         if done.chunk % degree == process:
@@ -65,25 +65,25 @@ def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: 
         next_chunk = done.chunk + (-1 if done.backward else 1)
         if not 0 <= next_chunk < num_chunks:
             continue
-        needed_by = Pass(next_chunk, done.micro, done.backward)
+        consumer = Pass(next_chunk, done.micro, done.backward)
         source, target = done.chunk % degree, next_chunk % degree
         if process in (source, target):  # as late as it can be, before whatever else begins then
-            timed.append(((starts[needed_by], 0, next_chunk, done.micro), Transfer(done, needed_by, source, target)))
+            timed.append(((starts[consumer], 0, next_chunk, done.micro), Transfer(done, consumer, source, target)))
     return tuple(entry for _, entry in sorted(timed, key=lambda pair: pair[0]))
 
 
-def _timetable(degree: int, num_chunks: int, num_micro: int, learns: bool) -> dict[Pass, int]:
+def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> dict[Pass, int]:
     """When each pass begins, if every process takes up what is ready, backwards first, within its limit."""
     waiting = [_own_passes(process, degree, num_chunks, num_micro, learns) for process in range(degree)]
     limits = [
-        _most_kept(process, degree, num_chunks) if learns else num_micro * num_chunks for process in range(degree)
+        _max_in_flight(process, degree, num_chunks) if learns else num_micro * num_chunks for process in range(degree)
     ]
     starts: dict[Pass, int] = {}
     free, kept = [0] * degree, [0] * degree
 
     def ready(done: Pass, process: int) -> int | None:
         """When it could begin; None while something that it needs is not planned."""
-        ends = [starts[other] + other.length if other in starts else None for other in _needs(done, num_chunks)]
+        ends = [starts[other] + other.length if other in starts else None for other in _dependencies(done, num_chunks)]
         return None if None in ends else max(free[process], *ends, 0)  # type: ignore[type-var]
 
     while any(forwards or backwards for forwards, backwards in waiting):
@@ -115,14 +115,14 @@ def _own_passes(
     return forwards, backwards if learns else []
 
 
-def _needs(done: Pass, num_chunks: int) -> list[Pass]:
+def _dependencies(done: Pass, num_chunks: int) -> list[Pass]:
     if not done.backward:
         return [Pass(done.chunk - 1, done.micro, False)] if done.chunk else []
     needed = [Pass(done.chunk, done.micro, False)]
     return needed + ([Pass(done.chunk + 1, done.micro, True)] if done.chunk + 1 < num_chunks else [])
 
 
-def _most_kept(process: int, degree: int, num_chunks: int) -> int:
+def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
     """How many passes a process may keep for the way back, so that no process keeps more than the first."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:

@@ -97,13 +97,13 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
             f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} are {num_chunks} chunks, and the "
             f"model has {num_layers} layers; choose {remedy}"
         )
-    bounds = _even_bounds(num_layers, num_chunks, work.of_layer(config), work.of_head(config))
-    loads = [(bounds[c + 1] - bounds[c]) * work.of_layer(config) for c in range(num_chunks)]
-    loads[-1] += work.of_head(config)
+    bounds = _even_bounds(num_layers, num_chunks, work.layer_cost(config), work.lm_head_cost(config))
+    loads = [(bounds[c + 1] - bounds[c]) * work.layer_cost(config) for c in range(num_chunks)]
+    loads[-1] += work.lm_head_cost(config)
     return StagePlan(degree, bounds, tuple(loads), config.tie_word_embeddings)
 
 
-def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
+def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
     """Say at each tensor which processes hold it, and give up the values of those that process `own` does not hold.
 
     `Placement.stages` are the holders, `Placement.is_on_stage` says that this process is one of them.
@@ -117,14 +117,14 @@ def mark_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
         layer.is_materialized = own in plan.holders(f"{name}.")
 
 
-def make_own(model: nn.Layer) -> None:
+def allocate_own_parameters(model: nn.Layer) -> None:
     """Give the parameters of a skeleton that belong here their values' memory."""
     for parameter in model.parameters():
         if is_on_stage(parameter) and not has_storage(parameter):
             parameter.initialize()
 
 
-def is_counted(tensor: Any, axis: ProcessAxis) -> bool:
+def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
     """Whether this process is the one, of those that hold a tensor, that counts it."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index

@@ -1,0 +1,71 @@
+"""Shard one parameter or buffer over the tensor-parallel ranks; the only file that knows which axis a style shards."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.paddle_compat import free_storage, has_storage, own_buffers, own_parameters
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement
+
+AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
+
+
+@paddle.no_grad()
+def shard_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
+    """Keep this rank's part of a layer's parameter or buffer.
+
+    Raises:
+        ValueError: the ranks can't have equal parts (where `even` asks for them).
+    """
+    whole = own_parameters(layer).get(name)
+    is_parameter = whole is not None
+    whole = whole if is_parameter else own_buffers(layer)[name]
+    size = whole.shape[cut_axis]
+    if even and size % axis.size:
+        raise ValueError(
+            f"tensor_parallel_degree {axis.size} does not divide {name} {list(whole.shape)} of {type(layer).__name__} "
+            f"along its axis {cut_axis}; choose a degree or an adapter size that divides {size}"
+        )
+    cut = local_shard(size, cut_axis, axis)
+    if not has_storage(whole):  # built for its shape; the part's values are read later
+        shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
+        part = paddle.zeros(shape, whole.dtype)
+    else:
+        part = whole[cut.index].clone()
+    if not is_parameter:
+        part.stop_gradient = True
+        own_buffers(layer)[name] = part
+    else:
+        new = layer.create_parameter(
+            list(part.shape), dtype=whole.dtype, default_initializer=nn.initializer.Constant(0.0)
+        )
+        new.set_value(part)
+        new.stop_gradient = whole.stop_gradient
+        new.is_distributed = True
+        own_parameters(layer)[name] = part = new
+    set_placement(part, shard=cut, is_on_stage=is_on_stage(whole))
+    if not is_on_stage(whole):
+        free_storage(part)
+    return cut
+
+
+def local_shard(size: int, cut_axis: int, axis: ProcessAxis) -> Shard:
+    """Which of `size` indices are this rank's."""
+    sizes = shard_sizes(size, axis.size)
+    start = sum(sizes[: axis.index])
+    return Shard(cut_axis, start, start + sizes[axis.index], size)
+
+
+def shard_sizes(size: int, parts: int) -> list[int]:
+    """How many of `size` indices each of `parts` ranks has; the first ones may have one more."""
+    return [size // parts + (index < size % parts) for index in range(parts)]
+
+
+def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
+    """A parameter that counts once in a sum of parts: the other ranks go without."""
+    if axis.index == 0:
+        getattr(layer, name).is_distributed = True  # its gradient is in the norm once, as those of parts are
+    else:
+        setattr(layer, name, None)
