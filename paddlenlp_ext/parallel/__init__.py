@@ -1,23 +1,35 @@
-"""How one model trains on several processes. The model and the adapters know nothing of it.
+"""Data, tensor, sequence, pipeline and sharded (ZeRO) parallelism of one model over several processes.
 
-    mesh         the processes along every axis (data, sharding, pipeline, tensor), over fleet's groups
-    gloo         what Paddle's groups lack on the CPU;  stores: where each group meets;  patience: waiting longer
-    ranks        what the trainer asks: sums of numbers and gradients, the norm, wholes to write
-    (trainer/process_group.py)
-    tensor       cuts a model by its family's plan, with hooks on the cut layers;  vocabulary: embedding, head and loss
-    sequence     between the cut layers each tensor rank has a part of the positions
-    pipeline     each stage has some layers, and sends on what they make;  schedule;  stages: whose is what
-    loading      each rank reads its own slices
-    collectives  the sums that gradients pass
-    sharding     optimizer state, gradients and values by owners;  loans: layer by layer;  buckets
-    whole        tensors of all processes made whole one at a time, while the main process writes them
-    saved_shards   models that PaddleNLP saved as one file a rank
+Models and adapters know nothing of it. `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer.
 
-`trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer. What a process holds of a parameter
-stands
-at the parameter itself: `parameter.cut` (plan.py) for a part, which Paddle's own mark `is_distributed` goes with;
-`needs_tp_reduce` for a whole whose gradient has to be summed over the tensor ranks; `stages` for the pipeline's
-stages that
-hold it, `is_elsewhere` where this one does not and knows its shape alone. Readers and writers of files follow
-`cut`, so that every layout reads and writes the same files.
+    16 processes = 2 replicas x 2 sharding ranks x 2 pipeline stages x 2 tensor ranks
+
+    replica   0                                      1
+              sharding 0         sharding 1          sharding 0         sharding 1
+    stage 0   [ t0 | t1 ]        [ t0 | t1 ]         [ t0 | t1 ]        [ t0 | t1 ]      first layers
+    stage 1   [ t0 | t1 ]        [ t0 | t1 ]         [ t0 | t1 ]        [ t0 | t1 ]      last layers
+
+    tensor ranks   slices of the same layers, same micro-batch: all-reduce in every layer
+    stages         consecutive layers, same micro-batch: hidden states and their gradients are sent
+    sharding       different micro-batches: gradients are summed, and state is divided among owners
+    replicas       different micro-batches: gradients are summed
+
+| module | contents |
+| --- | --- |
+| `mesh` | index, size and communication group of this process along every axis |
+| `process_group` | collectives of the trainer (the protocol in `trainer/process_group.py`) |
+| `tensor_parallel` | shards a model by its family's plan, with hooks on the sharded layers |
+| `shard_parameters` | shards one parameter or buffer |
+| `vocab_parallel` | embedding, lm_head and cross entropy over sharded rows |
+| `sequence_parallel` | splits positions between the sharded layers |
+| `pipeline/` | stages, schedule, runtime, and the cost model that balances stages |
+| `zero` | sharding of optimizer state, gradients and parameters by owners (ZeRO stages 1 to 3) |
+| `collectives` | differentiable collectives, and gradient sums in buckets |
+| `gloo` | what Paddle's gloo groups lack, rendezvous, barrier without a timeout |
+| `load` | reads each rank's own slices of the weights |
+| `gather` | gathers sharded tensors to the main process for saving |
+| `paddlenlp_shards` | merges models that PaddleNLP saved as one file per rank |
+
+What a process holds of a tensor is its `Placement` (sharding_spec.py): the shard, the pipeline stages that hold it, the
+owner under ZeRO. Readers and writers of files follow it, so that every layout reads and writes the same files.
 """

@@ -1,8 +1,13 @@
-"""Collectives that gradients pass: each is the other's transpose.
+"""Differentiable collectives of tensor parallelism, and gradient sums in buckets.
 
-Every rank of the group calls them in the same order, forwards and backwards.
+`copy_to_group` and `reduce_from_group` are Megatron's conjugate pair f and g (arXiv:1909.08053):
 
-Gradients and values travel some tens of megabytes at a time.
+    function             forward       backward
+    copy_to_group        identity      all-reduce
+    reduce_from_group    all-reduce    identity
+
+All ranks of a group must call them in the same order, in the forward and in the backward pass.
+Gradients and values are sent in buckets of 64 MiB.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ _BUCKET_BYTES = 64 << 20
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Neighbours of one format, up to a bucket's size together; a large one alone."""
+    """Group consecutive tensors of one dtype into buckets of at most 64 MiB; a larger tensor gets its own bucket."""
     result: list[list[paddle.Tensor]] = []
     filled = 0
     for tensor in tensors:
@@ -32,7 +37,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Those of which a rank of the group has a gradient; zeros stand in on the ranks that have none."""
+    """Return the parameters of which any rank has a gradient; ranks that have none get zeros."""
     wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, wanted.tolist(), strict=True) if flag]
@@ -44,7 +49,7 @@ def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[
 
 @paddle.no_grad()
 def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
-    """Gradients of `parameters` summed over `group`, in place. One that no rank has stays absent."""
+    """All-reduce gradients over `group`, in place; a gradient that no rank has stays None."""
     if not parameters:
         return
     for bucket in buckets([parameter.grad for parameter in fill_missing_gradients(parameters, group)]):
@@ -58,24 +63,31 @@ def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
 
 
 def copy_to_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
-    """`x` itself, the same on all ranks; its gradient is the sum of theirs."""
+    """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
     return _CopyToGroup.apply(x, group)
 
 
 def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
-    """The sum of all ranks' `x`; its gradient, the same on all ranks, is each one's."""
+    """Return the sum of `x` over the ranks; the backward pass hands the gradient to each rank unchanged."""
     return _ReduceFromGroup.apply(x, group)
 
 
 @paddle.no_grad()
 def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> paddle.Tensor:
-    """The whole of which every rank holds `part`, so many indices of `axis` each. No gradient passes."""
+    """Gather shards of different lengths and concatenate them; not differentiable.
+
+    Args:
+        part: this rank's shard.
+        axis: the sharded axis.
+        sizes: length of each rank's shard along `axis`.
+        group: the ranks.
+    """
     largest = max(sizes)
     missing = largest - part.shape[axis]
-    if missing:  # gloo and NCCL gather equal parts
+    if missing:  # gloo and NCCL gather equal shapes only
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
-    if not part.size:  # of a layer that AdaLoRA left no rank; gloo divides by what there is to gather
+    if not part.size:  # a layer that AdaLoRA pruned to rank 0; gloo would divide by zero
         return paddle.zeros([*part.shape[:axis], sum(sizes), *part.shape[axis + 1 :]], part.dtype)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=group)
@@ -90,7 +102,7 @@ class _CopyToGroup(PyLayer):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.clone()  # others may hold it too
+        gradient = gradient.clone()  # the tensor may be shared with other consumers
         dist.all_reduce(gradient, group=ctx.group)
         return gradient
 

@@ -1,8 +1,12 @@
-"""Tensors of all processes made whole, one at a time and on the main process alone, while it writes them.
+"""Gather the sharded tensors of all processes to the main process, one at a time, while it writes them.
 
-The main process asks for a tensor by its number; the process that holds it, or the tensor ranks that hold its parts,
-answer, until the main process says that it is done. So the writer may read in any order, no process holds more than one
-tensor beside its own, and the files are those that one process writes.
+    main process                       other processes
+    broadcast the tensor's number  ->  receive the number
+    all-gather or receive          <-  all-gather shards, or broadcast the full tensor
+    ... until every tensor is written, then broadcast _DONE
+
+The writer may read tensors in any order. A process holds at most one full tensor in addition to its own, and the files
+are identical to those of a single process.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ _MAIN, _DONE = 0, -1
 
 @dataclass(frozen=True)
 class _TensorSource:
-    """What a process can give: itself, and the tensor as it would be on one process."""
+    """Source of one tensor: the process that holds it, and its unsharded shape and dtype."""
 
     holder: int
     shape: tuple[int, ...]
@@ -35,12 +39,13 @@ class _TensorSource:
 
 
 def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
-    """Call `write` on the main process with every tensor as it would be on one; returns when it is done, everywhere.
+    """Call `write` on the main process with all tensors, unsharded; return on every process when it is done.
 
     Args:
-        mesh: the run's.
-        tensors: this process's, by the names that one process would use. What another process holds may be missing.
-        write: reads what it writes.
+        mesh: the run's mesh.
+        tensors: this process's tensors, by the names that a single process would use; tensors of other processes may be
+            missing.
+        write: receives lazy tensors; each is gathered when it is read.
     """
     gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
@@ -63,7 +68,7 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
-    """By name, the first process that holds the tensor, or the first of the tensor ranks that hold its parts."""
+    """Return the source of each tensor: the first process, or first tensor-parallel rank, that holds it."""
     mine = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
         mine = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
@@ -77,7 +82,7 @@ def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSour
 
 
 def _request(mesh: Mesh, number: int, offer: _TensorSource, own: Any) -> Any:
-    """On the main process: the whole tensor in NumPy. All processes hear of every tensor, so that none gives up."""
+    """Return the full tensor as NumPy array, on the main process; every process takes part, so that none times out."""
     _broadcast_number(mesh, number)
     if offer.holder == _MAIN:
         return _gather_shards(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
@@ -85,7 +90,7 @@ def _request(mesh: Mesh, number: int, offer: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, offer: _TensorSource, own: Any) -> None:
-    """On the others: this process's part, if it has one."""
+    """Take part in gathering one tensor, on all processes but the main one."""
     whole = None
     if offer.holder in mesh.tensor.ranks:
         whole = own if shard_of(own) is None else _gather_shards(mesh, own)
@@ -94,7 +99,7 @@ def _answer(mesh: Mesh, offer: _TensorSource, own: Any) -> None:
 
 
 def _broadcast(mesh: Mesh, offer: _TensorSource, whole: paddle.Tensor | None) -> paddle.Tensor:
-    """The holder's tensor, which comes to all: over gloo, two that send and receive lose step with the others."""
+    """Broadcast the holder's tensor to all processes: over gloo, a send between two would desynchronize the others."""
     values = paddle.empty(list(offer.shape), offer.dtype) if whole is None else whole.detach().contiguous()
     if values.size:
         dist.broadcast(values, src=offer.holder, group=mesh.world.group)
@@ -102,14 +107,14 @@ def _broadcast(mesh: Mesh, offer: _TensorSource, whole: paddle.Tensor | None) ->
 
 
 def _gather_shards(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
-    """The whole of the tensor ranks' parts."""
+    """Return the full tensor from the shards of the tensor-parallel ranks."""
     cut = shard_of(part)
     assert cut is not None
     return all_gather_cat(part.detach(), cut.axis, shard_sizes(cut.size, mesh.tensor.size), mesh.tensor.group)
 
 
 def _broadcast_number(mesh: Mesh, number: int) -> int:
-    """What the main process says; its number goes to all."""
+    """Broadcast a number from the main process and return it."""
     told = paddle.to_tensor([number], dtype="int64")
     dist.broadcast(told, src=_MAIN, group=mesh.world.group)
     return int(told.item())

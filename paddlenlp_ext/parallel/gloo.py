@@ -1,19 +1,20 @@
-"""What Paddle's gloo groups lack, made of what they have. Installed only where a run talks over gloo.
+"""Support for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
-Collectives are synchronous here: a call returns when the data has arrived, as `*_on_calc_stream` promises on GPUs.
+Collectives
+    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. They are added here, made of the
+    collectives that exist. All are synchronous: a call returns when the data has arrived.
 
-A key-value store for each gloo group, where its processes find each other.
+Rendezvous
+    Paddle's gloo groups publish their addresses in the launcher's key-value store under the rank within the group
+    ("0", "1", ...), the same keys for every group. With several groups a process may read the address of another
+    group, and the connection is refused or hangs: rarely with two processes, nearly always with more. Each group
+    therefore gets a key-value store of its own.
 
-Paddle's gloo groups write their addresses into the launcher's store by place in the group alone ("0", "1", ...), in all
-groups the same. With a second group a process may read the address that another wrote for the first, or that the second
-place of another group wrote, and is refused or waits for ever: with two processes rarely, with more nearly always.
-In a store of its own a group reads nothing but its own addresses.
-
-Waiting for the other processes for as long as it takes.
-
-A collective over gloo gives up after 30 seconds, and Paddle has no way to ask for more. Where one process may keep the
-others longer, as one that writes a checkpoint does, all meet at the launcher's key-value store first. A meeting takes
-some 50 ms, so that steps have none: ranks whose steps differ by more than 30 seconds can't train together over gloo.
+Barrier without a timeout
+    A gloo collective gives up after 30 seconds, and Paddle offers no way to change that. Before work that may take one
+    process longer, such as writing a checkpoint, all processes meet in `gloo_barrier`, which polls the launcher's
+    store. It takes about 50 ms and is therefore not part of a training step: ranks whose steps differ by more than
+    30 seconds cannot train together over gloo.
 """
 
 from __future__ import annotations
@@ -35,32 +36,34 @@ _create_at = gloo_group_class().create
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
-    """`ProcessGroupGloo.create` over a store of the group's own; its first process says in `store` where that is.
+    """Create a gloo group like `ProcessGroupGloo.create`, with a key-value store of its own.
+
+    The group's first rank starts the store and publishes its address in `store`.
 
     Args:
-        store: the launcher's.
-        rank: this process's place in the group.
-        size: of the group.
-        group_id: the same for all processes of the group, and for no other group.
+        store: the launcher's key-value store.
+        rank: this process's rank in the group.
+        size: number of processes of the group.
+        group_id: the same for all processes of the group, and different for every other group.
     """
     key = f"paddlenlp_ext/store/{group_id}"
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # only now: one who calls before somebody listens waits for seconds
+        store.set(key, address)  # after the server listens: early clients back off for seconds
     else:
         own = _store_at(store.get(key).decode())
     return _create_at(own, rank, size, group_id)
 
 
 def _store_at(address: str, serves: bool = False) -> Any:
-    """The store there; it waits for one process, itself, since gloo waits for the others."""
+    """Connect to the key-value store at `address`, or serve it; it waits for one client because gloo waits itself."""
     host, _, port = address.rpartition(":")
     return tcp_store(host, int(port), serves, 1)
 
 
 def _free_address() -> str:
-    """This machine's name among the processes, and a port that nobody listens at."""
+    """Return this machine's host name and a free port, as "host:port"."""
     host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -81,24 +84,24 @@ _SAME_BUT_FOR_THE_STREAM = (
 
 
 class _Done:
-    """A task that is over."""
+    """Completed dummy task, returned by synchronous collectives."""
 
     def wait(self, *_: Any) -> bool:
-        """Nothing to wait for."""
+        """Return at once."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 def install_gloo_collectives() -> None:
     """Add the missing collectives to the class of gloo groups, and the device number that pipelines read.
 
-    Groups made from now on find their processes in a store of their own.
+    Groups created afterwards use a key-value store of their own.
     """
     group_class = gloo_group_class()
     group_class.create = create_group
@@ -132,7 +135,7 @@ def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any) -> _Done:
-    """Each rank's part, along the first axis, of what all_reduce gives."""
+    """Compute this rank's slice, along the first axis, of the all-reduced tensor."""
     total = whole.detach().clone()
     group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
@@ -145,7 +148,7 @@ def _reduce_scatter(group: Any, out: paddle.Tensor, parts: list[paddle.Tensor], 
 
 
 def _all_to_all(group: Any, received: list[paddle.Tensor], sent: list[paddle.Tensor]) -> _Done:
-    """Part i of `sent` goes to rank i. Everyone hears everything: gloo has no more direct way in Paddle."""
+    """Send part i of `sent` to rank i, by an all-gather: Paddle's gloo has no direct all-to-all."""
     sizes = [part.size for part in sent]
     flat = paddle.concat([part.detach().reshape([-1]) for part in sent])
     everyone = paddle.empty([group.size() * flat.size], flat.dtype)
@@ -169,24 +172,24 @@ _meetings = itertools.count()
 
 
 def uses_gloo() -> bool:
-    """Whether the run talks over gloo."""
+    """Return whether the run communicates over gloo."""
     return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
 def gloo_barrier() -> None:
-    """Until every process of the run has come here; over other backends, which wait by themselves, nothing."""
+    """Wait for all processes of the run without a timeout; a no-op for backends other than gloo."""
     if world_size() == 1 or not uses_gloo():
         return
     store, name = launcher_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
     arrived, pause = _add(store, name, 1), _FIRST_PAUSE
     while arrived < world_size():
-        time.sleep(pause)  # the store's own wait looks only ten times a second
+        time.sleep(pause)  # the store's own wait polls only ten times a second
         pause = min(2 * pause, _LONGEST_PAUSE)
         arrived = _add(store, name, 0)
 
 
 def _add(store: Any, name: str, amount: int) -> int:
-    """`store.add`, while signals wait: Paddle's store takes one that comes while it receives for an error."""
+    """Call `store.add` with signals blocked: Paddle's store reports a signal during a receive as an error."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         return store.add(name, amount)

@@ -1,4 +1,4 @@
-"""A cut model's values: every rank reads its own slices, and no rank ever has the whole model."""
+"""Load the weights of a sharded model: each rank reads its own slices and never holds the full model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def load_shards(model: nn.Layer, source: WeightSource) -> None:
-    """Fill a model that was built for its shapes alone and cut since; adapters keep the values they began with.
+    """Load the base weights of a model that was built without values and sharded; adapter values stay unchanged.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
-        source: the whole base model's tensors.
+        source: tensors of the full base model.
 
     Raises:
-        ValueError: the stored tensors are not this model's.
+        ValueError: the stored tensors do not match the model.
     """
     decoder = getattr(model, "base_model", model)
     parameters = base_parameters(decoder)
@@ -31,7 +31,7 @@ def load_shards(model: nn.Layer, source: WeightSource) -> None:
 
 
 def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:
-    """The parameters of the model under its adapters, by the names that files have."""
+    """Return the parameters of the model without its adapters', by their names in files."""
     adapters = {
         id(parameter)
         for _, layer in adapter_layers(decoder)

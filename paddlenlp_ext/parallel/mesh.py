@@ -1,6 +1,13 @@
-"""Where this process stands among those of the run: an index, a size and a communication group along every axis.
+"""Device mesh: this process's index, the size and the communication group along every axis.
 
-Paddle's own `fleet` makes the groups. One process starts nothing of it.
+Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, outermost axis first):
+
+                  stage 0           stage 1
+    replica 0   [ 0 | 1 ]   -->   [ 2 | 3 ]        | tensor ranks: shards of the same layers
+    replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
+
+A replica axis is data x sharding; with sharding (ZeRO) replicas also share optimizer state, gradients or parameters.
+Paddle's `fleet` creates the groups. With a single process no group is created.
 """
 
 from __future__ import annotations
@@ -25,15 +32,15 @@ _ORDER = {  # outermost axis first
 
 @dataclass(frozen=True)
 class ProcessAxis:
-    """The processes that differ from this one along one axis, or along several.
+    """Processes that differ from this one along one axis, or along several.
 
     Attributes:
-        index: this process's place among them, from 0.
-        size: how many they are.
-        group: Paddle's group of them; None where there is one process.
-        ranks: their global numbers, in order.
-        pairs: along a pipeline, by the neighbour's index in the ring, a group of this process and that neighbour. Two
-            that send and receive need one: gloo numbers the messages of a group, and the others would lose count.
+        index: this process's index along the axis, from 0.
+        size: number of processes along the axis.
+        group: Paddle's communication group; None with one process.
+        ranks: global ranks, in order.
+        pairs: for a pipeline: index of a neighbour in the ring to a group of this process and that neighbour.
+            Point-to-point messages need it: gloo numbers the messages of a group, and other members would lose count.
     """
 
     index: int = 0
@@ -48,7 +55,9 @@ class Mesh:
     """All axes of a run.
 
     Attributes:
-        replicas: data and sharding together: each has micro-batches of its own.
+        degrees: sizes of the axes.
+        data, sharding, pipeline, tensor: one axis each.
+        replicas: data and sharding together; each replica has its own micro-batches.
         world: all processes.
     """
 
@@ -62,10 +71,10 @@ class Mesh:
 
     @classmethod
     def from_config(cls, parallel: Any) -> Mesh:
-        """The mesh of `config.parallel` over the processes that the launcher started.
+        """Create the mesh of `config.parallel` over the processes that the launcher started.
 
         Raises:
-            ValueError: the degrees do not divide the processes.
+            ValueError: the product of the degrees does not divide the number of processes.
         """
         degrees = complete_degrees(parallel, world_size())
         if world_size() == 1:
@@ -74,13 +83,13 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process logs and writes."""
+        """True on the process that logs and writes."""
         return self.world.index == 0
 
 
 @lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Join the other processes. A process that comes again with the same layout has its groups already."""
+    """Join the other processes; cached, so that a second call with the same layout reuses its groups."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.utils.log_util import set_log_level
 
@@ -95,7 +104,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         "sharding_degree": degrees.sharding,
         "order": _ORDER[order],
     }
-    forget_hybrid_groups()  # a second mesh in the same process would be the first one again
+    forget_hybrid_groups()  # a second mesh of the same process needs its own groups
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     groups = fleet.get_hybrid_communicate_group()
     return Mesh(
@@ -110,12 +119,12 @@ def _start(degrees: Degrees, order: str) -> Mesh:
 
 
 def _axis(group: Any) -> ProcessAxis:
-    assert rank() in group.ranks, f"process {rank()} is not of its own group {group.ranks}"
+    assert rank() in group.ranks, f"process {rank()} is not in its own group {group.ranks}"
     return ProcessAxis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
 
 
 def _pipeline(groups: Any) -> ProcessAxis:
-    """The axis of stages with its pairs; every process makes all of them, as `new_group` wants."""
+    """Return the pipeline axis with its pairs; every process creates all pairs, as `new_group` requires."""
     axis = _axis(groups.get_pipe_parallel_group())
     if axis.size <= 2:
         return replace(axis, pairs={1 - axis.index: axis.group} if axis.group else {})
@@ -130,7 +139,7 @@ def _pipeline(groups: Any) -> ProcessAxis:
 
 
 def _replicas(groups: Any) -> ProcessAxis:
-    """The group over data and sharding; every process makes all of them, as `new_group` wants."""
+    """Return the axis over data and sharding; every process creates all groups, as `new_group` requires."""
     if groups.get_sharding_parallel_world_size() == 1:
         return _axis(groups.get_data_parallel_group())
     if groups.get_data_parallel_world_size() == 1:

@@ -1,8 +1,13 @@
-"""Models that PaddleNLP saved as one file a rank, made one model again.
+"""Merge models that PaddleNLP saved as one file per rank.
 
-Such a folder holds `model_state.tp00_pp00.pdparams` and so on, `tp` counting tensor ranks, `pp` stages. Names begin
-with the family (`llama.layers.0...`), a linear's weight lies as [in, out], and every tensor rank has its part of what
-the family's plan cuts; a vocabulary that does not divide is whole on all. What this project saves needs no such merge.
+Such a folder holds `model_state.tp00_pp00.pdparams` and so on: `tp` counts tensor ranks, `pp` pipeline stages.
+
+    names          start with the family (`llama.layers.0...`)
+    linear weight  stored as [in, out]
+    shards         every tensor rank stores its slice of what the family's plan shards; a vocabulary that is not
+                   divisible is stored in full by all
+
+Models that this project saves are full already and need no merge.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ _FORMATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge came to: the folder, the number of tensors, and how many of them were cut."""
+    """Result of a merge: output folder, number of tensors, and how many of them were joined from shards."""
 
     output: Path
     num_tensors: int
@@ -42,15 +47,15 @@ class MergeReport:
 def merge_saved_shards(
     folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None
 ) -> MergeReport:
-    """Write the whole model in Hugging Face's layout, its generation config and tokenizer along with it.
+    """Write the full model in Hugging Face's layout, with generation config and tokenizer.
 
     Args:
-        folder: PaddleNLP's, with its config.json.
-        tensor_degree, pipeline_degree: of the run that wrote it; 0 and 1: that axis was not split.
-        output: folder for the model; None: `folder` itself, beside the shards.
+        folder: PaddleNLP's folder, with its config.json.
+        tensor_degree, pipeline_degree: degrees of the run that wrote it; 0 and 1: not split along that axis.
+        output: folder for the model; None: `folder` itself.
 
     Raises:
-        ValueError: files are missing or hold other tensors than the config says, or nothing is split.
+        ValueError: files are missing, hold other tensors than config.json describes, or nothing is split.
     """
     files = shard_files(folder, tensor_degree, pipeline_degree)
     content = _hf_config(folder)
@@ -76,25 +81,25 @@ def merge_saved_shards(
 
 
 def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[list[Path]]:
-    """The files by tensor rank, then by stage.
+    """Return the files by tensor rank, then by stage.
 
     Raises:
-        ValueError: nothing is split, or files are missing; names those that are there.
+        ValueError: nothing is split, or files are missing; the message names those that exist.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
-        raise ValueError("nothing to merge: --tp and --pp are both at most 1; say how the run that wrote it was split")
+        raise ValueError("nothing to merge: --tp and --pp are both at most 1; give the degrees of the original run")
     tensor = [f"tp{rank:02d}" for rank in range(tensor_degree)] if tensor_degree > 1 else [""]
     stages = [f"pp{stage:02d}" for stage in range(pipeline_degree)] if pipeline_degree > 1 else [""]
     files = [[folder / f"model_state.{'_'.join(filter(None, (t, p)))}.pdparams" for p in stages] for t in tensor]
     missing = [file.name for rank in files for file in rank if not file.is_file()]
     if missing:
         there = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
-        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards there: {', '.join(there[:8])}")
+        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(there[:8])}")
     return files
 
 
 def _hf_config(folder: Path) -> dict[str, Any]:
-    """config.json as Hugging Face has it: no pipeline's class, the number format under its name there."""
+    """Return config.json as Hugging Face writes it: no pipeline class, and the dtype as `torch_dtype`."""
     content = read_json_object(folder / "config.json")
     content["architectures"] = [name.removesuffix("Pipe") for name in content.get("architectures") or []]
     stored = content.pop("dtype", None) or content.get("torch_dtype") or "float32"
@@ -107,15 +112,15 @@ def _hf_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
-    """All stages of one tensor rank together."""
+    """Return the tensors of all stages of one tensor rank."""
     tensors: dict[str, np.ndarray] = {}
     for file in files:
-        tensors |= read_pickled_arrays(file)  # a tied embedding stands in the first stage and in the last
+        tensors |= read_pickled_arrays(file)  # a tied embedding is stored in the first and in the last stage
     return tensors
 
 
 def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """`llama.layers.0...` to `model.layers.0...`."""
+    """Rename `llama.layers.0...` to `model.layers.0...`."""
     prefix = f"{model_type}."
     return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
 
@@ -128,12 +133,12 @@ def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: P
             raise ValueError(
                 f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "
                 f"{len(missing)} missing ({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
-                "; models saved with fused projections are not read"
+                "; models saved with fused projections are not supported"
             )
 
 
 def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
-    """Along which axis each cut parameter is joined."""
+    """Return the axis along which each sharded parameter is joined."""
     axes = {}
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():
         if style in AXES:
@@ -144,13 +149,13 @@ def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
 
 
 def _to_out_in(value: np.ndarray, name: str) -> np.ndarray:
-    """A linear's [in, out] to [out, in]; the embedding lies the same way in both."""
+    """Transpose a linear weight from [in, out] to [out, in]; the embedding has the same layout in both."""
     is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
     return value.T if is_linear else value
 
 
 def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int | None) -> tuple[np.ndarray, bool]:
-    """The whole of a tensor's parts, and whether it was cut at all."""
+    """Return the full tensor, and whether it was joined from several shards."""
     if parts[0].shape == shape:
         return parts[0], False
     if axis is not None and len(parts) > 1:
@@ -159,5 +164,5 @@ def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int 
             return whole, True
     raise ValueError(
         f"{name}: {len(parts)} parts of shape {list(parts[0].shape)} do not make the {list(shape)} that config.json "
-        "asks for; was another --tp meant?"
+        "describes; check --tp"
     )

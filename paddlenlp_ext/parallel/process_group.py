@@ -1,6 +1,4 @@
-"""Sums over the processes that have micro-batches of their own: `trainer/process_group.py`'s protocol for
-several processes.
-"""
+"""Collective operations of the trainer for several processes: implements the protocol of `trainer/process_group.py`."""
 
 from __future__ import annotations
 
@@ -23,13 +21,14 @@ from paddlenlp_ext.sharding_spec import placement_of
 
 
 class DistributedProcesses:
-    """The replicas of a mesh, of which this process is one.
+    """Processes of a mesh as the trainer sees them.
 
-    Micro-batches are dealt over data and sharding ranks; the tensor and pipeline ranks of a replica work on the same.
+    Micro-batches are distributed over the replicas (data x sharding). The tensor and pipeline ranks of a replica work
+    on the same micro-batch.
 
     Args:
-        mesh: the run's.
-        sharding: what the replicas share out among them, if they do.
+        mesh: the run's mesh.
+        sharding: ZeRO over the sharding axis; None without it.
     """
 
     def __init__(self, mesh: Mesh, sharding: Sharding | None = None) -> None:
@@ -38,16 +37,16 @@ class DistributedProcesses:
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
-        """Each value summed over the replicas, in double precision."""
+        """Return each value summed over the replicas, in double precision."""
         if self.size == 1:
             return values
         return _reduced(values, self.mesh.replicas.group, dist.ReduceOp.SUM)
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Euclidean norm of all gradients, each counted once.
+        """Return the Euclidean norm of all gradients, each counted once.
 
-        Of those that sharding ranks share out, the owner's counts. Those that are cut over tensor ranks
-        (`is_distributed`, Paddle's own mark) are summed over these, and the stages of a pipeline are summed.
+        A gradient under ZeRO is counted by the parameter's owner. Gradients of sharded parameters (Paddle's own mark
+        `is_distributed`) are summed over the tensor ranks, and everything over the pipeline stages.
         """
         counted = [p for p in parameters if p.grad is not None and self._counts(p)]
         cut = sum_of_squares(p.grad for p in counted if p.is_distributed)
@@ -66,13 +65,13 @@ class DistributedProcesses:
         return owns and is_counted_here(parameter, self.mesh.pipeline)
 
     def sum_stages(self, values: list[float]) -> list[float]:
-        """Each value summed over the stages of this replica's pipeline."""
+        """Return each value summed over the pipeline stages of this replica."""
         if self.mesh.pipeline.size == 1:
             return values
         return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all replicas, in their order."""
+        """Return the values of all replicas, in order."""
         gloo_barrier()
         if self.size == 1:
             return [value]
@@ -81,44 +80,46 @@ class DistributedProcesses:
         return values
 
     def max_over_processes(self, value: float) -> float:
-        """The largest of all processes' values: what one of them has seen, all know."""
+        """Return the largest value over all processes."""
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
     def union(self, names: set[str]) -> set[str]:
-        """All processes' names together."""
+        """Return the union of all processes' sets of names."""
         everyone: list[set[str]] = []
         dist.all_gather_object(everyone, names, group=self.mesh.world.group)
         return set().union(*everyone)
 
     def barrier(self) -> None:
-        """Until every process of the run has come here, however long that takes."""
+        """Wait for all processes of the run, without a timeout."""
         gloo_barrier()
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Each parameter's gradient summed over the replicas, in place; one that no rank has stays absent."""
+        """All-reduce gradients over the replicas, in place; a gradient that no rank has stays None."""
         if self.sharding is not None:
             self.sharding.sum_gradients(list(parameters))
         elif self.size > 1:
             sum_gradients(list(parameters), self.mesh.replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Let gradients go where sharding keeps them."""
+        """Reduce gradients to their owners, if sharding does so after each micro-batch."""
         if self.sharding is not None:
             self.sharding.after_micro_batch()
 
     def broadcast_updated(self) -> None:
-        """Let every process have what others updated."""
+        """Broadcast updated parameters from their owners to all sharding ranks."""
         if self.sharding is not None:
             self.sharding.broadcast_updated()
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """A block in which this process has all values of its replica."""
+        """Return a context in which this process holds all parameter values of its replica."""
         return nullcontext() if self.sharding is None else self.sharding.gathered_parameters()
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Gradients of whole parameters of which each tensor rank has seen a part (`needs_tp_reduce`), summed over
-        these; and of those that several stages hold, over their stages.
+        """Sum the gradients of which a process has only a part.
+
+        Full parameters with `needs_tp_reduce` are summed over the tensor ranks. Parameters that several pipeline
+        stages hold are summed over these stages.
         """
         partial = [parameter for parameter in parameters if placement_of(parameter).needs_tp_reduce]
         if self.mesh.tensor.size > 1 and partial:
@@ -127,7 +128,7 @@ class DistributedProcesses:
             sum_shared_gradients(parameters, self.mesh.pipeline)
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with every tensor whole, the others' parts included (whole.py)."""
+        """Call `write` on the main process with all tensors, unsharded (gather.py)."""
         save_gathered(self.mesh, tensors, write)
 
 

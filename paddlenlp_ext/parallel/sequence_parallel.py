@@ -1,10 +1,12 @@
-"""Sequence parallelism: between the cut layers each tensor rank has a part of the positions.
+"""Sequence parallelism: between sharded layers each tensor-parallel rank holds a part of the positions.
 
-Norms and residuals then work on a part each, and keep a part each for the backward pass (Korthikanti et al. 2022, arXiv
-2205.05198). In front of the layers the stream is divided; what was one copy and one sum around each half of a layer
-becomes a gathering and a scattered sum, which send the same bytes; behind the last norm the stream is whole again.
+Norms and residuals then process one part each and save one part each for the backward pass (arXiv:2205.05198).
 
-Parts are equal, the last ones padded; a gathered sequence has its own length, whatever the padding.
+    embedding -> split -> [ norm -> all-gather -> attention or MLP -> reduce-scatter -> + ] x N -> norm -> gather
+
+An all-gather and a reduce-scatter replace the identity and the all-reduce of tensor parallelism, and send the same
+number of bytes. Parts have equal lengths; the last one is padded, and gathering removes the padding.
+
 Shapes: B batch, S positions, P positions of one part, D hidden.
 """
 
@@ -23,51 +25,51 @@ from paddlenlp_ext.sharding_spec import set_placement
 
 
 class SequenceShards:
-    """How the positions of the pass at hand are divided.
+    """Split of the current micro-batch's positions over the tensor-parallel ranks.
 
     Args:
-        axis: the tensor ranks.
+        axis: the tensor-parallel ranks.
 
     Attributes:
-        length: how many positions there are. `split` finds out; where the stream comes in parts, as between the
-            stages of a pipeline, who runs the pass says so, on the way back too: what is computed again needs it.
+        length: number of positions S. `split` sets it. Where hidden states arrive split, as in later pipeline stages,
+            the caller sets it before the forward and before the backward pass, because recomputation reads it.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
     def shard_shape(self, whole: Sequence[int]) -> list[int]:
-        """Of a stream [B, S, D] what a rank has: [B, P, D]."""
+        """Return the shape [B, P, D] of a rank's part of hidden states [B, S, D]."""
         batch, length, width = whole
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, whole_BSD: paddle.Tensor) -> paddle.Tensor:
-        """[B, S, D], the same on all ranks, to this rank's [B, P, D]."""
+        """Return this rank's part [B, P, D] of [B, S, D], which is equal on all ranks."""
         self.length = whole_BSD.shape[1]
         return _Split.apply(whole_BSD, self.axis)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """The reverse, for readers that do the same on every rank."""
+        """Gather parts to [B, S, D] for layers that compute the same on every rank; the backward pass splits."""
         return _GatherReplicated.apply(part_BPD, self.length, self.axis)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """The reverse, for readers that see a part of the features each: their gradients are summed."""
+        """Gather parts to [B, S, D] for column-parallel layers; the backward pass reduce-scatters."""
         return _Gather.apply(part_BPD, self.length, self.axis)
 
     def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
-        """This rank's positions of the sum of all ranks' terms."""
+        """Sum [B, S, D] over the ranks and return this rank's part [B, P, D]; the backward pass gathers."""
         return _ReduceScatter.apply(terms_BSD, self.axis)
 
 
 def apply_sequence_parallel(model: nn.Layer, sequence: SequenceShards) -> None:
-    """Divide the stream in front of a decoder's layers and join it behind its last norm.
+    """Split hidden states before a decoder's first layer and gather them after its last norm.
 
     Args:
-        model: a `CausalLM` whose layers the tensor plan has cut with this `sequence`.
-        sequence: theirs.
+        model: a `CausalLM` whose layers were sharded with the same `sequence`.
+        sequence: the split.
 
     Raises:
-        ValueError: an adapter picks positions out of the stream, of which a rank has only some.
+        ValueError: an adapter selects positions of whole sequences, of which a rank holds only a part.
     """
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
@@ -78,14 +80,14 @@ def apply_sequence_parallel(model: nn.Layer, sequence: SequenceShards) -> None:
     for layer in decoder.layers:
         seen += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
-        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # beside or behind a half of a layer
+        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # next to attention or MLP
             seen += [parameter for name, parameter in adapter.named_parameters() if not name.startswith("base.")]
     for parameter in seen:
         set_placement(parameter, needs_tp_reduce=True)  # a rank sees only some of the positions
 
 
 def _part(whole: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
-    """This rank's positions, zeros behind the last."""
+    """Return this rank's positions, zero-padded to the common length."""
     batch, length, width = whole.shape
     size = -(-length // axis.size)
     part = whole[:, axis.index * size : (axis.index + 1) * size]

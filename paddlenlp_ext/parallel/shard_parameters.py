@@ -14,10 +14,17 @@ AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight
 
 @paddle.no_grad()
 def shard_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
-    """Keep this rank's part of a layer's parameter or buffer.
+    """Replace a layer's parameter or buffer by this rank's shard.
+
+    Args:
+        layer: the layer that owns the tensor.
+        name: the tensor's name in the layer.
+        cut_axis: the axis to shard.
+        axis: the tensor-parallel ranks.
+        even: require shards of equal length.
 
     Raises:
-        ValueError: the ranks can't have equal parts (where `even` asks for them).
+        ValueError: the ranks cannot have equal shards, and `even` requires them.
     """
     whole = own_parameters(layer).get(name)
     is_parameter = whole is not None
@@ -29,7 +36,7 @@ def shard_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis
             f"along its axis {cut_axis}; choose a degree or an adapter size that divides {size}"
         )
     cut = local_shard(size, cut_axis, axis)
-    if not has_storage(whole):  # built for its shape; the part's values are read later
+    if not has_storage(whole):  # built without values; the shard's values are loaded later
         shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
         part = paddle.zeros(shape, whole.dtype)
     else:
@@ -52,20 +59,20 @@ def shard_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis
 
 
 def local_shard(size: int, cut_axis: int, axis: ProcessAxis) -> Shard:
-    """Which of `size` indices are this rank's."""
+    """Return the slice of `size` indices that this rank holds."""
     sizes = shard_sizes(size, axis.size)
     start = sum(sizes[: axis.index])
     return Shard(cut_axis, start, start + sizes[axis.index], size)
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
-    """How many of `size` indices each of `parts` ranks has; the first ones may have one more."""
+    """Return the lengths of the shards of `size` indices; the first ones may be longer by one."""
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 
 def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
-    """A parameter that counts once in a sum of parts: the other ranks go without."""
+    """Remove a parameter from all ranks but the first: after an all-reduce it must be added once."""
     if axis.index == 0:
-        getattr(layer, name).is_distributed = True  # its gradient is in the norm once, as those of parts are
+        getattr(layer, name).is_distributed = True  # the gradient norm counts it once, as it does shards
     else:
         setattr(layer, name, None)

@@ -1,12 +1,13 @@
-"""Tensor parallelism: each rank has a part of every layer. The only file that knows which axis a style cuts.
+"""Tensor parallelism: each rank holds a shard of every layer (arXiv:1909.08053).
 
-    colwise   a rank has some outputs; its input is the same on all ranks, so that the input's gradient is summed
-    rowwise   a rank has some inputs and gives its part of a sum, which is made behind the layer; a bias is rank 0's
-    vocab     a rank has some rows of the embedding and the head (vocabulary.py)
-    replicated   whole, but each rank applies it to its own heads: its gradient is summed
+    style        weight [out, in]        before the layer           after the layer
+    colwise      outputs are sharded     copy_to_group              -
+    rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
+    vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
+    replicated   full                    applied to local heads, so that its gradient is summed over the ranks
 
-Hooks on the outermost layer of a place do it, so that a base and its adapters share one reduction (Shoeybi et al. 2019,
-arXiv 1909.08053, for the scheme). Names, and the model's own code, stay what they are.
+Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives, so that a base layer and its
+adapters share one reduction. Parameter names and the model's own code do not change.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, set_placement,
 
 @dataclass(frozen=True)
 class _TPCollectives:
-    """What stands in front of layers that are cut by outputs, and behind those that are cut by inputs."""
+    """Collectives before column-parallel layers (`enter`) and after row-parallel layers (`leave`)."""
 
     enter: Callable[[paddle.Tensor], paddle.Tensor]
     leave: Callable[[paddle.Tensor], paddle.Tensor]
 
 
 def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
-    """Cut a model, adapters and all, in place; every rank's model was the same before.
+    """Shard a model with its adapters, in place; before the call all ranks hold the same model.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, of which this rank keeps its part.
-        axis: the tensor ranks.
-        sequence: how each rank has a part of the positions between the cut layers (sequence.py); None: it has all.
+        model: a `CausalLM` or `PeftModel`.
+        axis: the tensor-parallel ranks.
+        sequence: sequence parallelism between the sharded layers (sequence_parallel.py); None: without it.
 
     Raises:
-        ValueError: a size does not divide among the ranks, or an adapter can't be cut; the message says what can.
+        ValueError: a size is not divisible by the ranks, or an adapter cannot be sharded; the message says what works.
     """
     passage = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
     if sequence is not None:
@@ -65,7 +66,7 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
     for name, outermost in list(_outermost_layers(decoder)):
         style = styles.get(_without_adapters(name))
         if style is None:
-            if isinstance(outermost, AdapterLayer):  # around attention, a feed-forward half or a whole layer
+            if isinstance(outermost, AdapterLayer):  # around attention, the MLP or a decoder layer
                 _shard_adapter(outermost, "colwise", axis, outermost.shards_heads)
         elif style == "vocab":
             _shard_vocabulary(decoder, name, outermost, axis)
@@ -82,15 +83,15 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
 
 
 def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationConfig | None) -> None:
-    """Refuse a model that can't be cut among so many ranks, from its shapes alone.
+    """Refuse a model that cannot be sharded over `degree` ranks, by its shapes alone.
 
     Args:
-        model: a `CausalLM` in plain numbers, or without values.
-        degree: how many ranks.
-        quantization: how it will be quantized before it is cut, or is in its files.
+        model: a `CausalLM` that is not quantized, or has no values.
+        degree: number of tensor-parallel ranks.
+        quantization: how the base will be quantized, or is stored.
 
     Raises:
-        ValueError: as `check_sizes`, or blocks of quantized weights that the cuts would break up.
+        ValueError: as `check_sizes`, or shards that would split blocks of quantized weights.
     """
     check_sizes(model.config, degree)
     if quantization is None or degree == 1:
@@ -112,10 +113,10 @@ def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationCo
 
 
 def check_sizes(config: Any, degree: int) -> None:
-    """Refuse a degree that heads or features do not divide by; needs no weights.
+    """Refuse a degree that does not divide heads or features; no weights are needed.
 
     Raises:
-        ValueError: names the largest degree below it that works.
+        ValueError: names the largest smaller degree that works.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -132,10 +133,10 @@ def check_sizes(config: Any, degree: int) -> None:
 
 
 def styles_by_name(model: nn.Layer, plan: TensorPlan) -> dict[str, Style]:
-    """The style of every layer that the plan names.
+    """Return the style of every layer that the plan names.
 
     Raises:
-        ValueError: a name of the plan matches nothing, or a linear is not named.
+        ValueError: a pattern matches no layer, or a linear layer matches no pattern.
     """
     names = {_without_adapters(name): layer for name, layer in model.named_sublayers()}
     styles: dict[str, Style] = {}
@@ -152,26 +153,26 @@ def styles_by_name(model: nn.Layer, plan: TensorPlan) -> dict[str, Style]:
 
 
 class ShardGroup:
-    """What a cut adapter may ask of the ranks that hold its other parts.
+    """Ranks that hold the shards of an adapter, as the adapter sees them.
 
     Args:
-        axis: the tensor ranks.
+        axis: the tensor-parallel ranks.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.index, self.size, self._group = axis.index, axis.size, axis.group
 
     def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The sum of all ranks' `x`; gradients pass."""
+        """Return the sum of `x` over the ranks; differentiable."""
         return reduce_from_group(x, self._group)
 
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """The whole of equal parts, without gradients."""
+        """Concatenate equal shards along `axis`; not differentiable."""
         return all_gather_cat(part, axis, [part.shape[axis]] * self.size, self._group)
 
 
 class _SharedInput:
-    """The input of neighbours that are cut by outputs (q, k and v): spread once, so that one sum serves them all."""
+    """Common input of column-parallel siblings (q, k and v): copied once, so that one all-reduce serves them all."""
 
     def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
         self._enter = enter
@@ -179,28 +180,28 @@ class _SharedInput:
         self._source, self._spread, self._left = None, None, 0
 
     def hook(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Before a layer's forward: its first argument, spread."""
+        """Replace the first argument of a layer's forward by its copy to the group."""
         if inputs[0] is not self._source:
             self._source, self._spread, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._spread
         self._left -= 1
-        if self._left == 0:  # nobody else asks: do not keep it alive
+        if self._left == 0:  # the last reader: free it
             self._source = self._spread = None
         return (result, *inputs[1:])
 
 
 def _outermost_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer]]:
-    """(name, outermost layer) of every place: what an adapter wraps is not a place of its own."""
+    """Yield (name, layer) for every layer that no adapter wraps."""
     return ((name, layer) for name, layer in model.named_sublayers() if name.rpartition(".")[2] != "base")
 
 
 def _without_adapters(name: str) -> str:
-    """A layer's name without the adapters around it and above it."""
+    """Return a layer's name without the components that adapters add."""
     return ".".join(part for part in name.split(".") if part != "base")
 
 
 def _unwrap(layer: nn.Layer) -> tuple[list[AdapterLayer], nn.Layer]:
-    """The adapters of a place from the outside in, and the base."""
+    """Return the adapters of a layer from the outside in, and the base layer."""
     adapters = []
     while isinstance(layer, AdapterLayer):
         adapters.append(layer)
@@ -215,7 +216,7 @@ def _shard_linear(
     shared: _SharedInput,
     leave: Callable[[paddle.Tensor], paddle.Tensor],
 ) -> bool:
-    """Cut a place; False where this rank goes without something: the bias of a sum is the first rank's alone."""
+    """Shard a linear layer and its adapters; return False if this rank drops the bias (row-parallel: rank 0 has it)."""
     adapters, base = _unwrap(outermost)
     has_bias = base.bias is not None
     _shard_weight(base, style, axis)
@@ -243,7 +244,7 @@ def _shard_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxi
 
 
 def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_partial_gradients: bool) -> None:
-    """Shard an adapter's own tensors; full ones may have partial gradients."""
+    """Shard an adapter's own tensors; mark full ones whose gradients are partial sums."""
     for name, cut_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
         if cut_axis is not None:
@@ -275,5 +276,5 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
 
 def _shard_lm_head(model: nn.Layer, axis: ProcessAxis) -> None:
     cut = shard_of(model.head_weight())
-    assert cut is not None, "the plan cuts embedding and head along the vocabulary"
+    assert cut is not None, "the plan shards embedding and lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(cut, shard_sizes(cut.size, axis.size), axis)

@@ -1,6 +1,6 @@
-"""What is cut along the vocabulary: the token embedding, the head and the cross entropy over it.
+"""Embedding, lm_head and cross entropy, sharded along the vocabulary.
 
-Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary, U the part of it on this rank.
+Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
 class VocabParallelEmbedding(nn.Layer):
-    """A token embedding of which each rank has some rows; every rank gets the whole vectors.
+    """Token embedding of which each rank holds some rows; every rank returns full vectors.
 
     Args:
         weight: this rank's rows [U, D].
-        cut: which they are.
-        axis: the tensor ranks.
+        cut: the slice of rows.
+        axis: the tensor-parallel ranks.
     """
 
     def __init__(self, weight: paddle.Tensor, cut: Shard, axis: ProcessAxis) -> None:
@@ -32,7 +32,7 @@ class VocabParallelEmbedding(nn.Layer):
         self.weight, self._cut, self._axis = weight, cut, axis
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Ids [...] to vectors [..., D]; a rank gives zeros for the rows of others."""
+        """Map ids [...] to vectors [..., D]: look up local rows, zeros for others, then all-reduce."""
         is_own = (input_ids >= self._cut.start) & (input_ids < self._cut.stop)
         own_ids = paddle.where(is_own, input_ids - self._cut.start, paddle.zeros_like(input_ids))
         vectors = embedding(self.weight, own_ids)
@@ -40,25 +40,32 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """How the rows of the head are cut, and what that means for logits and loss.
+    """Row slices of the lm_head, and the logits and loss over them.
 
     Args:
-        cut: this rank's rows.
-        sizes: how many every rank has.
-        axis: the tensor ranks.
+        cut: this rank's slice of rows.
+        sizes: number of rows of every rank.
+        axis: the tensor-parallel ranks.
     """
 
     def __init__(self, cut: Shard, sizes: list[int], axis: ProcessAxis) -> None:
         self.cut, self.sizes, self.axis = cut, sizes, axis
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
-        """Logits [..., U] to [..., V], without gradients."""
+        """Gather logits [..., U] to [..., V]; not differentiable."""
         return all_gather_cat(logits_U, logits_U.ndim - 1, self.sizes, self.axis.group)
 
     def cross_entropy(
         self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
     ) -> tuple[paddle.Tensor, int]:
-        """As `ops.linear_cross_entropy`, over a head of which each rank has some rows."""
+        """Return the summed loss and the number of correct predictions, as `ops.linear_cross_entropy` does.
+
+        Args:
+            hidden_TD: hidden states.
+            weight_UD: this rank's rows of the lm_head.
+            labels_T: target ids of the full vocabulary; -100 is ignored.
+            chunk: positions per chunk, which bounds the memory of the logits.
+        """
         learned_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
         labels_R, hidden_RD = paddle.gather(labels_T, learned_R), paddle.gather(hidden_TD, learned_R)
         if learned_R.shape[0] == 0:
@@ -71,7 +78,7 @@ class VocabParallelHead:
 
 
 class _CrossEntropy(PyLayer):
-    """Two collectives a chunk: the largest logits, then sums of exponentials, the labels' logits and hits together."""
+    """Chunked loss with three all-reduces a chunk: maximum logits, argmax, and sums."""
 
     @staticmethod
     def forward(ctx, hidden_RD, weight_UD, labels_R, head, chunk, learns, counter):
@@ -107,7 +114,7 @@ class _CrossEntropy(PyLayer):
 def _chunk(
     logits_RU: paddle.Tensor, labels_R: paddle.Tensor, head: VocabParallelHead
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
-    """Gradient of the logits [R, U], losses [R] and the number of hits, of some positions."""
+    """Return the gradient of the logits [R, U], the losses [R] and the number of correct predictions."""
     group, start = head.axis.group, head.cut.start
     is_own_R = ((labels_R >= start) & (labels_R < head.cut.stop)).astype("float32")
     own_labels_R = paddle.clip(labels_R - start, 0, logits_RU.shape[1] - 1)
@@ -116,7 +123,7 @@ def _chunk(
     dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
     exponentials_RU = (logits_RU - largest_R.unsqueeze(1)).exp()
     picked_R = paddle.take_along_axis(logits_RU, own_labels_R.unsqueeze(1), axis=1).squeeze(1) * is_own_R
-    # As argmax counts: a hit where the label's logit is the largest and no other of the same value stands before it.
+    # As argmax counts: correct if the label's logit is the largest, and the first of equal ones.
     first_R = paddle.where(
         own_largest_R == largest_R, logits_RU.argmax(axis=1) + start, paddle.full_like(labels_R, head.cut.size)
     )
@@ -131,7 +138,7 @@ def _chunk(
 
 
 def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
-    """[R]; in blocks, because Paddle's own sum on the CPU adds one number after another and loses digits."""
+    """Return row sums [R], in blocks: Paddle's own sum on the CPU adds sequentially and loses digits."""
     width = 256
     missing = -values_RU.shape[1] % width
     blocks = F.pad(values_RU, [0, missing]) if missing else values_RU

@@ -1,19 +1,18 @@
-"""Sharding layer by layer: gradients go to their owners while the backward pass runs, values come for a pass alone.
+"""ZeRO (arXiv:1910.02054): sharding ranks, which have different micro-batches, divide state among themselves.
 
-A layer's gradients go when the layer below has had its backward pass. In the third stage a value stands at its owner,
-which lends it to the others: a decoder layer's parameters come before its forward pass and go after it, come again
-before its backward pass and go with the gradients. What stands outside the layers (embedding, last norm, head: a tied
-pair is one parameter) stays for the whole pass. All sharding ranks go through the same layers in the same order.
+    stage   a parameter's owner alone holds                 communication
+    1       optimizer state; it updates the parameter       broadcast of updated values, once a step
+    2       and its gradient                                reduce to the owner, layer by layer in the backward pass
+    3       and its value between forward/backward passes   broadcast before, free after each layer
 
-Sharding: processes with micro-batches of their own share what they would all keep alike (ZeRO, arXiv 1910.02054).
+Full parameters are assigned to owners, not slices of them, so that any optimizer works as on one process. An adapter
+has few parameters, whose gradients and values all ranks keep because rank-choosing methods read them; stage 3 then
+shards the frozen base only.
 
-    stage 1   each parameter is updated by one process, its owner, which alone keeps the optimizer's state of it
-    stage 2   the owner alone keeps its gradient too: the others send it on, layer by layer (loans.py)
-    stage 3   the owner alone keeps its value too, between passes
-
-Whole parameters are shared out, not slices of them: an owner's optimizer does what it would do on one process,
-whichever optimizer it is. An adapter's own parameters are few: their gradients and values stay with all, since methods
-that choose ranks look at them, and stage 3 shares the frozen base out instead.
+Order in stage 3: a decoder layer's parameters are gathered before its forward pass and released after it, gathered
+again before its backward pass, and released once its gradients are reduced, which happens when the layer below has
+finished its backward pass. Parameters outside the layers (embedding, last norm, lm_head; a tied pair is one parameter)
+stay for the whole micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ Reduce = Callable[[list[paddle.Tensor]], None]
 
 
 class ParameterGatherer:
-    """Hooks on a model that hand gradients over, borrow values and give them back.
+    """Hooks on a model that reduce gradients to their owners, and gather and release values.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
-        parameters: of the model; `Placement.owner` is the index of the rank that keeps what is shared out.
+        parameters: the parameters to handle; `Placement.owner` is the index of their owner.
         axis: the sharding ranks.
         reduce: sums gradients of some parameters at their owners.
-        lends: whether the values are shared out too; else every rank has them all the time.
+        gathers_values: whether values are sharded too (stage 3); otherwise every rank always holds them.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class ParameterGatherer:
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
         self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, gathers_values)
         self._in_backward, self._stays = False, False
-        self._left = set(range(len(self._layers)))  # layers that this pass has not finished
+        self._left = set(range(len(self._layers)))  # layers whose backward pass is not finished
         decoder.embed_tokens.register_forward_pre_hook(self._gather_others)
         decoder.layers[0].register_forward_pre_hook(self._gather_others)
         decoder.norm.register_forward_post_hook(self._watch_for_backward)
@@ -68,9 +67,9 @@ class ParameterGatherer:
         self._others.release()
 
     def after_micro_batch(self) -> None:
-        """Send the gradients that are left to their owners, and give everything back.
+        """Reduce the remaining gradients to their owners, and release all values.
 
-        A rank that had no backward pass does the same sums here as the others did in theirs, in their order.
+        A rank that ran no backward pass issues the same collectives here as the others, in the same order.
         """
         self._finish_above(-1)
         self._reduce(self._others.parameters)
@@ -80,7 +79,7 @@ class ParameterGatherer:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """A block in which all values are here."""
+        """Return a context in which all values are here."""
         self._stays = True
         for unit in (self._others, *self._layers):
             unit.gather()
@@ -103,7 +102,7 @@ class ParameterGatherer:
 
     def _before_layer(self, index: int) -> Callable[..., None]:
         def is_done(gradient: paddle.Tensor) -> None:
-            # One layer late: nodes aside of the way down, such as those of biases, may come after the input's.
+            # One layer late: the gradients of biases and the like may come after the input's.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -122,7 +121,7 @@ class ParameterGatherer:
                 return
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 output.register_hook(begin)
-            if not self._in_backward:  # else it is a recomputed layer, whose backward pass comes at once
+            if not self._in_backward:  # a layer recomputed in the backward pass needs its values at once
                 self._layers[index].release()
 
         return hook
@@ -135,7 +134,7 @@ class ParameterGatherer:
 
 
 class _Unit:
-    """Parameters whose gradients go together, and whose values come and go together where they are lent."""
+    """Parameters whose gradients are reduced together, and whose values are gathered and released together."""
 
     def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, gathers_values: bool) -> None:
         self.parameters, self._axis, self._is_gathered = parameters, axis, True
@@ -145,7 +144,7 @@ class _Unit:
 
     @paddle.no_grad()
     def gather(self) -> None:
-        """Every value, from its owner; nothing where they are here already."""
+        """Receive every value from its owner; a no-op if the values are here."""
         if self._is_gathered:
             return
         for parameter in self._gathered_values:
@@ -159,7 +158,7 @@ class _Unit:
         self._is_gathered = True
 
     def release(self) -> None:
-        """Forget what is others'; shapes stay."""
+        """Free the values of other owners; shapes stay."""
         for parameter in self._gathered_values:
             if placement_of(parameter).is_gathered_copy and has_storage(parameter):
                 free_storage(parameter)
@@ -167,7 +166,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """The parameters of each layer that no other layer has."""
+    """Return, per layer, the parameters that no other layer uses."""
     ids = {id(parameter) for parameter in parameters}
     members = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     readers = Counter(id(parameter) for own in members for parameter in own)
@@ -175,21 +174,21 @@ def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> lis
 
 
 class Sharding:
-    """Shares a model out over the sharding ranks; marks at its parameters say what is whose (plan.py).
+    """ZeRO over the sharding ranks; `Placement` holds each parameter's owner.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, the same on all of these ranks.
-        mesh: the run's.
+        model: a `CausalLM` or `PeftModel`, equal on all of these ranks.
+        mesh: the run's mesh.
         stage: 1, 2 or 3.
 
     Raises:
-        ValueError: more ranks than parameters.
+        ValueError: there are more ranks than trainable parameters.
     """
 
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
-        # One of no numbers, of a layer that AdaLoRA left no rank, has nothing to share.
+        # A layer that AdaLoRA pruned to rank 0 has empty parameters: nothing to assign.
         trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p) and p.size]
         lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in lent if parameter.stop_gradient]
@@ -205,28 +204,28 @@ class Sharding:
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether every forward pass needs all ranks."""
+        """True if every forward pass needs all ranks."""
         return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
-        """After each micro-batch: the gradients that are left go to their owners, lent values go."""
+        """Reduce the remaining gradients to their owners, and release gathered values."""
         if self._gatherer is not None:
             self._gatherer.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """At the end of a window: every gradient is summed over all replicas, where it stands."""
+        """Sum every gradient over all replicas at the end of an optimizer step's micro-batches."""
         sum_gradients([p for p in parameters if id(p) not in self._scattered], self._replicas.group)
         if self._data.size > 1:
             own = [p for p in parameters if id(p) in self._scattered and self.is_owner(p)]
             sum_gradients(own, self._data.group)
 
     def is_owner(self, parameter: paddle.Tensor) -> bool:
-        """Whether this process counts as the one that has the parameter."""
+        """Return whether this process owns the parameter."""
         return placement_of(parameter).owner == self.axis.index
 
     @paddle.no_grad()
     def broadcast_updated(self) -> None:
-        """After the optimizer's step: what an owner updated goes to the others."""
+        """Broadcast updated values from their owners, after the optimizer step."""
         for owner, members in self._by_owner(self._broadcast):
             for bucket in buckets(members):
                 flat = paddle.concat([parameter.detach().reshape([-1]) for parameter in bucket])
@@ -236,7 +235,7 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """A block in which every process has all values, as generating in its own time needs."""
+        """Return a context in which every process holds all values, as generation needs."""
         return nullcontext() if self._gatherer is None else self._gatherer.whole()
 
     def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
@@ -244,18 +243,18 @@ class Sharding:
         for parameter in trained:
             set_placement(parameter, is_updated_here=self.is_owner(parameter))
         owners = {_owner(parameter) for parameter in trained}
-        if not stays_with_all and len(owners) < self.axis.size:  # known to all ranks, which end together
+        if not stays_with_all and len(owners) < self.axis.size:  # every rank knows this, so all raise together
             raise ValueError(
-                f"sharding_parallel_degree {self.axis.size} is too large for {len(trained)} parameters that train, of "
-                f"which every process needs one; choose one of at most {len(owners)}"
+                f"sharding_parallel_degree {self.axis.size}: too large for {len(trained)} trainable parameters, "
+                f"of which every process needs one; choose at most {len(owners)}"
             )
         if trained and self.axis.index not in owners:
-            # An optimizer needs something to update: this one repeats what the smallest parameter's owner does.
+            # An optimizer needs a parameter: this rank also updates the smallest one, as its owner does.
             set_placement(min(trained, key=lambda parameter: parameter.size), is_updated_here=True)
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
-        """Gradients summed at their owners, which add to what they have; the others' go."""
+        """Sum gradients at their owners, in place, and free them elsewhere."""
         wanted = [parameter for parameter in parameters if id(parameter) in self._scattered]
         if not wanted:
             return
@@ -278,7 +277,7 @@ class Sharding:
 
 
 def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
-    """The same for the parts of a parameter on all tensor ranks, although one of these may have a bias for all."""
+    """Assign owners by size, equally on all tensor ranks, although one of them may hold additional biases."""
     alone = [p for p in parameters if p.is_distributed and shard_of(p) is None]
     with_parts = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
     for members in (with_parts, alone):
@@ -289,12 +288,12 @@ def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
 
 def _owner(parameter: paddle.Tensor) -> int:
     owner = placement_of(parameter).owner
-    assert owner is not None, "owners are assigned before they are asked for"
+    assert owner is not None, "owners are assigned before they are read"
     return owner
 
 
 def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The owner of each size: the largest first, to whoever has least, so that totals differ little."""
+    """Return an owner for each size: the largest first, to the rank with the smallest total."""
     owners, totals = [0] * len(sizes), [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owners[index] = totals.index(min(totals))
@@ -303,7 +302,7 @@ def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def build_sharding(model: Any, mesh: Mesh, name: str) -> Sharding | None:
-    """The sharding that `config.parallel.sharding` names; None where there is none, or one sharding rank."""
+    """Return the sharding that `config.parallel.sharding` names; None without one, or with a single rank."""
     if mesh.sharding.size == 1:
         return None
     stages = {"stage1": 1, "stage2": 2, "stage3": 3}

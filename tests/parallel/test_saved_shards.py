@@ -88,7 +88,7 @@ def test_a_vocabulary_that_does_not_divide_is_whole_on_all_ranks(tmp_path):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     write_shards(tmp_path / "saved", 2, 1)
-    with pytest.raises(ValueError, match=r"model_state.tp02.pdparams.* missing; shards there: model_state.tp00"):
+    with pytest.raises(ValueError, match=r"model_state.tp02.pdparams.* missing; shards found: model_state.tp00"):
         shard_files(tmp_path / "saved", 4, 1)
     with pytest.raises(ValueError, match="nothing to merge"):
         shard_files(tmp_path / "saved", 1, 1)

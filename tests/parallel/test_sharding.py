@@ -108,7 +108,7 @@ def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, mo
     monkeypatch.setattr(Mesh, "from_config", lambda parallel: mesh)
     case = Case("many", {"sharding": stage})
     (write_model(case, tmp_path) / "model.safetensors").write_bytes(b"not to be read")
-    with pytest.raises(ValueError, match=r"sharding_parallel_degree 100 is too large for 20 .* at most 20"):
+    with pytest.raises(ValueError, match=r"sharding_parallel_degree 100: too large for 20 .* at most 20"):
         run_case(case, tmp_path)
 
 

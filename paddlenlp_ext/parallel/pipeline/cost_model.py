@@ -1,9 +1,13 @@
-"""What a decoder layer and the head cost a token, in multiplications of all the ways that a training step takes.
+"""FLOPs per token of a decoder layer and of the lm_head, forward and backward, in multiplications.
 
-Forwards a matrix is multiplied once; backwards once for its input's gradient, and once more for its own where it
-trains; recompute goes forwards again. The head is multiplied for learned tokens alone. Attention between positions has
-two products one way, scores and values, and five back (scores are made again). Counted rather than timed: a start must
-not cut the model otherwise than the one before, or a resumed run would not repeat the bits of one that went on.
+    part                         forward   backward                        recompute
+    frozen matrix                1         1 (input gradient)              + 1
+    trainable matrix             1         2 (input and weight gradient)   + 1
+    attention, per seen key      2         5 (scores are recomputed)       + 2
+    lm_head                      as a matrix, for target tokens only
+
+Costs are counted, not timed: every start must split the model in the same way, or a resumed run would not reproduce
+the bits of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,20 +22,20 @@ _LOOKED_AT = 512
 
 
 class Row(Protocol):
-    """What is read of a tokenized row: which of its tokens are learned, bool [L]."""
+    """Tokenized row, as far as it is read here: `learned` marks the target tokens, bool [L]."""
 
     learned: Any
 
 
 @dataclass(frozen=True)
 class FlopEstimate:
-    """What a run does with each token.
+    """Properties of a run that determine the cost of a token.
 
     Attributes:
-        learned: share of tokens that are learned.
-        keys: keys that a token sees, on average.
-        trains_matrices: whether layers and head train; not so beneath an adapter.
-        recompute: what is computed again.
+        learned: fraction of tokens that are target tokens.
+        keys: mean number of keys that a token attends to.
+        trains_matrices: whether layers and lm_head train; False under an adapter.
+        recompute: what is recomputed in the backward pass.
     """
 
     learned: float = 1.0
@@ -43,7 +47,10 @@ class FlopEstimate:
     def from_rows(
         cls, rows: Sequence[Row] | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
-        """On those rows, each a document: some hundred are looked at; without any all is learned and attention free."""
+        """Estimate from a sample of some hundred rows, each one document.
+
+        Without rows, every token counts as a target token and attention as free.
+        """
         some = [rows[index].loss_mask[1:] for index in range(0, len(rows), -(-len(rows) // _LOOKED_AT))] if rows else []
         slots = sum(len(learned) for learned in some)
         if not slots:
@@ -52,7 +59,7 @@ class FlopEstimate:
         return cls(share, sum(len(learned) ** 2 for learned in some) / 2 / slots, trains_matrices, recompute)
 
     def layer_cost(self, config: Any) -> float:
-        """A layer's, on average over the layers."""
+        """Return the cost of a layer, averaged over the layers."""
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         projections = 2 * config.hidden_size * (queries + keys)
         mlp = 3 * config.hidden_size * config.intermediate_size
@@ -63,7 +70,7 @@ class FlopEstimate:
         )
 
     def lm_head_cost(self, config: Any) -> float:
-        """The head's, with the loss."""
+        """Return the cost of the lm_head with the loss."""
         return (3 if self.trains_matrices else 2) * self.learned * config.vocab_size * config.hidden_size
 
     def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:

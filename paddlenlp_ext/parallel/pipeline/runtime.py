@@ -1,11 +1,16 @@
-"""Pipeline parallelism: each process has some of the layers, and micro-batches go from one to the next and back.
+"""Pipeline parallelism: each process holds some layers; micro-batches pass from stage to stage and back.
 
-Every process of a pipeline reads the same batches, so that only the stream [B, S, D] and its gradient are sent; of a
-divided sequence (sequence.py) each tensor rank sends its part [B, P, D] to the next stage's same rank.
-(Fleet's own PipelineLayer wants a model written as a list of its layers, names them anew, and hands nothing but tensors
-on: the documents of a packed batch would have to be sent as tensors.) The model's code runs as it stands, with three of
-its methods replaced: an embedding that is elsewhere gives vectors that nobody reads, the decoder runs the chunk of
-layers that is at hand, from what was received, and where logits are asked for all get those of the last stage.
+Every stage of a pipeline reads the same batches, so that only the hidden states [B, S, D] and their gradient are sent.
+Under sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage.
+
+Fleet's own PipelineLayer is not used: it needs a model written as a list of layers, renames them, and passes nothing
+but tensors between stages, so that the documents of a packed batch would have to be sent as tensors. The model's code
+runs unchanged instead. `Pipeline.install` replaces three of its methods on the instance:
+
+    method                       replaced by
+    embed_tokens.forward         on later stages, zeros in the shape of the embeddings
+    decoder.forward_embeddings   the current chunk of layers, applied to the received hidden states
+    model.logits                 the last stage's logits, broadcast to all stages (generation and evaluation)
 """
 
 from __future__ import annotations
@@ -25,14 +30,14 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.peft_model import PeftModel
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
-"""Takes micro-batch number n through the model; told whether the pass ends at the head, it returns the loss then."""
+"""Run micro-batch n through the model; returns the loss if the flag says that the pass ends at the lm_head."""
 
 
 class Pipeline:
     """One process's part of a pipeline.
 
     Args:
-        plan: which layers are whose.
+        plan: assignment of layers to processes.
         axis: the pipeline's processes.
     """
 
@@ -46,9 +51,11 @@ class Pipeline:
         self._output: paddle.Tensor | None = None
 
     def install(self, model: Any, sequence: SequenceShards | None = None) -> None:
-        """Let a `CausalLM` or `PeftModel` run the chunk at hand; to be repeated when its layers were cut.
+        """Let a `CausalLM` or `PeftModel` run the current chunk; call it again after its layers were sharded.
 
-        `sequence` is how these divide the positions, None where they do not.
+        Args:
+            model: the model to install into.
+            sequence: split of the positions over tensor ranks; None without sequence parallelism.
         """
         self.sequence = sequence
         self._model = getattr(model, "base_model", model)
@@ -64,20 +71,20 @@ class Pipeline:
             model.join_stages = self.join
 
     def join(self, known: dict[str, Any]) -> dict[str, Any]:
-        """What each stage knows by name, to what all know."""
+        """Return the union of the dictionaries of all stages."""
         everyone: list[dict[str, Any]] = []
         dist.all_gather_object(everyone, known, group=self.axis.group)
         return {name: value for one in everyone for name, value in one.items()}
 
     def run(self, shapes: Sequence[Sequence[int]], forward: Forward, learns: bool) -> None:
-        """Take micro-batches through all processes, in training back again; gradients are added to what is there.
+        """Run micro-batches through the pipeline, and back in training; gradients accumulate.
 
         Args:
-            shapes: of the stream, for each micro-batch, as if nothing were divided.
+            shapes: full shape of the hidden states of each micro-batch.
             forward: see `Forward`.
-            learns: whether they come back.
+            learns: whether to run backward passes.
         """
-        moving: dict[Pass, paddle.Tensor] = {}  # what is to be sent, by who made it; received, by who needs it
+        moving: dict[Pass, paddle.Tensor] = {}  # to send, by producer; received, by consumer
         kept: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor]] = {}
         for entry in self._entries(len(shapes), learns):
             if isinstance(entry, Transfer):
@@ -102,7 +109,7 @@ class Pipeline:
     def _forward(
         self, entry: Pass, received: paddle.Tensor | None, forward: Forward, learns: bool
     ) -> paddle.Tensor | None:
-        """The stream that the chunk makes; the loss where it ends at the head."""
+        """Return the chunk's output: hidden states, or the loss from the last chunk."""
         if received is not None:
             received.stop_gradient = not learns
         ends = self._is_last(entry.chunk)
@@ -129,7 +136,7 @@ class Pipeline:
     def _dtype(self) -> Any:
         return self._decoder.norm.weight.dtype
 
-    # -- in place of the model's own ----------------------------------------------------------------------------------
+    # -- replacements of the model's methods --------------------------------------------------------------------------
     def _placeholder_embeddings(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         return paddle.zeros([*input_ids.shape, self._decoder.norm.weight.shape[0]], self._dtype)
 
@@ -137,7 +144,7 @@ class Pipeline:
         if self._chunk is None:
             return self._run_inference(x_BSD, inputs)
         made = self._run_chunk(self._chunk, x_BSD if self._input is None else self._input, inputs)
-        return made if self._is_last(self._chunk) else x_BSD  # what nobody reads, in the shape of the result
+        return made if self._is_last(self._chunk) else x_BSD  # unused, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         start, stop = self.plan.bounds[chunk : chunk + 2]
@@ -148,8 +155,8 @@ class Pipeline:
         return chunk == self.plan.num_chunks - 1
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Outside `run`: one pass of all processes together, forwards alone; the last one has the result."""
-        assert not paddle.is_grad_enabled(), "gradients come back in `run` alone"
+        """Run one forward pass of all stages outside `run`; the last stage returns the result."""
+        assert not paddle.is_grad_enabled(), "only `run` runs backward passes"
         moving: dict[Pass, paddle.Tensor] = {}
         result = x_BSD
         if self.sequence is not None:
@@ -163,8 +170,8 @@ class Pipeline:
         return result
 
     def _logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Logits [..., V] that the last process makes of what it has, float32 on all of them."""
-        assert not paddle.is_grad_enabled(), "the way back begins with the loss"
+        """Return the last stage's logits [..., V] on every stage, in float32."""
+        assert not paddle.is_grad_enabled(), "the backward pass starts at the loss"
         if self.axis.index == self.plan.last:
             logits = type(self._model).logits(self._model, hidden).astype("float32")
         else:
@@ -176,10 +183,10 @@ class Pipeline:
 def _backward(
     received: paddle.Tensor | None, made: paddle.Tensor, gradient: paddle.Tensor | None
 ) -> paddle.Tensor | None:
-    """Add a pass's gradients; returns that of what was received."""
-    if not made.stop_gradient:  # nothing below the first adapter trains
+    """Run the backward pass of a chunk; return the gradient of what was received."""
+    if not made.stop_gradient:  # below the first adapter nothing trains
         paddle.autograd.backward([made], [None if gradient is None else gradient.astype(made.dtype)])
     if received is None:
         return None
-    assert received.grad is not None, "the stream goes through every layer"
+    assert received.grad is not None, "hidden states pass through every layer"
     return received.grad

@@ -1,9 +1,13 @@
-"""The order in which the processes of a pipeline take micro-batches through their chunks of layers, and send.
+"""Schedule of a pipeline: the order in which processes run micro-batches through their chunks of layers, and send.
 
-One micro-batch forwards, one backwards (Narayanan et al. 2019, PipeDream), over several chunks a process where layers
-are interleaved (Narayanan et al. 2021, arXiv 2104.04473). Every process works out the whole timetable, a pass backwards
-counted as two forwards, and does its own entries in the one order of all: both ends of every transfer come to it in
-the same order, so that they may wait for each other without ever waiting in a circle.
+One forward, one backward (1F1B; PipeDream, Narayanan et al. 2019), over several chunks per process if layers are
+interleaved (arXiv:2104.04473). Four micro-batches, two processes, a backward pass twice as long as a forward pass:
+
+    process 0   F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
+    process 1      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+
+Every process computes the whole schedule and runs its own entries in the common order. Both ends of a transfer reach
+it in the same order, so that blocking sends cannot deadlock.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch through one chunk of layers.
+    """Forward or backward pass of one micro-batch through one chunk of layers.
 
     Attributes:
-        chunk: counted over all processes, in the order of the layers; chunk c is process c % degree's.
-        micro: the micro-batch's number.
-        backward: which way.
+        chunk: index over all processes, in the order of the layers; chunk c belongs to process c % degree.
+        micro: index of the micro-batch.
+        backward: the direction.
     """
 
     chunk: int
@@ -29,13 +33,13 @@ class Pass:
 
     @property
     def length(self) -> int:
-        """How long it takes, in passes forwards."""
+        """Duration in units of a forward pass."""
         return 2 if self.backward else 1
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a pass made, to the process that has the next chunk: the stream, or backwards its gradient."""
+    """Message from a pass to the next chunk's process: hidden states, or their gradient in a backward pass."""
 
     producer: Pass
     consumer: Pass
@@ -48,14 +52,14 @@ Entry = Pass | Transfer
 
 @lru_cache(maxsize=64)
 def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[Entry, ...]:
-    """What one process does, in order.
+    """Return the passes and transfers of one process, in order.
 
     Args:
-        process: its place in the pipeline.
-        degree: processes of the pipeline, at least 2.
+        process: index in the pipeline.
+        degree: number of processes, at least 2.
         num_chunks: a multiple of `degree`.
-        num_micro: micro-batches of the window.
-        learns: whether micro-batches come back.
+        num_micro: micro-batches of the optimizer step.
+        learns: whether to include backward passes.
     """
     starts = _start_times(degree, num_chunks, num_micro, learns)
     timed: list[tuple[tuple[int, ...], Entry]] = []
@@ -67,13 +71,13 @@ def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: 
             continue
         consumer = Pass(next_chunk, done.micro, done.backward)
         source, target = done.chunk % degree, next_chunk % degree
-        if process in (source, target):  # as late as it can be, before whatever else begins then
+        if process in (source, target):  # as late as possible, before other entries that start then
             timed.append(((starts[consumer], 0, next_chunk, done.micro), Transfer(done, consumer, source, target)))
     return tuple(entry for _, entry in sorted(timed, key=lambda pair: pair[0]))
 
 
 def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> dict[Pass, int]:
-    """When each pass begins, if every process takes up what is ready, backwards first, within its limit."""
+    """Return the start of each pass if every process runs what is ready, backward first, within its limit."""
     waiting = [_own_passes(process, degree, num_chunks, num_micro, learns) for process in range(degree)]
     limits = [
         _max_in_flight(process, degree, num_chunks) if learns else num_micro * num_chunks for process in range(degree)
@@ -82,7 +86,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> 
     free, kept = [0] * degree, [0] * degree
 
     def ready(done: Pass, process: int) -> int | None:
-        """When it could begin; None while something that it needs is not planned."""
+        """Return the earliest start; None while a dependency is not scheduled."""
         ends = [starts[other] + other.length if other in starts else None for other in _dependencies(done, num_chunks)]
         return None if None in ends else max(free[process], *ends, 0)  # type: ignore[type-var]
 
@@ -94,7 +98,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> 
             if queue and (queue[0].backward or kept[process] < limits[process])
         ]
         possible = [(begin, not q[0].backward, p, q) for p, q in heads if (begin := ready(q[0], p)) is not None]
-        if not possible:  # more must come in before anything can go out
+        if not possible:  # a micro-batch must enter before any can leave
             limits = [limit + 1 for limit in limits]
             continue
         begin, _, process, queue = min(possible, key=lambda item: item[:3])
@@ -107,7 +111,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> 
 def _own_passes(
     process: int, degree: int, num_chunks: int, num_micro: int, learns: bool
 ) -> tuple[list[Pass], list[Pass]]:
-    """A process's passes forwards and backwards: `degree` micro-batches through one chunk, then through its next."""
+    """Return a process's forward and backward passes: `degree` micro-batches per chunk, then the next chunk."""
     own: Sequence[int] = range(process, num_chunks, degree)
     groups = [range(first, min(first + degree, num_micro)) for first in range(0, num_micro, degree)]
     forwards = [Pass(chunk, micro, False) for group in groups for chunk in own for micro in group]
@@ -123,7 +127,7 @@ def _dependencies(done: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """How many passes a process may keep for the way back, so that no process keeps more than the first."""
+    """Return how many micro-batches a process may hold activations of; no process holds more than the first."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

@@ -1,8 +1,9 @@
-"""Which layers each process of a pipeline has, and marks at the parameters that say so.
+"""Assignment of layers to pipeline stages.
 
-The embedding is the first chunk's, the last norm and the head are the last one's; where head and embedding are tied
-both have them. Chunks of neighbouring layers cost as evenly as they can, the head counted. Processes keep the shapes of
-what others hold, without values: names, and all that is decided over the whole model, are the same everywhere.
+The first chunk has the embedding; the last one has the last norm and the lm_head. If lm_head and embedding are tied,
+both hold the weight. Chunks are consecutive layers of balanced cost, the lm_head included. A process knows the shapes
+of the parameters that other stages hold, without values: names, and decisions over the whole model, are the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
-_Cut = tuple[float, float, tuple[int, ...]]  # the costliest chunk's cost, the sum of their squares, bounds
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """How the layers are shared out.
+    """Assignment of layers to the processes of a pipeline.
 
     Attributes:
-        degree: processes of the pipeline.
-        bounds: chunk c has the layers from bounds[c] to bounds[c + 1]; it is process c % degree's.
-        loads: what each chunk costs, as multiplications a token (work.py); the head's with the last one.
-        is_tied: whether the head is the embedding.
+        degree: number of processes.
+        bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1, and belongs to process c % degree.
+        loads: cost of each chunk in multiplications per token (cost_model.py); the last one includes the lm_head.
+        is_tied: whether the lm_head is the embedding.
     """
 
     degree: int
@@ -45,16 +45,16 @@ class StagePlan:
 
     @property
     def num_chunks(self) -> int:
-        """Of all processes together."""
+        """Number of chunks over all processes."""
         return len(self.bounds) - 1
 
     @property
     def last(self) -> int:
-        """The process that has the head."""
+        """Index of the process that has the lm_head."""
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """The processes that hold a parameter of that name; all of them where it is no layer's and at neither end."""
+        """Return the processes that hold the parameter `name`; all, if it belongs to no layer and neither end."""
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -66,7 +66,7 @@ class StagePlan:
         return (self.last,) if plain.startswith(("model.norm.", "lm_head.")) else tuple(range(self.degree))
 
     def table(self) -> str:
-        """A line for each process: its layers, and its share of the work beside an even one."""
+        """Return a line per process: its layers, and its share of the cost relative to an even split."""
         even = sum(self.loads) / self.degree
         lines = []
         for process in range(self.degree):
@@ -78,23 +78,23 @@ class StagePlan:
 
 
 def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstimate | None = None) -> StagePlan:
-    """Share a decoder's layers out; needs no weights.
+    """Assign a decoder's layers to stages; no weights are needed.
 
     Args:
         config: the `DecoderConfig`.
-        degree: processes of the pipeline.
-        chunks_each: chunks of layers a process has (`virtual_pp_degree`).
-        work: what the run does with a token; by default all weights train and all tokens are learned.
+        degree: number of processes.
+        chunks_each: chunks of layers per process (`virtual_pp_degree`).
+        work: cost of a token; by default all weights train and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks; names what would work.
+        ValueError: there are fewer layers than chunks; the message names what works.
     """
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
         works = max(1, num_layers // degree)
         remedy = f"virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
         raise ValueError(
-            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} are {num_chunks} chunks, and the "
+            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} are {num_chunks} chunks, but the "
             f"model has {num_layers} layers; choose {remedy}"
         )
     bounds = _even_bounds(num_layers, num_chunks, work.layer_cost(config), work.lm_head_cost(config))
@@ -104,10 +104,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
 
 
 def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
-    """Say at each tensor which processes hold it, and give up the values of those that process `own` does not hold.
-
-    `Placement.stages` are the holders, `Placement.is_on_stage` says that this process is one of them.
-    """
+    """Set the stages of each tensor, and free the values of those that process `own` does not hold."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         stages = plan.holders(name)
         set_placement(tensor, stages=stages, is_on_stage=own in stages)
@@ -118,24 +115,24 @@ def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
 
 
 def allocate_own_parameters(model: nn.Layer) -> None:
-    """Give the parameters of a skeleton that belong here their values' memory."""
+    """Allocate this stage's parameters of a model that was built without values."""
     for parameter in model.parameters():
         if is_on_stage(parameter) and not has_storage(parameter):
             parameter.initialize()
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Whether this process is the one, of those that hold a tensor, that counts it."""
+    """Return whether this process is the first of those that hold a tensor, the one that counts it."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
 
 @paddle.no_grad()
 def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
-    """Gradients of parameters that several stages hold, summed over these, in place.
+    """Sum gradients of parameters that several stages hold over these stages, in place.
 
     Args:
-        parameters: this stage's, in the model's order.
+        parameters: this stage's parameters, in the model's order.
         axis: the pipeline's processes.
     """
     shared = [parameter for parameter in parameters if len(placement_of(parameter).stages) > 1]
@@ -148,7 +145,7 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis)
 
 
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
-    """The sum of two stages' gradients, made by the first."""
+    """Sum the gradients of two stages on the first one, and send the sum back."""
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = paddle.zeros_like(parameter)
@@ -165,10 +162,10 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Bounds whose costliest chunk costs least, and of these the most even ones; each chunk has a layer at least."""
+    """Return the bounds that minimize the largest chunk's cost, then the sum of squares; no chunk is empty."""
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {
         0: (0, 0, (0,))
-    }  # layers taken -> largest, squares, bounds
+    }  # layers assigned -> largest cost, sum of squares, bounds
     for chunk in range(num_chunks):
         longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for taken, (largest, squares, bounds) in best.items():
