@@ -231,7 +231,7 @@ def paper_table() -> str:
 HEAD = """# What a layout costs
 
 Written by `python -m benchmarks.parallel_cost`; the formulas are `benchmarks/parallel_cost_model.py`, with numbers worked by
-hand in `tests/parallel/test_cost.py`.
+hand in `tests/parallel/test_cost_model.py`.
 
 | What is sent in a step, by each process | Formula |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""A training run in which one process ends in the middle of an optimizer step, as FOLDER/death.json says."""
+"""Training run in which one process ends in the middle of an optimizer step, as FOLDER/death.json says."""
 
 from __future__ import annotations
 

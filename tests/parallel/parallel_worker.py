@@ -1,4 +1,4 @@
-"""What every launched process runs: the cases of FOLDER/cases.json, one after the other."""
+"""Worker of every launched process: runs the cases of FOLDER/cases.json in sequence."""
 
 from __future__ import annotations
 

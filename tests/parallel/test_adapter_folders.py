@@ -1,4 +1,4 @@
-"""Runs of two processes that start from the adapter of an earlier run, against one process that does."""
+"""Runs of two processes that start from a saved adapter, compared with one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = {
 }
 
 
-def test_layers_that_adalora_left_no_rank(tmp_path):
+def test_adapter_folder_with_layers_of_rank_zero_trains_in_every_layout(tmp_path):
     """Their tensors are of no numbers: nothing to read, to gather, to share out or to send."""
     run_case(FIRST, tmp_path)
     pattern = json.loads((tmp_path / "first" / "adapter_config.json").read_text())["rank_pattern"]

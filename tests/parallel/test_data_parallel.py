@@ -1,4 +1,4 @@
-"""Two data-parallel processes against one that does their micro-batches one after the other."""
+"""Two data-parallel processes, compared with one process that runs their micro-batches in sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_are_one(runs, case):
+def test_data_parallel_on_two_processes_matches_one_process(runs, case):
     folder, outcomes = runs
     alone = case.alone(data_ranks=2)
     run_case(alone, folder)

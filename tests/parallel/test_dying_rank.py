@@ -1,4 +1,4 @@
-"""A process that ends takes the run with it, at once and with its own error; resuming gives the uninterrupted run."""
+"""A process that dies ends the run at once, with its own error; resuming reproduces the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def died(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*EACH_TIME, *(pytest.param(name, marks=pytest.mark.layouts) for name in LESS_OFTEN)])
-def test_it_ends_the_run_with_its_own_error(died, name):
+def test_run_with_a_dying_rank_ends_with_its_error(died, name):
     folder, result = died(name)
     assert result.returncode != 0
     assert DEATHS[name][1] in result.stderr, result.stderr[-3000:] + logs(folder)
@@ -59,7 +59,7 @@ def test_it_ends_the_run_with_its_own_error(died, name):
     assert time.mktime(time.strptime(aborted[1], "%Y-%m-%d %H:%M:%S")) - died_at < MOST_SECONDS
 
 
-def test_resuming_goes_on_as_if_nothing_had_happened(died):
+def test_run_resumed_after_a_dying_rank_matches_the_uninterrupted_run(died):
     folder, _ = died("second-killed")
     assert {path.name for path in (folder / "run").glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-10"}
     resumed = dataclasses.replace(CASE, keys={**CASE.keys, "resume_from_checkpoint": True})

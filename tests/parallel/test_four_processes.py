@@ -1,4 +1,4 @@
-"""Four and eight processes in several dimensions at once against one process: losses, norms, evaluation, weights."""
+"""Four and eight processes along several axes, compared with one process: losses, norms, evaluation, weights."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def assert_one_process_does_the_same(runs: tuple, replicas: int, case: Case) -> 
 
 
 @pytest.mark.parametrize("replicas, case", listed(FOUR))
-def test_four_processes_are_one(four, replicas, case):
+def test_mesh_of_four_processes_matches_one_process(four, replicas, case):
     assert_one_process_does_the_same(four, replicas, case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas, case", listed(EIGHT))
-def test_eight_processes_are_one(eight, replicas, case):
+def test_mesh_of_eight_processes_matches_one_process(eight, replicas, case):
     assert_one_process_does_the_same(eight, replicas, case)

@@ -1,4 +1,4 @@
-"""`run_finetune.py` under Paddle's launcher: one run, told once, or refused before any weight is read."""
+"""`run_finetune.py` under Paddle's launcher: runs, refusals before any weight is read, and signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(run_folders):
     return [SCRIPT, str(run_folders / "run.json")]
 
 
-def test_one_run_of_two_processes(command, run_folders):
+def test_launch_of_two_processes_makes_one_run(command, run_folders):
     result = start(2, command, run_folders)
     assert result.returncode == 0, logs(run_folders)
     out = run_folders / "out"
@@ -54,7 +54,7 @@ def test_one_run_of_two_processes(command, run_folders):
 
 
 @pytest.mark.layouts
-def test_what_does_not_divide_is_refused_at_once(command, run_folders):
+def test_launch_with_degrees_that_do_not_divide_raises_at_once(command, run_folders):
     started = time.perf_counter()
     result = start(2, [*command, "--tensor_parallel_degree", "3"], run_folders)
     assert result.returncode != 0
@@ -67,7 +67,7 @@ def test_what_does_not_divide_is_refused_at_once(command, run_folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.layouts)])
-def test_a_launcher_that_is_stopped_lets_its_processes_save(command, run_folders, number):
+def test_launcher_stopped_by_a_signal_lets_its_processes_save(command, run_folders, number):
     keys = ["--max_steps", "3000", "--do_eval", "false", "--save_strategy", "no"]
     how = launching(2, [*command, *keys], run_folders)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -107,7 +107,7 @@ run_command(main)
 
 
 @pytest.mark.layouts
-def test_the_error_of_any_process_is_shown_and_ends_the_run(tmp_path):
+def test_launcher_shows_the_error_of_any_process_and_ends(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     started = time.perf_counter()
     result = start(2, [str(tmp_path / "failing.py")], tmp_path)

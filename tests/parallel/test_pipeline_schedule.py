@@ -1,4 +1,4 @@
-"""The timetable of a pipeline, played through with transfers at which both ends wait for each other."""
+"""Pipeline schedules, simulated with transfers that block both ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def play(degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[li
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
-def test_every_pass_is_made_once_and_nobody_waits_for_ever(degree, num_chunks, num_micro):
+def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_micro):
     made, most = play(degree, num_chunks, num_micro, learns=True)
     expected = {Pass(c, m, back) for c in range(num_chunks) for m in range(num_micro) for back in (False, True)}
     assert len(made) == len(expected) and set(made) == expected
@@ -51,11 +51,11 @@ def test_every_pass_is_made_once_and_nobody_waits_for_ever(degree, num_chunks, n
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
-def test_without_learning_there_are_forward_passes_alone(degree, num_chunks, num_micro):
+def test_entries_without_training_are_forward_passes_only(degree, num_chunks, num_micro):
     made, _ = play(degree, num_chunks, num_micro, learns=False)
     assert set(made) == {Pass(c, m, False) for c in range(num_chunks) for m in range(num_micro)}
 
 
-def test_a_transfer_stands_at_both_ends():
+def test_entries_list_a_transfer_at_both_ends():
     one, two = (entries(process, 2, 2, 3, True) for process in range(2))
     assert [e for e in one if isinstance(e, Transfer)] == [e for e in two if isinstance(e, Transfer)]

@@ -1,4 +1,4 @@
-"""Who holds what in a pipeline."""
+"""Assignment of layers to pipeline stages, and the cost model behind it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYER = 3 * 32 * (2 * 32 + 2 * 16 + 3 * 48)
 
 
 @pytest.mark.parametrize("layers, chunks, vocabulary", [(7, 3, 61), (8, 2, 1000), (9, 4, 4000), (6, 6, 61), (10, 3, 7)])
-def test_no_other_cut_has_a_cheaper_costliest_chunk(layers, chunks, vocabulary):
+def test_plan_stages_minimizes_the_largest_cost(layers, chunks, vocabulary):
     def costliest(bounds: tuple[int, ...]) -> int:
         loads = [(end - start) * LAYER for start, end in itertools.pairwise(bounds)]
         return max(*loads[:-1], loads[-1] + 3 * vocabulary * 32)
@@ -41,13 +41,13 @@ def test_no_other_cut_has_a_cheaper_costliest_chunk(layers, chunks, vocabulary):
     assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + 3 * vocabulary * 32
 
 
-def test_a_heavy_head_stands_beside_fewer_layers():
+def test_plan_stages_with_a_large_lm_head_gives_its_stage_fewer_layers():
     plan = plan_stages(config(8, vocabulary=4 * LAYER // (3 * 32)), 2)
     assert plan.bounds == (0, 6, 8)
     assert "layers 6-7, norm and head (1.00 of even)" in plan.table()
 
 
-def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
+def test_flop_estimate_counts_target_tokens_and_seen_keys():
     rows = [SimpleNamespace(loss_mask=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
     rows += [SimpleNamespace(loss_mask=np.array([False] + [True] * 8)) for _ in range(1000)]
     work = FlopEstimate.from_rows(rows, trains_matrices=False)
@@ -61,16 +61,16 @@ def test_the_head_counts_for_learned_tokens_and_attention_for_the_keys_seen():
     "granularity, again",
     [("full", LAYER // 3 + 2 * 32 * 5), ("full_attn", 32 * (2 * 32 + 2 * 16) + 2 * 32 * 5), ("core_attn", 2 * 32 * 5)],
 )
-def test_what_is_computed_again_counts_again(granularity, again):
+def test_flop_estimate_with_recompute_counts_it_again(granularity, again):
     less, more = (FlopEstimate(keys=5, recompute=plan) for plan in (None, RecomputePlan(granularity, frozenset({1}))))
     assert more.layer_cost(config(4)) - less.layer_cost(config(4)) == pytest.approx(again * 3 / 4)
 
 
-def test_without_rows_all_is_learned():
+def test_flop_estimate_without_rows_counts_all_tokens_as_targets():
     assert FlopEstimate.from_rows(None) == FlopEstimate.from_rows([]) == FlopEstimate(1.0, 0.0)
 
 
-def test_few_learned_tokens_make_room_for_layers_beside_the_head():
+def test_plan_stages_with_few_target_tokens_gives_the_last_stage_more_layers():
     heavy = config(8, vocabulary=4 * LAYER // (3 * 32))
     assert plan_stages(heavy, 2, work=FlopEstimate(learned=0.5)).bounds == (0, 5, 8)
 
@@ -88,12 +88,12 @@ def test_few_learned_tokens_make_room_for_layers_beside_the_head():
         ("prefix_encoder.weight", (0, 1, 2)),
     ],
 )
-def test_who_holds_a_parameter(name, holders):
+def test_holders_of_a_parameter_follow_its_name(name, holders):
     plan = StagePlan(3, tuple(range(7)), (1,) * 6, is_tied=True)
     assert plan.holders(name) == holders
 
 
 @pytest.mark.parametrize("degree, each, remedy", [(2, 3, "virtual_pp_degree of at most 2"), (8, 1, "at most 4 stages")])
-def test_more_chunks_than_layers_are_refused(degree, each, remedy):
+def test_plan_stages_with_more_chunks_than_layers_raises(degree, each, remedy):
     with pytest.raises(ValueError, match=remedy):
         plan_stages(config(4), degree, each)

@@ -1,4 +1,4 @@
-"""Adapters over quantized and bfloat16 bases, and optimizers with small state: two processes against one."""
+"""Adapters over quantized and bfloat16 bases, and optimizers with small state: two processes compared with one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", [*QUANTIZED, *REPLICATED], ids=lambda case: case.name)
-def test_two_processes_are_one(runs, case):
+def test_quantized_base_on_two_processes_matches_one_process(runs, case):
     folder, outcomes = runs
     alone = case.alone(data_ranks=2 if case in REPLICATED else 1)
     run_case(alone, folder)
@@ -88,7 +88,7 @@ def test_two_processes_are_one(runs, case):
 
 
 @pytest.mark.slow
-def test_every_method_goes_over_a_quantized_base(tmp_path):
+def test_quantized_base_takes_every_method(tmp_path):
     outcomes = launch(2, EVERY_METHOD, tmp_path, timeout=600)
     for case in EVERY_METHOD:
         run_case(case.alone(), tmp_path)
@@ -99,7 +99,7 @@ def test_every_method_goes_over_a_quantized_base(tmp_path):
     bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512"
 )
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
-def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
+def test_bfloat16_base_on_two_processes_matches_within_rounding(runs, case):
     folder, outcomes = runs
     alone = case.alone(data_ranks=2 if case.name == "half-sharded" else 1)
     run_case(alone, folder)
@@ -107,7 +107,7 @@ def test_in_bfloat16_they_are_as_near_as_it_rounds(runs, case):
     assert apart["losses"] < 2e-3 and apart["evaluation"] < 2e-3, apart
 
 
-def test_cuts_through_blocks_are_refused_before_weights_are_read(tmp_path):
+def test_shards_through_quantization_blocks_raise_before_weights_are_read(tmp_path):
     AutoModelForCausalLM.from_config(TINY_LLAMA).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     model = build_skeleton(ModelSource.resolve(tmp_path))

@@ -1,4 +1,4 @@
-"""What is computed again, on two processes, against one process that keeps everything."""
+"""Recompute on two processes, compared with one process that saves all activations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_are_one_that_keeps_everything(runs, case):
+def test_recompute_on_two_processes_matches_one_process_without(runs, case):
     folder, outcomes = runs
     alone = case.alone(data_ranks=2 if "sharding" in case.keys else 1)
     keys = {key: value for key, value in alone.keys.items() if "recompute" not in key}

@@ -1,4 +1,4 @@
-"""A checkpoint of any layout goes on in any other to what one process comes to; all layouts write the same files."""
+"""Checkpoints of any layout resume in any other with the same result; all layouts write the same files."""
 
 from __future__ import annotations
 
@@ -86,30 +86,30 @@ def folder_of_4(folder):
 
 
 @pytest.mark.parametrize(("case", "way"), WAYS, ids=lambda part: getattr(part, "name", None) or "-then-".join(part))
-def test_goes_on_as_if_nothing_had_happened(folder, case, way):
+def test_resume_in_another_layout_matches_the_uninterrupted_run(folder, case, way):
     assert_same_run(outcome(resumed(case, *way, folder), folder), outcome(laid_out(case, "one"), folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RUNS_OF_4, ids=lambda case: case.name)
 @pytest.mark.parametrize("way", WAYS_OF_4 + WAYS_TO_1, ids="-then-".join)
-def test_four_processes_and_back_to_one(folder_of_4, case, way):
+def test_resume_between_four_processes_and_one_matches_the_uninterrupted_run(folder_of_4, case, way):
     assert_same_run(outcome(resumed(case, *way, folder_of_4), folder_of_4), outcome(laid_out(case, "one"), folder_of_4))
 
 
 @pytest.mark.parametrize(("case", "layout"), LAID_OUT, ids=lambda part: getattr(part, "name", part))
-def test_writes_the_same_files(folder, case, layout):
+def test_checkpoint_of_two_processes_has_the_same_files(folder, case, layout):
     assert_same_files(folder / f"{case.name}-one", folder / f"{case.name}-{layout}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RUNS_OF_4, ids=lambda case: case.name)
 @pytest.mark.parametrize("layout", MIXED)
-def test_four_processes_write_the_same_files(folder_of_4, case, layout):
+def test_checkpoint_of_four_processes_has_the_same_files(folder_of_4, case, layout):
     assert_same_files(folder_of_4 / f"{case.name}-one", folder_of_4 / f"{case.name}-{layout}")
 
 
-def test_equal_numbers_are_equal_bytes(folder):
+def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
     """Two layouts that compute the same bits, at the start of a run, write the same bytes."""
     hashes = set()
     for layout in ("dp2", "sharding1", "sharding2", "sharding3"):

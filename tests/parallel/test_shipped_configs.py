@@ -164,16 +164,16 @@ def without_weights(model: Path) -> Path:
 
 
 @pytest.mark.layouts
-def test_a_file_for_each_layout_starts(tmp_path):
+def test_shipped_config_of_each_layout_starts(tmp_path):
     assert_start_or_are_refused(some_jobs(), 2, tmp_path)
 
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("processes", LAYOUTS)
-def test_every_file_starts_in_every_layout(tmp_path, processes):
+def test_shipped_configs_start_in_every_layout(tmp_path, processes):
     assert_start_or_are_refused(every_job(processes), processes, tmp_path)
 
 
 @pytest.mark.layouts
-def test_every_way_to_recompute_starts(tmp_path):
+def test_shipped_configs_start_with_every_recompute_option(tmp_path):
     assert_start_or_are_refused(recompute_jobs(), 2, tmp_path)

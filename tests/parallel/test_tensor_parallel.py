@@ -1,4 +1,4 @@
-"""Two tensor-parallel processes against one: losses, norms, evaluation and the saved weights of 20 steps."""
+"""Two tensor-parallel processes, compared with one: losses, norms, evaluation and saved weights of 20 steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_are_one(runs, case):
+def test_tensor_parallel_on_two_processes_matches_one_process(runs, case):
     folder, outcomes = runs
     alone = case.alone()
     run_case(alone, folder)

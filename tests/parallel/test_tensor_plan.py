@@ -1,4 +1,4 @@
-"""What the tensor plan refuses, and which part of every parameter a rank keeps; no second process is needed."""
+"""Tensor plans: refusals, and the shard of every parameter that a rank holds; a single process suffices."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def rank(index: int, size: int = 2) -> ProcessAxis:
 
 
 @pytest.mark.parametrize(("size", "parts"), [(61, 2), (61, 4), (8, 8), (3, 4)])
-def test_sizes_add_up_and_are_as_even_as_can_be(size, parts):
+def test_shard_sizes_add_up_and_differ_by_at_most_one(size, parts):
     sizes = shard_sizes(size, parts)
     assert sum(sizes) == size and len(sizes) == parts and max(sizes) - min(sizes) <= 1
 
 
-def test_every_rank_keeps_its_part_and_reads_no_other(tmp_path):
+def test_apply_tensor_plan_keeps_and_reads_the_own_shard_only(tmp_path):
     whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
     values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
     whole.save_pretrained(tmp_path)
@@ -75,7 +75,7 @@ class Slices(SafetensorsFile):
 
 
 @pytest.mark.parametrize("has_adapter", [False, True])
-def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
+def test_load_shards_reads_the_own_slices_only(tmp_path, has_adapter):
     whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
     whole.save_pretrained(tmp_path)
     if has_adapter:
@@ -93,14 +93,14 @@ def test_a_rank_that_starts_reads_its_slices_alone(tmp_path, has_adapter):
     assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
 
 
-def test_a_degree_that_divides_no_heads_names_the_largest_that_does():
+def test_check_sizes_with_an_indivisible_degree_names_the_largest_that_works():
     config = AutoModelForCausalLM.from_config(TINY_LLAMA).config
     with pytest.raises(ValueError, match=r"degree 4 does not divide num_key_value_heads 2 .* is 2$"):
         check_sizes(config, 4)
     check_sizes(config, 2)
 
 
-def test_the_plan_and_the_model_must_agree():
+def test_styles_by_name_with_a_plan_of_another_model_raises():
     model = AutoModelForCausalLM.from_config(TINY_LLAMA)
     plan = model.config.tensor_plan
     with pytest.raises(ValueError, match=r"names model.layers.\*.mlp.wi, which matches no layer"):
@@ -110,7 +110,7 @@ def test_the_plan_and_the_model_must_agree():
         styles_by_name(model, without)
 
 
-def test_what_can_not_be_cut_is_refused():
+def test_apply_tensor_plan_with_an_unsupported_adapter_raises():
     mora = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), peft_methods()["use_mora"](rank=4))
     with pytest.raises(ValueError, match="tensor_parallel_degree 1"):
         apply_tensor_plan(mora, rank(0))
@@ -119,7 +119,7 @@ def test_what_can_not_be_cut_is_refused():
         apply_tensor_plan(reft, rank(0), SequenceShards(rank(0)))
 
 
-def test_an_adapter_is_cut_as_its_base():
+def test_apply_tensor_plan_shards_an_adapter_as_its_base():
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), LoRAConfig(rank=3))
     apply_tensor_plan(model, rank(1))
     layer = model.base_model.model.layers[0]
@@ -132,7 +132,7 @@ def test_an_adapter_is_cut_as_its_base():
 
 
 @pytest.mark.parametrize("blocks", [{"num_blocks": 1}, {"block_size": 32}, {"block_size": 32, "block_share": True}])
-def test_a_cut_through_a_block_of_oft_is_refused(blocks):
+def test_apply_tensor_plan_through_a_block_of_oft_raises(blocks):
     """An even number of tokens would be turned in blocks of two halves."""
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), OFTConfig(**blocks))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Two processes that share optimizer state, gradients and weights, against one that has them all."""
+"""Two processes that shard optimizer state, gradients and weights, compared with one process."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def alone(runs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_are_one(runs, alone, case):
+def test_sharding_on_two_processes_matches_one_process(runs, alone, case):
     assert_same_run(runs[1][case.name], alone(case))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_is_shared_is_held_once(runs, alone, stage):
+def test_sharding_holds_sharded_state_once(runs, alone, stage):
     whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())
     ranks = [json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
     shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
@@ -93,7 +93,7 @@ def test_what_is_shared_is_held_once(runs, alone, stage):
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
-def test_gradients_go_while_the_backward_pass_runs(runs, alone, stage):
+def test_sharding_releases_gradients_during_the_backward_pass(runs, alone, stage):
     """Beside the owner's share: two layers of eight, and the tied embedding."""
     whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["way back"]
     for rank in range(2):
@@ -103,7 +103,7 @@ def test_gradients_go_while_the_backward_pass_runs(runs, alone, stage):
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
 @pytest.mark.parametrize("index", [0, 99])
-def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, monkeypatch, stage, index):
+def test_sharding_with_too_many_ranks_raises_before_weights_are_read(tmp_path, monkeypatch, stage, index):
     mesh = Mesh(sharding=ProcessAxis(index, 100, None, tuple(range(100))))
     monkeypatch.setattr(Mesh, "from_config", lambda parallel: mesh)
     case = Case("many", {"sharding": stage})
@@ -112,7 +112,7 @@ def test_every_rank_refuses_too_many_ranks_before_it_reads_a_weight(tmp_path, mo
         run_case(case, tmp_path)
 
 
-def test_owners_get_like_shares():
+def test_balanced_owners_get_similar_totals():
     sizes = [100, 7, 40, 40, 3, 25, 25, 60]
     owners = balanced_owners(sizes, 3)
     totals = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(3)]

@@ -1,4 +1,4 @@
-"""Two and four processes of a pipeline against one process: losses, norms, evaluation and the saved weights."""
+"""Two and four pipeline stages, compared with one process: losses, norms, evaluation and saved weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", [*TWO, *ADAPTERS], ids=lambda case: case.name)
-def test_two_stages_are_one_process(runs, case):
+def test_pipeline_of_two_stages_matches_one_process(runs, case):
     folder, outcomes = runs
     alone = case.alone()
     run_case(alone, folder)

@@ -1,4 +1,4 @@
-"""Bytes and memory of a layout against numbers worked by hand; benchmarks/parallel_cost.py holds them against runs."""
+"""Cost model of a layout, bytes sent and memory, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def sent(layout: Layout, step: Step = STEP, process: int = 0, **changes) -> dict
     return bytes_sent(config(**changes), layout, step, process)
 
 
-def test_one_process_sends_nothing():
+def test_traffic_of_one_process_is_zero():
     assert sent(Layout(degrees=Degrees())) == {"tensor": 0, "pipeline": 0, "replicas": 0}
 
 
-def test_numbers_of_a_process():
+def test_numbers_of_a_process_match_the_model():
     whole = numbers(config(), Layout(degrees=Degrees()), STEP, 0)
     assert (whole.layers, whole.ends, whole.held) == (4 * LAYER, 2 * TABLE + 8, 4 * LAYER + 2 * TABLE + 8)
     half = numbers(config(), Layout(degrees=Degrees(tensor=2)), STEP, 0)
@@ -53,7 +53,7 @@ def test_numbers_of_a_process():
     assert lora.trained == lora.partial + 2 * 4 * (8 + 4 + 4 + 16 + 16 + 8 + 16) // 2
 
 
-def test_tensor_parallelism():
+def test_traffic_of_tensor_parallelism_matches_the_formula():
     """Three micro-batches; 17 sums of the stream (the embedding's too), the head's; 2(t-1)/t is 1 for two ranks."""
     head = 5 * 8 * 4 + 5 * 20
     layout = Layout(degrees=Degrees(tensor=2))
@@ -66,7 +66,7 @@ def test_tensor_parallelism():
     assert sent(parted)["tensor"] == 3 * (18 * STREAM + head) + (4 * 16 + 8) * 4
 
 
-def test_pipeline():
+def test_traffic_of_a_pipeline_matches_the_formula():
     """Four stages: the ends send once a micro-batch, the others twice; tied ends exchange the table's gradient."""
     layout = Layout(degrees=Degrees(pipeline=4))
     assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * STREAM for n in (1, 2, 2, 1)]
@@ -76,7 +76,7 @@ def test_pipeline():
     assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * STREAM, 9 * STREAM]
 
 
-def test_a_divided_sequence_goes_through_a_pipeline_in_parts():
+def test_traffic_of_a_pipeline_with_sequence_parallelism_is_split():
     """Two stages of two layers: 8 sums each, at the ends half a sum to gather, at the first the embedding's."""
     layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
     assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
@@ -91,7 +91,7 @@ def test_a_divided_sequence_goes_through_a_pipeline_in_parts():
     assert whole - parted == 2 * 10 * 4 * 2 * 8  # of two layers and micro-batches half of two norms' inputs
 
 
-def test_replicas_and_sharding():
+def test_traffic_of_replicas_and_sharding_matches_the_formula():
     held = 4 * (4 * LAYER + 2 * TABLE + 8)  # bytes
     lent = 4 * (8 * LAYER + 2 * TABLE + 8)
     assert sent(Layout(degrees=Degrees(data=4)))["replicas"] == 1.5 * held
@@ -102,7 +102,7 @@ def test_replicas_and_sharding():
     assert both == 3 * 0.5 * held + 0.5 * held + held / 2
 
 
-def test_memory_by_part():
+def test_memory_by_part_matches_the_formula():
     held = 4 * LAYER + 2 * TABLE + 8
     parts = memory(config(), Layout(degrees=Degrees(sharding=4), stage=2), STEP)
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (4 * held, held, 2 * held)
@@ -116,14 +116,14 @@ def test_memory_by_part():
     assert parts["optimizer"] == 12 * (4 * (288 + 16) + TABLE + 8)
 
 
-def test_a_pipeline_keeps_as_many_micro_batches_as_are_under_way():
+def test_memory_of_a_pipeline_holds_the_micro_batches_in_flight():
     layout = Layout(degrees=Degrees(pipeline=2))
     first, last = (memory(config(vocab_size=4), layout, STEP, process)["activations"] for process in range(2))
     assert first == 2 * last == 2 * 10 * 4 * 2 * (32 + 24 + 48)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_an_adapters_gradients_stay_with_all(stage):
+def test_traffic_of_an_adapter_under_sharding_keeps_gradients_on_all_ranks(stage):
     step = Step(tokens=10, learned=5, micro_batches=3, lora_rank=2)
     trained = 4 * numbers(config(), Layout(degrees=Degrees()), step, 0).trained
     assert sent(Layout(degrees=Degrees(sharding=2), stage=stage), step)["replicas"] == trained + 0.5 * trained

@@ -1,4 +1,4 @@
-"""Folders as PaddleNLP's ranks leave them, made by cutting a model here, come back as that model to the bit."""
+"""Folders in the layout of PaddleNLP's ranks, sharded here, merge to the original model bit for bit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_shards(folder, tensor_degree, pipeline_degree, **changes):
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
-def test_the_whole_model_comes_back(tmp_path, tensor, pipeline):
+def test_merge_saved_shards_restores_the_model(tmp_path, tensor, pipeline):
     model = write_shards(tmp_path / "saved", tensor, pipeline)
     report = merge_saved_shards(tmp_path / "saved", tensor, pipeline, tmp_path / "whole")
     assert (report.num_joined > 0) == (tensor > 1)
@@ -69,7 +69,7 @@ def test_the_whole_model_comes_back(tmp_path, tensor, pipeline):
 
 
 @pytest.mark.parametrize("place", ["saved", "whole"])
-def test_where_answers_end_and_the_tokenizer_go_along(tmp_path, place):
+def test_merge_saved_shards_copies_generation_config_and_tokenizer(tmp_path, place):
     write_shards(tmp_path / "saved", 2, 1, eos_token_id=5)
     (tmp_path / "saved" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9], "top_p": 0.8}))
     (tmp_path / "saved" / "tokenizer.json").write_text("{}")
@@ -79,14 +79,14 @@ def test_where_answers_end_and_the_tokenizer_go_along(tmp_path, place):
     assert (tmp_path / place / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_vocabulary_that_does_not_divide_is_whole_on_all_ranks(tmp_path):
+def test_merge_saved_shards_with_an_indivisible_vocabulary_takes_one_copy(tmp_path):
     model = write_shards(tmp_path / "saved", 2, 1, vocab_size=31)
     merge_saved_shards(tmp_path / "saved", 2, 1)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert np.array_equal(whole.head_weight().numpy(), model.head_weight().numpy())
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_merge_saved_shards_with_wrong_files_raises(tmp_path):
     write_shards(tmp_path / "saved", 2, 1)
     with pytest.raises(ValueError, match=r"model_state.tp02.pdparams.* missing; shards found: model_state.tp00"):
         shard_files(tmp_path / "saved", 4, 1)

@@ -1,4 +1,4 @@
-"""Meetings at the launcher's store."""
+"""Barrier over the launcher's key-value store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Store:
         return self.counted
 
 
-def test_a_signal_waits_until_the_store_has_answered(monkeypatch):
+def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
     """What interrupts Paddle's store while it receives ends the run in an error."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(gloo, "world_size", lambda: 2)
