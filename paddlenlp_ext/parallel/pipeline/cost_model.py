@@ -22,9 +22,9 @@ _LOOKED_AT = 512
 
 
 class Row(Protocol):
-    """Tokenized row, as far as it is read here: `learned` marks the target tokens, bool [L]."""
+    """Tokenized row, as far as it is read here: `loss_mask` marks the target tokens, bool [L]."""
 
-    learned: Any
+    loss_mask: Any
 
 
 @dataclass(frozen=True)
