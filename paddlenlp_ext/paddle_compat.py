@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import paddle
 from paddle import nn
@@ -113,12 +113,15 @@ def master_weights(optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Te
 
 def parameter_groups(optimizer: paddle.optimizer.Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups as given to the optimizer."""
-    return optimizer._param_groups
+    groups = optimizer._param_groups
+    assert groups is not None, "every optimizer here is given its parameters"
+    return cast("list[dict[str, Any]]", groups)
 
 
 def adam_constants(optimizer: paddle.optimizer.AdamW) -> tuple[float, float, float]:
     """Return beta1, beta2 and epsilon."""
-    return optimizer._beta1, optimizer._beta2, optimizer._epsilon
+    beta1, beta2, epsilon = (float(value) for value in (optimizer._beta1, optimizer._beta2, optimizer._epsilon))
+    return beta1, beta2, epsilon
 
 
 def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, str]:
@@ -152,7 +155,7 @@ def launcher_store() -> Any:
 def set_missing_device_id() -> None:
     """Set the device number that pipelines read and that Paddle leaves unset without devices."""
     if not hasattr(ParallelEnv, "_device_id"):
-        ParallelEnv._device_id = 0
+        setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances alone)
 
 
 def forget_hybrid_groups() -> None:

@@ -164,11 +164,12 @@ def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: Ada
         (dynamic_8bit(False), moments.codes2, moments.scales2),
     ]
     numbers = [quantizer.dequantize(codes, scales) for quantizer, codes, scales in stored]
-    step.accumulate(*numbers, gradient)
+    moment1, moment2 = numbers
+    step.accumulate(moment1, moment2, gradient)
     for moment, (quantizer, codes, scales) in zip(numbers, stored, strict=True):
         for new, live in zip(quantizer.quantize(moment), (codes, scales), strict=True):
             paddle.assign(new, live)
-    return step.quotient(*numbers)
+    return step.quotient(moment1, moment2)
 
 
 def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:

@@ -57,13 +57,18 @@ class DispatchedOp:
         if wanted is not None and wanted not in self._twins:
             known = f"{did_you_mean(wanted, self._twins)} Known: {', '.join(self._twins)}."
             raise ValueError(f"{self.name} has no implementation {wanted!r}{known}")
-        obstacles = {name: condition(x) for name, (_, condition) in self._twins.items()}
         if wanted is not None:
-            if obstacles[wanted] is not None:
-                raise ValueError(f"{self.name}: {wanted!r} was asked for, but {obstacles[wanted]}.")
+            reason = self._twins[wanted][1](x)
+            if reason is not None:
+                raise ValueError(f"{self.name}: {wanted!r} was asked for, but {reason}")
             return wanted, {}
-        name = next(name for name, unavailable_reason in obstacles.items() if unavailable_reason is None)
-        return name, dict(list(obstacles.items())[: list(obstacles).index(name)])
+        declined: dict[str, str] = {}
+        for name, (_, condition) in self._twins.items():
+            reason = condition(x)
+            if reason is None:
+                return name, declined
+            declined[name] = reason
+        raise AssertionError(f"{self.name}: the reference runs everywhere")
 
     def _log(self, x: paddle.Tensor, name: str, declined: dict[str, str]) -> None:
         reason = (

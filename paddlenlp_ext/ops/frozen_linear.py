@@ -58,7 +58,7 @@ class FrozenDense:
     def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
         readable = linear_module.readable
-        return linear_module.forward(x, readable(self.weight), readable(self.bias))
+        return linear_module.forward(x, readable(self.weight), None if self.bias is None else readable(self.bias))
 
     def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""

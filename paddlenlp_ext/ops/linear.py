@@ -21,7 +21,7 @@ SMALL_BATCH_ROWS = 8
 
 def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
     """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
-    x, weight, bias = in_one_piece(x), readable(weight), readable(bias)
+    x, weight, bias = in_one_piece(x), readable(weight), None if bias is None else readable(bias)
     if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
     return forward(x, weight, bias)
@@ -70,34 +70,35 @@ class _Linear(PyLayer):
         weight, *kept = ctx.saved_tensor()
         gradient = in_one_piece(y_gradient)
         read = as_half(gradient) if ctx.half else gradient
-        gradients = [None, None, None]
+        gradients: list[paddle.Tensor | None] = [None, None, None]
         if ctx.wanted[0]:
             gradients[0] = input_gradient(read, weight)
         if ctx.wanted[1]:
-            gradients[1] = library.empty(weight.shape)
+            weight_gradient = gradients[1] = library.empty(weight.shape)
             x = kept[0] if kept else ctx.make_x()
             x = as_half(x) if ctx.half else x
-            _call("linear_weight_gradient", (read, x, gradients[1]), weight, ctx.half)
+            _call("linear_weight_gradient", (read, x, weight_gradient), weight, ctx.half)
         if ctx.wanted[2]:
-            gradients[2] = library.empty([weight.shape[0]])
+            bias_gradient = gradients[2] = library.empty([weight.shape[0]])
             of_bias, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
-            of_bias(library.pointer(gradient), library.pointer(gradients[2]), rows, weight.shape[0])
+            of_bias(library.pointer(gradient), library.pointer(bias_gradient), rows, weight.shape[0])
         return tuple(gradients[: ctx.num_inputs])
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, rounds: bool) -> None:
     """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
+    assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]
     library.function(name)(*addresses, rows, in_, out, rounds)
 
 
-def readable(parameter: paddle.Tensor | None) -> paddle.Tensor | None:
+def readable(parameter: paddle.Tensor) -> paddle.Tensor:
     """The parameter in one piece and in a format that the products read: float32, and bfloat16 where it is a matrix
     that no gradient is made for, on a processor with such products.
     """
-    if parameter is None or parameter.dtype == paddle.float32:
-        return parameter if parameter is None else in_one_piece(parameter)
+    if parameter.dtype == paddle.float32:
+        return in_one_piece(parameter)
     wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
     is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
     if is_matrix and wants_no_gradient and bf16.unavailable_reason() is None:

@@ -81,6 +81,7 @@ def _forward(
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
     """A function over these tensors (x, y or its gradient, A, B, ...), rows, in, out, rank, scaling, half."""
     x, _, a, b, *_ = tensors
+    assert x is not None and a is not None and b is not None
     rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]
     addresses = [None if each is None else library.pointer(each) for each in tensors]
     library.function(name)(*addresses, rows, in_, out, rank, scaling, x.dtype == paddle.bfloat16)

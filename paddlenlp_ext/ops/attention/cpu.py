@@ -8,6 +8,7 @@ Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import paddle
 from paddle.autograd import PyLayer
@@ -73,7 +74,7 @@ class _NativeAttention(PyLayer):
 
 
 def _forward(
-    sizes: ctypes.Structure, scale: float, half: bool, inputs: list[paddle.Tensor]
+    sizes: ctypes.Structure, scale: float, half: bool, inputs: Sequence[paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)

@@ -83,7 +83,9 @@ def flashmask_attention(
     kernels_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel takes no other: the queries carry the rest
     if not math.isclose(scale, kernels_scale):
         q_BSNH = q_BSNH * (scale / kernels_scale)
-    return F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
+    out_BSNH = F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
+    assert isinstance(out_BSNH, paddle.Tensor), "a list comes only where the softmax is asked for too"
+    return out_BSNH
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:

@@ -90,12 +90,15 @@ def _find_compiler(libraries: Path) -> list[str]:
     if missing:
         raise BuildError(f"this Paddle has no {' and no '.join(missing)} in {libraries}; paddlepaddle 3.3 for CPUs has")
     try:
-        compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++")]
+        compiler = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
         raise BuildError(f"CXX={os.environ['CXX']!r} is no command line: {error}") from error
-    if compiler == [None]:
+    if compiler:
+        return compiler
+    found = shutil.which("g++")
+    if found is None:
         raise BuildError("there is no C++ compiler (g++); install it, on Debian and Ubuntu: apt install g++")
-    return compiler
+    return [found]
 
 
 def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:

@@ -116,7 +116,7 @@ class _LinearCrossEntropy(PyLayer):
             if learns_weight:
                 weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
             del logits_RV  # or it would stand until the next chunk's is made
-        if learns_weight:
+        if weight_gradient is not None:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
         return loss

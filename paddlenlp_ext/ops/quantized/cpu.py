@@ -82,6 +82,7 @@ def _packed(weight: QuantizedWeight) -> object:
     table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
     nested = (None, None, None)
     if weight.group_scales is not None:
+        assert weight.offset is not None
         nested = (_address(""), library.pointer(weight.group_scales), library.pointer(weight.offset))
     codes, scales = library.pointer(weight.codes), library.pointer(weight.scales)
     sizes = out, width, weight.block_size, weight.group_size

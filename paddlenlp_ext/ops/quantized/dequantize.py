@@ -63,6 +63,7 @@ def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tenso
     scales = weight.scales[first:last]
     if weight.group_scales is None:
         return scales
+    assert weight.offset is not None
     table = paddle.to_tensor(dynamic_levels(), place=scales.place)
     groups = paddle.gather(weight.group_scales, paddle.arange(first, last) // weight.group_size)
     return paddle.gather(table, scales.astype("int32")) * groups + weight.offset
@@ -116,6 +117,7 @@ def _block_scales_numpy(weight: QuantizedWeight, first: int, last: int) -> np.nd
     scales = weight.scales[first:last].numpy()
     if weight.group_scales is None:
         return scales
+    assert weight.offset is not None
     groups = weight.group_scales.numpy()[np.arange(first, last) // weight.group_size]
     return dynamic_levels()[scales] * groups + weight.offset.numpy()
 

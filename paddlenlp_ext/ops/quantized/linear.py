@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any, Literal, cast
 
 import paddle
 from paddle.autograd import PyLayer
@@ -33,6 +34,10 @@ from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, produc
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
+
+
+KernelGroup = Literal[-1, 64, 128]
+KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 
 def is_for_kernel(weight: QuantizedWeight) -> bool:
@@ -71,16 +76,17 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
         x.reshape([-1, width]),
         weight=weight.kept["weight_only"],
         weight_scale=scales.astype(x.dtype),
-        weight_dtype=weight.algo.removeprefix("weight_only_"),
-        group_size=kernel_group(weight),
+        weight_dtype=cast("Any", weight.algo.removeprefix("weight_only_")),  # int4 is missing in Paddle's annotation
+        group_size=cast("KernelGroup", kernel_group(weight)),
     )
     return y_TO.reshape([*x.shape[:-1], out])
 
 
 def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:
     """The codes in the order that the kernel reads."""
-    numbers, group = _code_numbers(weight), kernel_group(weight)
-    return quant.weight_quantize(numbers.T.astype("float16"), algo=weight.algo, group_size=group)[0]
+    numbers, group = _code_numbers(weight), cast("KernelGroup", kernel_group(weight))
+    algo = cast("KernelAlgo", weight.algo)
+    return quant.weight_quantize(numbers.T.astype("float16"), algo=algo, group_size=group)[0]
 
 
 def _code_numbers(weight: QuantizedWeight) -> paddle.Tensor:
@@ -137,6 +143,7 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
             return part
         part = part if part.dtype == paddle.float32 else part.astype("float32")
         total = part if total is None else total.add_(part)
+    assert total is not None, "a weight has rows"
     return total
 
 
