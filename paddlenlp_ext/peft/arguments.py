@@ -10,13 +10,11 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from paddlenlp_ext.config.run_config import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.registry import did_you_mean
-
-T = TypeVar("T")
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -92,7 +90,8 @@ class ConfigType(type):
     `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
     """
 
-    def __call__(cls: type[T], *args: Any, **arguments: Any) -> T:
+    # Any: type checkers would hold the arguments to those of __init__ otherwise, which lack the other libraries' names.
+    def __call__(cls, *args: Any, **arguments: Any) -> Any:
         if not arguments.keys() <= {field.name for field in dataclasses.fields(cls)}:
             cls, arguments = _translate(cls, arguments)
         return type.__call__(cls, *args, **arguments)
