@@ -1,6 +1,6 @@
 """Fine-tune a model: python llm/run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]
 
-`--help` lists every key, `--dry_run` says what would run, `--show_data N` prints N rows as the model sees them.
+`--help` lists every key, `--dry_run` says what would run, `--preview_data N` prints N rows as the model sees them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def main(argv: Sequence[str]) -> None:
     config = load_run_config(argv, peft_methods())
     for note in config.notes:
         get_logger().info("%s", note)
-    if config.command.show_data:
+    if config.command.preview_data:
         from paddlenlp_ext.data.preview import preview_rows
 
         data = load_data(config)
         if is_main_rank():
-            preview_rows(data.train_rows or data.eval_rows, data.tokenizer, config.command.show_data)
+            preview_rows(data.train_rows or data.eval_rows, data.tokenizer, config.command.preview_data)
         return
     if config.command.dry_run:
         from paddlenlp_ext.cli.dry_run import describe_run

@@ -80,7 +80,7 @@ class PeftConfig(metaclass=ConfigType):
     excludes: ClassVar[Mapping[str, str]] = {}
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"path", "dropout", "target_modules"})
 
-    path: str | None = option(None, help="Folder of an adapter to start from; its structure (rank, targets) is taken.")
+    path: str | None = option(None, help="folder of an adapter to start from; its structure (rank, targets) is used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
     """Base model that a stored adapter names."""
 

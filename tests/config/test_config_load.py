@@ -180,7 +180,7 @@ def test_command_keys_belong_to_the_command_line(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"dry_run": True}))
     assert found.line == 6 and "--dry_run" in found.message
     config = load(write(tmp_path, SMALLEST), "--dry_run", "--show_data", "3")
-    assert config.command.dry_run and config.command.show_data == 3
+    assert config.command.dry_run and config.command.preview_data == 3
     assert "dry_run" not in config.to_flat_dict()
 
 

@@ -53,7 +53,7 @@ def test_no_key_is_taken_in_silence():
     degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
     # by the loader, compute_dtype, complete_degrees and the check of flags
     read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS, "metric_for_best_model"}
-    for_the_launcher = {"dry_run", "show_data"}
+    for_the_launcher = {"dry_run", "preview_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in sources if "config" not in path.relative_to(ROOT).parts

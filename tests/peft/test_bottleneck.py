@@ -132,9 +132,9 @@ def state_of_dtype(layer: paddle.nn.Layer) -> list[paddle.Tensor]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "adapter_size=0"),
-        ({"where": "head"}, "adapter_where='head' is not known; allowed: attention, mlp, both"),
-        ({"kind": "serial"}, "adapter_kind='serial' is not known; allowed: houlsby, parallel"),
+        ({"size": 0}, "adapter_bottleneck_dim=0"),
+        ({"where": "head"}, "adapter_location='head' is not known; allowed: attention, mlp, both"),
+        ({"kind": "serial"}, "adapter_type='serial' is not known; allowed: houlsby, parallel"),
         ({"activation": "step"}, "adapter_activation='step'"),
         ({"scale": 0.0}, "adapter_scale=0.0"),
         ({"dropout": 1.0}, "adapter_dropout=1.0"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
+from paddlenlp_ext.config.keys import known_keys
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
@@ -73,7 +74,9 @@ def load(folder: Path, keys: dict[str, Any]) -> Any:
 def test_every_key_arrives_and_comes_back(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
     config = load(tmp_path, keys)
     assert config.peft == wanted
-    assert {key: value for key, value in config.to_flat_dict().items() if key in keys} == keys
+    flat, spellings = config.to_flat_dict(), known_keys(peft_methods()).keys
+    assert {key: flat[spellings[key]] for key in keys} == keys
+    assert load(tmp_path, {spellings[key]: value for key, value in keys.items()}).peft == wanted
 
 
 @names

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
+from paddlenlp_ext.config.keys import known_keys
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 
@@ -37,7 +38,9 @@ def test_every_key_arrives_and_comes_back(tmp_path: Path):
         path="start", layers="0;1;2", position="f7", rank=4, act_fn="relu", add_bias=True, dropout=0.1
     )
     flat = config.to_flat_dict()
-    assert {key: flat[key] for key in keys} == {**keys, "intervention_type": "LoreftIntervention"}
+    spellings = known_keys(peft_methods()).keys
+    assert {key: flat[spellings[key]] for key in keys} == {**keys, "intervention_type": "LoreftIntervention"}
+    assert load(tmp_path, **{spellings[key]: value for key, value in keys.items()}).peft == config.peft
 
 
 def test_defaults_are_paddlenlps(tmp_path: Path):

@@ -27,7 +27,7 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("pissa", {"rank": 3}, {"rank": 3, "alpha": 6}, "lora_alpha was 3 and is 6 now"),
         ("lokr", {}, {"alpha": 3}, "lokr_alpha was 8 and is 3 now"),
         ("use_mora", {}, {"folding": "sharing"}, "mora_folding was 'rotated' and is 'sharing' now"),
-        ("adapter", {}, {"kind": "parallel"}, "adapter_kind was 'houlsby' and is 'parallel' now"),
+        ("adapter", {}, {"kind": "parallel"}, "adapter_type was 'houlsby' and is 'parallel' now"),
         ("adapter", {}, {"activation": "relu"}, "adapter_activation was 'gelu' and is 'relu' now"),
         ("adapter", {}, {"scale": 4.0}, "adapter_scale was 1.0 and is 4.0 now"),
         ("reft", {}, {"position": "l3"}, r"position was 'f7\+l7' and is 'l3' now"),

@@ -154,27 +154,25 @@ class AdaLoRAConfig(PeftConfig):
         *("beta1", "beta2", "orth_reg_weight"),
     }
 
-    init_r: int = option(12, help="Rank of every layer's update at the start.", minimum=1)
-    target_r: int = option(8, help="Rank of a layer's update at the end, on average.", minimum=1)
+    init_r: int = option(12, help="initial rank of every layer's update", minimum=1)
+    target_r: int = option(8, help="final rank of a layer's update, on average", minimum=1)
     alpha: float | None = option(
-        None, help="Scale of the update: alpha / init_r. Unset: 2 * init_r.", above=0, arguments=("lora_alpha",)
+        None, help="scale of the update is alpha / init_r; unset: 2 * init_r", above=0, arguments=("lora_alpha",)
     )
     dropout: float = option(
-        0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1, arguments=("lora_dropout",)
+        0.0, help="dropout on the adapter's input during training", minimum=0, below=1, arguments=("lora_dropout",)
     )
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
-    tinit: int | None = option(None, help="Steps at the start that cut no rank. Unset: a tenth of the run.", minimum=0)
-    tfinal: int | None = option(
-        None, help="Steps at the end with the final ranks. Unset: three tenths of the run.", minimum=0
-    )
+    tinit: int | None = option(None, help="initial steps without rank pruning; unset: 10 % of the run", minimum=0)
+    tfinal: int | None = option(None, help="final steps with fixed ranks; unset: 30 % of the run", minimum=0)
     delta_t: int = option(
-        1, help="Steps between two choices of ranks.", minimum=1, key="adalora_deltaT", arguments=("deltaT",)
+        1, help="steps between rank allocations", minimum=1, key="adalora_deltaT", arguments=("deltaT",)
     )
-    beta1: float = option(0.85, help="Decay of the average sensitivity.", above=0, below=1)
-    beta2: float = option(0.85, help="Decay of the average uncertainty.", above=0, below=1)
-    orth_reg_weight: float = option(0.5, help="Weight of the loss that keeps P and Q orthonormal.", minimum=0)
+    beta1: float = option(0.85, help="decay rate of the average sensitivity", above=0, below=1)
+    beta2: float = option(0.85, help="decay rate of the average uncertainty", above=0, below=1)
+    orth_reg_weight: float = option(0.5, help="weight of the orthogonality loss of P and Q", minimum=0)
     total_step: int | None = None
     """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)

@@ -51,17 +51,36 @@ class BottleneckConfig(PeftConfig):
     peft_type: ClassVar[str] = "BOTTLENECK_ADAPTER"
     mergeable: ClassVar[bool] = False
 
-    size: int = option(64, help="Width of the bottleneck.", minimum=1, maximum=65536)
-    where: str = option("both", help="Which halves of a layer get one.", choices=tuple(LOCATIONS))
-    kind: str = option("houlsby", help="Behind a half (houlsby) or beside it (parallel).", choices=KINDS)
-    activation: str = option("gelu", help="Between the two matrices.", choices=tuple(ACTIVATIONS))
-    scale: float = option(1.0, help="Multiplies what the adapter adds; 4 in the paper of parallel adapters.", above=0)
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    size: int = option(
+        64,
+        help="width of the bottleneck",
+        minimum=1,
+        maximum=65536,
+        key="adapter_bottleneck_dim",
+        aliases=("adapter_size",),
+    )
+    where: str = option(
+        "both",
+        help="sublayers that get an adapter",
+        choices=tuple(LOCATIONS),
+        key="adapter_location",
+        aliases=("adapter_where",),
+    )
+    kind: str = option(
+        "houlsby",
+        help="after the sublayer (houlsby) or in parallel to it (parallel)",
+        choices=KINDS,
+        key="adapter_type",
+        aliases=("adapter_kind",),
+    )
+    activation: str = option("gelu", help="activation between the two matrices", choices=tuple(ACTIVATIONS))
+    scale: float = option(1.0, help="factor of the adapter's output; 4 in the paper of parallel adapters", above=0)
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
 
     def __post_init__(self) -> None:
-        require_whole("adapter_size", self.size)
-        require_choice("adapter_where", self.where, LOCATIONS)
-        require_choice("adapter_kind", self.kind, KINDS)
+        require_whole("adapter_bottleneck_dim", self.size)
+        require_choice("adapter_location", self.where, LOCATIONS)
+        require_choice("adapter_type", self.kind, KINDS)
         require_choice("adapter_activation", self.activation, ACTIVATIONS)
         require_positive("adapter_scale", self.scale)
         require_share("adapter_dropout", self.dropout)

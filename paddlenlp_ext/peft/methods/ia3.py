@@ -50,10 +50,10 @@ class IA3Config(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"feedforward_modules"}
 
     target_modules: tuple[str, ...] | None = option(
-        TARGETS, help="Linear layers to scale, as ends of names or regular expressions."
+        TARGETS, help="linear layers to scale, as name suffixes or regular expressions"
     )
     feedforward_modules: tuple[str, ...] | None = option(
-        FEEDFORWARD, help="Those of them whose input is scaled; the others' output is."
+        FEEDFORWARD, help="layers among them whose input is scaled; of the others the output is"
     )
 
     def __post_init__(self) -> None:

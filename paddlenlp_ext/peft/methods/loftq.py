@@ -61,14 +61,14 @@ class LoftQConfig(QuantizedInitLoRAConfig):
 
     iters: int = option(
         1,
-        help="LoftQ: how many times quantizing and the SVD of its error alternate.",
+        help="LoftQ: alternations of quantization and SVD of its error",
         key="loftq_iters",
         minimum=1,
         maximum=100,
     )
     svd: str = option(
         "fast",
-        help="LoftQ: how triplets are found: fast (random projection) or exact (whole SVD).",
+        help="LoftQ: SVD algorithm: fast (randomized) or exact (full)",
         choices=SVD_CHOICES,
         key="loftq_svd",
     )

@@ -43,11 +43,11 @@ class LoHaConfig(LycorisConfig):
     peft_type: ClassVar[str] = "LOHA"
 
     rank: int = option(
-        8, help="Rank r of both products; the update's is up to r * r.", minimum=1, maximum=65536, arguments=("r",)
+        8, help="rank r of both products; the update has rank up to r * r", minimum=1, maximum=65536, arguments=("r",)
     )
-    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: the rank.", above=0)
+    alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: rank", above=0)
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
 
     def __post_init__(self) -> None:

@@ -45,22 +45,22 @@ class LoKrConfig(LycorisConfig):
 
     rank: int = option(
         8,
-        help="Rank r of a decomposed factor.",
+        help="rank r of a decomposed factor",
         minimum=1,
         maximum=65536,
         aliases=("lokr_dim",),
         arguments=("r", "lora_dim"),
     )
-    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset or 0: the rank.", minimum=0)
+    alpha: float | None = option(None, help="scale of the update is alpha / rank; unset or 0: rank", minimum=0)
     factor: int = option(
         -1,
-        help="Size of the first factor; -1: the sizes are as near a square as they can.",
+        help="size of the first factor; -1: both factors as close to square as possible",
         minimum=-1,
         arguments=("decompose_factor",),
     )
-    decompose_both: bool = option(False, help="Decompose the first factor too, where it is large beside the rank.")
+    decompose_both: bool = option(False, help="decompose the first factor too if it is large compared to the rank")
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
 
     def __post_init__(self) -> None:

@@ -74,18 +74,18 @@ class LoRAConfig(PeftConfig):
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
 
-    rank: int = option(8, help="Rank r of the update.", minimum=1, maximum=65536, arguments=("r",))
+    rank: int = option(8, help="rank r of the update", minimum=1, maximum=65536, arguments=("r",))
     alpha: float | None = option(
-        None, help="Scale of the update: alpha / rank. Unset: 2 * rank, or 4 with rslora.", above=0
+        None, help="scale of the update is alpha / rank; unset: 2 * rank, or 4 with rslora", above=0
     )
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
     rslora: bool = option(
-        False, help="Scale by alpha / sqrt(rank), for large ranks.", key="rslora", arguments=("use_rslora",)
+        False, help="rsLoRA: scale by alpha / sqrt(rank), for large ranks", key="rslora", arguments=("use_rslora",)
     )
-    plus_scale: float = option(1.0, help="LoRA+: the learning rate of B is this multiple of A's.", above=0)
+    plus_scale: float = option(1.0, help="LoRA+: ratio of the learning rate of B to that of A", above=0)
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)

@@ -84,9 +84,9 @@ class LoRAGAConfig(LoRAWithInitConfig):
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP's file depends on the state of the run that wrote it
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
-    ga_batches: int = option(8, help="LoRA-GA: how many micro-batches the starting gradient is summed over.", minimum=1)
+    ga_batches: int = option(8, help="LoRA-GA: micro-batches that the initial gradient is summed over", minimum=1)
     ga_stable_gamma: float = option(
-        16.0, help="LoRA-GA: gamma; the start's A and B are scaled by out_features^(1/4) / sqrt(gamma).", above=0
+        16.0, help="LoRA-GA: gamma; the initial A and B are scaled by out_features^(1/4) / sqrt(gamma)", above=0
     )
 
     def __post_init__(self) -> None:

@@ -59,14 +59,16 @@ class MoRAConfig(PeftConfig):
         "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
     }
 
-    rank: int = option(8, help="As many parameters as a LoRA of this rank.", minimum=1, maximum=65536, arguments=("r",))
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    rank: int = option(
+        8, help="number of parameters, as that of a LoRA of this rank", minimum=1, maximum=65536, arguments=("r",)
+    )
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
     folding: str = option(
         "rotated",
-        help="How features are folded: rotated (small ranks) or sharing (large ones).",
+        help="how features are compressed: rotated (small ranks) or sharing (large ranks)",
         choices=FOLDINGS,
         key="mora_folding",
     )

@@ -51,20 +51,20 @@ class OFTConfig(PeftConfig):
     random_start: ClassVar[bool] = False
 
     block_size: int | None = option(
-        None, help="Features turned together; the nearest divisor of a layer's inputs is taken. Unset: 32.", minimum=2
+        None, help="features per rotation block, rounded to a divisor of in_features; unset: 32", minimum=2
     )
     num_blocks: int | None = option(
-        None, help="Blocks a layer, in place of oft_block_size.", minimum=1, aliases=("oft_r",), arguments=("r",)
+        None, help="blocks per layer, in place of oft_block_size", minimum=1, aliases=("oft_r",), arguments=("r",)
     )
-    block_share: bool = option(False, help="All blocks of a layer turn alike.")
+    block_share: bool = option(False, help="share one rotation between all blocks of a layer")
     neumann_terms: int = option(
         0,
-        help="0: exactly orthogonal. Above 1: that many terms of a series in place of the inverse.",
+        help="0: exact inverse (orthogonal); above 1: terms of a Neumann series in place of the inverse",
         minimum=0,
         arguments=("num_cayley_neumann_terms",),
     )
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
 
     svd: str = option(
         "fast",
-        help="How the triplets are found: fast (random projection) or exact (whole SVD: minutes for a large matrix).",
+        help="SVD algorithm: fast (randomized) or exact (full; minutes for a large matrix)",
         choices=SVD_CHOICES,
         key="pissa_svd",
     )

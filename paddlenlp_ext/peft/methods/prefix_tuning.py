@@ -290,10 +290,10 @@ class PrefixTuningConfig(PeftConfig):
     paddlenlp_array: ClassVar[str | None] = "pre_caches.npy"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
 
-    path: str | None = option(None, help="Folder of a prefix to start from; its structure is taken.", key="prefix_path")
+    path: str | None = option(None, help="folder of a prefix to start from; its structure is used", key="prefix_path")
     num_tokens: int = option(
         128,
-        help="Length of the prefix.",
+        help="number of prefix tokens",
         minimum=1,
         maximum=65536,
         key="num_prefix_tokens",
@@ -301,21 +301,23 @@ class PrefixTuningConfig(PeftConfig):
     )
     init: str = option(
         "vocab",
-        help="Start: what tokens drawn at random leave in every layer (vocab), or small noise (random).",
+        help="initialization: keys and values of random tokens (vocab), or small noise (random)",
         choices=INIT_CHOICES,
         key="prefix_init",
     )
     projection: bool = option(
-        False, help="Learn the prefix through a network of two layers, which can be steadier.", key="prefix_projection"
+        False,
+        help="reparametrize the prefix by a two-layer network, which can train more stably",
+        key="prefix_projection",
     )
     projection_hidden_size: int | None = option(
         None,
-        help="Width of that network. Unset: that of a layer's keys.",
+        help="width of that network; unset: width of a layer's keys",
         minimum=1,
         key="prefix_projection_hidden_size",
         arguments=("encoder_hidden_size",),
     )
-    dropout: float = option(0.0, help="Dropout on the prefix while training.", minimum=0, below=1, key="prefix_dropout")
+    dropout: float = option(0.0, help="dropout on the prefix during training", minimum=0, below=1, key="prefix_dropout")
 
     def __post_init__(self) -> None:
         require_whole("num_prefix_tokens", self.num_tokens)

@@ -121,15 +121,17 @@ class PromptTuningConfig(PeftConfig):
     }
 
     num_tokens: int = option(
-        20, help="How many vectors are learned.", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
+        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
     )
     init: str = option(
         "vocab",
-        help="Start: embeddings of tokens drawn at random (vocab), of a text's tokens (text), or noise (random).",
+        help="initialization: embeddings of random tokens (vocab), of a text's tokens (text), or noise (random)",
         choices=INIT_CHOICES,
     )
-    init_text: str | None = option(None, help="The text that they start from, cut or repeated to their number.")
-    tokenizer_name_or_path: str | None = option(None, help="Tokenizer of that text. Unset: the model's own.")
+    init_text: str | None = option(
+        None, help="text for init text, truncated or repeated to the number of virtual tokens"
+    )
+    tokenizer_name_or_path: str | None = option(None, help="tokenizer of that text; unset: the model's own")
 
     def __post_init__(self) -> None:
         require_whole("prompt_tuning_num_tokens", self.num_tokens)

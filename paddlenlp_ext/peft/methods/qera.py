@@ -113,11 +113,11 @@ class QERAConfig(LoRAWithInitConfig):
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"batches", "inputs"}
 
     batches: int = option(
-        8, help="QERA: how many micro-batches the layers' inputs are taken from.", key="qera_batches", minimum=1
+        8, help="QERA: micro-batches that the input statistics are measured on", key="qera_batches", minimum=1
     )
     inputs: str = option(
         "correlated",
-        help="QERA: correlated looks at how inputs go together, independent at the size of each alone, in less memory.",
+        help="QERA: correlated uses the full input correlation, independent the feature sizes only (less memory)",
         choices=INPUT_CHOICES,
         key="qera_inputs",
     )

@@ -207,22 +207,24 @@ class ReFTConfig(PeftConfig):
         "sequence_parallel": "positions are selected from full sequences, and a process has only a part of each"
     }
 
-    layers: str = option("all", help='Decoder layers behind which h is changed: "all", or "0;1;2".', key="layers")
+    layers: str = option("all", help='decoder layers after which h is changed: "all", or "0;1;2"', aliases=("layers",))
     position: str = option(
-        "f7+l7", help="Positions of the prompt: f7 the first 7, l7 the last 7, f7+l7 both.", key="position"
+        "f7+l7", help="positions of the prompt: f7 the first 7, l7 the last 7, f7+l7 both", aliases=("position",)
     )
     intervention_type: str = option(
         "LoreftIntervention",
-        help="What is done to h.",
+        help="intervention on h",
         choices=(*INTERVENTION_TYPES, *_INTERVENTION_ALIASES),
-        key="intervention_type",
+        aliases=("intervention_type",),
     )
-    rank: int = option(8, help="Directions in which h is changed.", minimum=1, key="rank", arguments=("r",))
-    act_fn: str = option("linear", help="Activation f.", choices=tuple(ACTIVATIONS), key="act_fn")
+    rank: int = option(
+        8, help="rank of the subspace in which h is changed", minimum=1, aliases=("rank",), arguments=("r",)
+    )
+    act_fn: str = option("linear", help="activation f", choices=tuple(ACTIVATIONS), aliases=("act_fn",))
     add_bias: bool = option(
-        False, help="A bias in the projection of NoreftIntervention; b is there in any case.", key="add_bias"
+        False, help="add a bias to the projection of NoreftIntervention; b exists in any case", aliases=("add_bias",)
     )
-    dropout: float = option(0.0, help="Dropout on what is changed, while training.", minimum=0, below=1, key="dropout")
+    dropout: float = option(0.0, help="dropout on the change during training", minimum=0, below=1, aliases=("dropout",))
 
     def __post_init__(self) -> None:
         self.intervention_type = _INTERVENTION_ALIASES.get(self.intervention_type, self.intervention_type)

@@ -110,20 +110,18 @@ class SoRAConfig(PeftConfig):
     model_class: ClassVar[type[nn.Layer] | None] = SoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
-    rank: int = option(
-        16, help="Rank of every layer's update at the start.", minimum=1, maximum=65536, arguments=("r",)
-    )
-    alpha: float | None = option(None, help="Scale of the update: alpha / rank. Unset: 2 * rank.", above=0)
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    rank: int = option(16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("r",))
+    alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
     sparse_lambda: float = option(
-        0.5, help="Weight of |gate| in what is minimized: each step, gates shrink by this times their learning rate.",
+        0.5, help="weight of |gate| in the objective: each step, gates shrink by this times their learning rate",
         minimum=0,
     )  # fmt: skip
-    penalty: float = option(0.1, help="Weight of the gates' mean absolute value in the loss.", minimum=0)
-    gate_scale: float = option(1.0, help="The learning rate of the gates is this multiple of the others'.", above=0)
+    penalty: float = option(0.1, help="weight of the gates' mean absolute value in the loss", minimum=0)
+    gate_scale: float = option(1.0, help="ratio of the gates' learning rate to that of the other parameters", above=0)
 
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)

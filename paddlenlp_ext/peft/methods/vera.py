@@ -119,21 +119,19 @@ class VeRAConfig(PeftConfig):
 
     rank: int = option(
         256,
-        help="Rank r of the shared matrices; a layer trains r + out numbers.",
+        help="rank r of the shared matrices; a layer trains r + out_features numbers",
         minimum=1,
         maximum=65536,
         arguments=("r",),
     )
-    alpha: float | None = option(
-        None, help="PaddleNLP's scale alpha / rank; VeRA has none, so only vera_rank is taken."
-    )
-    dropout: float = option(0.0, help="Dropout on the adapter's input while training.", minimum=0, below=1)
+    alpha: float | None = option(None, help="PaddleNLP's scale alpha / rank; VeRA has none, so it must equal vera_rank")
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
-        None, help="Linear layers to adapt, as ends of names or regular expressions. Unset: all but the output head."
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
-    d_initial: float = option(0.1, help="What every element of d begins as.", above=0)
-    projection_prng_key: int | None = option(None, help="Seed of the shared matrices. Unset: the run's seed.")
-    save_projection: bool = option(True, help="Store the shared matrices too, not only their seed.")
+    d_initial: float = option(0.1, help="initial value of every element of d", above=0)
+    projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed")
+    save_projection: bool = option(True, help="store the shared matrices too, not only their seed")
 
     def __post_init__(self) -> None:
         self.target_modules = as_targets(self.target_modules)
