@@ -1,4 +1,13 @@
-"""Rows to batches: read, understood, rendered, tokenized, cut, cached, packed. Nothing here imports Paddle.
+"""Data files to batches: read, parse, render, tokenize, truncate, cache, pack, collate. Nothing here imports Paddle.
 
-sources, inflection -> formats -> template -> encode (truncate) -> cache -> dataset -> packing -> batch
+sources, inflection   rows of a data file, or of the built-in dataset
+formats               row -> conversation
+templates             conversation -> text of prompts and answers -> token ids
+tokenize              rows -> tokens and loss mask, within src_length and max_length
+dataset               tokens of a split, mapped from the cache
+packing               rows -> packs -> micro-batches of an epoch
+sampler               micro-batches -> optimizer steps
+collate               micro-batch -> arrays of a batch
+prompts, preview      rows to predict from; rows printed as the model sees them
+types                 the records that these modules pass on
 """

@@ -1,11 +1,25 @@
-"""Encoded rows to one batch, without padding unless it is asked for.
+"""Collate the packs of a micro-batch into the arrays of one batch.
 
-Shapes: B batch, S slots of a batch row, L tokens of a dataset row.
+A row of L tokens is a document of L - 1 positions: position t holds token t and its label is token t + 1. Labels are
+shifted here, once; the model and the loss never shift. Documents are concatenated without padding. Two rows, of four
+and three tokens (`*` marks target tokens), become
 
-A dataset row of L tokens is a document of L - 1 slots: slot t holds token t and is to predict token t + 1. The shift is
-done here, once; the model and the loss never shift.
+    row 0: a b c* d*          row 1: x y* z
 
-Dataset rows to batches, the way `config.data` asks for.
+    input_ids          a   b   c | x   y
+    labels             -   c   d | y   -         - is -100: the position does not count in the loss
+    position_ids       0   1   2 | 0   1         each document counts from 0
+    document_lengths   3         | 2
+    attention          1         |               a position sees its own document only, up to itself
+                       1   1     |
+                       1   1   1 |
+                       ----------+------
+                                 | 1
+                                 | 1   1
+
+The mask is never stored: attention is told `document_lengths`.
+
+Shapes: B batch, S positions of a batch row, L tokens of a row.
 """
 
 from __future__ import annotations
@@ -24,16 +38,16 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What a training step reads.
+    """Arrays of one micro-batch.
 
     Attributes:
         input_ids: int64 [B, S].
-        labels: int64 [B, S], the token each slot is to predict, or -100 where nothing is learned.
+        labels: int64 [B, S], the token that each position is to predict, or -100 where no loss is computed.
         position_ids: int64 [B, S], counted from zero in every document.
-        document_lengths: for each batch row the lengths of its documents; they sum to S, and trailing padding
-            counts as one more document.
-        row_indices: the dataset rows inside, in order, for messages.
-        num_tokens: slots that hold a token of the data.
+        document_lengths: the lengths of the documents of each batch row; they sum to S, and trailing padding is one
+            more document.
+        row_indices: dataset rows of the batch, in order.
+        num_tokens: positions that hold a token of the data; B x S minus padding.
     """
 
     input_ids: np.ndarray
@@ -45,19 +59,19 @@ class PackedBatch:
 
     @property
     def num_positions(self) -> int:
-        """B x S, padding included."""
+        """Number of positions, padding included: B x S."""
         return int(self.input_ids.size)
 
     @property
     def num_target_tokens(self) -> int:
-        """Slots whose prediction counts in the loss."""
+        """Number of positions whose prediction counts in the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """For each document how many slots hold its prompt: what precedes its last answer. 0 in padding.
+        """Number of positions of each document's prompt, which is all before its last answer; 0 in padding.
 
-        The slot that predicts the answer's first token is the prompt's last, as it is when the answer is generated.
+        The prompt ends with the position that predicts the first token of the answer, as it does in generation.
         """
         return prompt_lengths_of(self.labels, self.document_lengths)
 
@@ -71,19 +85,17 @@ def collate(
 ) -> PackedBatch:
     """Concatenate the rows of a micro-batch.
 
-    Without padding options, and with `pad_to_multiple_of`, the batch is one row holding all documents (B = 1). With
-    `pad_to_length` every pack becomes a batch row of that many slots (B = number of packs).
-
     Args:
         packs: the micro-batch; each pack is a list of rows.
-        pad_to_multiple_of: make S a multiple of this by one padding document at the end.
-        pad_to_length: S of every batch row.
-        pad_token_id: what padding slots hold; they are never learned.
+        pad_to_multiple_of: make S a multiple of this, by one document of padding at the end.
+        pad_to_length: give each pack a batch row of this many positions (B = number of packs). None: the batch is
+            one row that holds all documents (B = 1).
+        pad_token_id: token at padding positions, which never count in the loss.
 
     Raises:
-        ValueError: a pack has more slots than `pad_to_length`.
+        ValueError: a pack has more positions than `pad_to_length`.
     """
-    assert packs and all(packs), "a micro-batch holds at least one row, and so does every pack"
+    assert packs and all(packs), "a micro-batch and each of its packs hold at least one row"
     if pad_to_length is None:
         batch_rows = [[row for pack in packs for row in pack]]
         num_positions = sum(row.length for row in batch_rows[0])
@@ -112,7 +124,7 @@ def _fill(batch_rows: list[list[EncodedRow]], num_positions: int, pad_token_id: 
             )
         start = 0
         for row in rows:
-            assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens: nothing to predict"
+            assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens, none to predict"
             end = start + row.length
             input_ids[batch_index, start:end] = row.tokens[:-1]
             labels[batch_index, start:end] = np.where(row.loss_mask[1:], row.tokens[1:], IGNORED_LABEL)
@@ -128,14 +140,18 @@ def _fill(batch_rows: list[list[EncodedRow]], num_positions: int, pad_token_id: 
 
 
 Collate = Callable[[Sequence[Sequence[int]]], PackedBatch]
-"""From a micro-batch (packs of row indices) to its batch."""
+"""Function from a micro-batch (packs of row indices) to its batch."""
 
 
 def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int) -> Collate:
-    """Collation of `rows` (a TokenizedDataset) under the padding options of `config.data`.
+    """Return a function that collates packs of row indices, padded as `config.data` says.
 
-    It refuses tokens that a model of `vocab_size` has not: a vocabulary that is cut would find no row for them, and say
-    nothing.
+    Args:
+        rows: the dataset.
+        data: `config.data` of a run.
+        pad_token_id: token at padding positions.
+        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id,
+            for which a sharded embedding would return zeros without an error.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
@@ -157,6 +173,6 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
 def _outside(rows: TokenizedDataset, index: int, token: int, vocab_size: int) -> str:
     file, line = rows.source(index)
     return (
-        f"row {index} ({file}:{line}) has the token id {token}, and the model's vocabulary has {vocab_size}: this "
-        "tokenizer is not the model's, or has tokens that the model was not extended by"
+        f"{file}:{line}: row {index} has the token id {token}, but the model's vocabulary has {vocab_size} tokens; use "
+        "the tokenizer of the model, or extend the model by the added tokens"
     )

@@ -1,8 +1,7 @@
-"""A split of a dataset, tokenized, and the cache that it is mapped from.
+"""Tokenize a split of a dataset once, and map its tokens from a cache.
 
-Tokenized rows on disk: arrays that are mapped, not read, and the account beside them.
-
-The name of a tokenized dataset: a hash of everything that it depends on, and of nothing else.
+A directory of the cache is named after a hash of everything that decides the tokens, and of nothing else. It holds the
+arrays of `TokenArrays`, one file each, and the statistics of the split (account.json).
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from paddlenlp_ext.utils.files import atomic_folder, file_lock
 from paddlenlp_ext.utils.logging import get_logger
 
 TOKENIZATION_VERSION = 1
-"""Version of the tokens that rows become. Raise it with every change that gives other tokens for the same rows.
+"""Part of the cache key: raise it with every change that produces other tokens from the same rows.
 
-`tests/data/test_tokenization_version.py` compares a digest of such tokens with the one recorded for this version.
+`tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
 """
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
-"""The `package` version and `code` hashes that stand for version 1 in a key.
+"""Values that stand for tokenization version 1 in a key: the version of the package, and hashes of its source files.
 
-Keys once held a hash of each source file of this package. Version 1 keeps the last such list, so that caches written
-with it are found.
+Keys were once made from the source files themselves. The last such values are kept, so that caches written with them
+are found.
 """
 STATS_FILE = "account.json"
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
-"""Attributes of `TokenArrays` with another name on disk."""
+"""File names of the arrays that are not named after their attribute."""
 BUILTIN_NAMES = ("inflection",)
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
@@ -49,24 +48,24 @@ ReadRows = Callable[[], Iterable[SourceRow | InvalidRow]]
 
 
 class TokenizedDataset:
-    """Rows of one split as tokens, mapped from disk.
+    """Tokenized rows of one split, mapped from disk; an item is an `EncodedRow`.
 
     Attributes:
-        lengths: int64 [rows], the slots every row takes in a batch (its tokens but one).
-        account: what became of every row that was read.
+        lengths: int64 [rows], the positions that each row takes in a batch (its number of tokens minus one).
+        stats: numbers of rows and tokens.
     """
 
     def __init__(
         self,
-        store: TokenArrays,
-        account: DataStats,
+        arrays: TokenArrays,
+        stats: DataStats,
         files: Sequence[str],
         read: ReadRows,
         autoregressive: bool,
     ) -> None:
-        self.stats = account
-        self.lengths = np.diff(store.offsets) - 1
-        self._store = store
+        self.stats = stats
+        self.lengths = np.diff(arrays.offsets) - 1
+        self._arrays = arrays
         self._files = list(files)
         self._read = read
         self._autoregressive = autoregressive
@@ -77,39 +76,41 @@ class TokenizedDataset:
     def __getitem__(self, index: int) -> EncodedRow:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        start, end = self._store.offsets[index : index + 2]
-        return EncodedRow(self._store.tokens[start:end], self._store.loss_mask[start:end], int(index))
+        start, end = self._arrays.offsets[index : index + 2]
+        return EncodedRow(self._arrays.tokens[start:end], self._arrays.loss_mask[start:end], int(index))
 
     def source(self, index: int) -> tuple[str, int]:
-        """The file and line that row `index` was read from."""
-        file, line, _ = self._store.locations[index]
+        """Return the file and the line that row `index` was read from."""
+        file, line, _ = self._arrays.locations[index]
         return self._files[file], int(line)
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """For generation: (prompt ids, reference answer, question) of the last turn of every row.
+        """Yield (prompt ids, reference answer, question) of the last turn of every row, to evaluate by generation.
 
-        The ids are the row's own, up to where its last answer begins. The texts are read from the source again.
+        The ids are the tokens of the row before its last answer. The texts are read from the data files again.
 
         Raises:
-            ValueError: the dataset is plain text, with no answers in it, or a row has no prompt at all.
+            ValueError: the dataset is plain text, without answers, or a row has an empty prompt.
         """
         if self._autoregressive:
-            raise ValueError("rows of plain text (autoregressive) have no prompts to generate from")
+            raise ValueError(
+                "autoregressive: plain text has no prompts to generate from; set eval_with_do_generation: false"
+            )
         index = 0
         for row in self._read():
             if index == len(self):
                 return
-            file, line, column = self._store.locations[index]
-            place = row.location
-            if (place.file, place.line, place.column) != (self._files[file], line, column):
+            file, line, column = self._arrays.locations[index]
+            location = row.location
+            if (location.file, location.line, location.column) != (self._files[file], line, column):
                 continue
-            start, turn = self._store.answers[index]
+            start, turn = self._arrays.answers[index]
             if start == 0:
-                raise ValueError(f"{place}: the prompt is empty, there is nothing to generate from; give it a question")
+                raise ValueError(f"{location}: the prompt is empty; add a question to generate from")
             question, answer = parse_row(row.value).turns[turn]
             yield self[index].tokens[:start].tolist(), answer, question
             index += 1
-        assert index == len(self), f"{len(self) - index} rows were not found again in {self._files}"
+        assert index == len(self), f"{len(self) - index} rows are no longer in {self._files}"
 
 
 def load_dataset(
@@ -119,24 +120,24 @@ def load_dataset(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
 ) -> TokenizedDataset:
-    """Tokenize a split, or find it tokenized.
+    """Tokenize a split, or map its tokens from the cache.
 
     Args:
-        config: `config.data`.
+        config: `config.data` of a run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
-        template: what `load_template(config.chat_template, tokenizer)` gives; made here if absent.
-        fingerprint: the tokenizer's, `data.fingerprint.tokenizer_fingerprint(tokenizer)`; made here if absent.
+        template: the result of `load_template(config.chat_template, tokenizer)`, if at hand.
+        fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if at hand.
 
     Raises:
-        ValueError: no such dataset, or no usable row in it.
-        DataError: rows are bad and `bad_rows` is "error"; all of them are in it. Or a file breaks off.
+        ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
+        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
     if config.dataset_name_or_path is None:
         known = ", ".join(BUILTIN_NAMES)
-        raise ValueError(f"dataset_name_or_path is not set; give a folder or a built-in dataset ({known})")
+        raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
     if config.task_name:
-        raise ValueError(f"task_name is {config.task_name!r}, but no built-in dataset has tasks; remove it")
+        raise ValueError(f"task_name: {config.task_name!r} has no effect, as no built-in dataset has tasks; remove it")
     files, names, read = _open(config.dataset_name_or_path, split)
     if config.autoregressive:
         template = PlainTemplate(tokenizer)
@@ -155,15 +156,15 @@ def load_dataset(
     def build() -> tuple[TokenArrays, DataStats]:
         return tokenize(read(), names, template, limits, config.autoregressive, config.bad_rows)
 
-    store, account = load_or_build(folder, build)
-    get_logger().info("%s", account.table(f"{split} rows of {config.dataset_name_or_path}"))
-    for problem in account.examples:
-        get_logger().warning("left out: %s", problem)
-    return TokenizedDataset(store, account, names, read, config.autoregressive)
+    arrays, stats = load_or_build(folder, build)
+    get_logger().info("%s", stats.table(f"{split} rows of {config.dataset_name_or_path}"))
+    for problem in stats.examples:
+        get_logger().warning("dropped: %s", problem)
+    return TokenizedDataset(arrays, stats, names, read, config.autoregressive)
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Where tokenized data is kept, and what else would be made anew from the same files."""
+    """Return the directory that holds the cached tokens of all datasets."""
     return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
 
 
@@ -175,39 +176,47 @@ def tokenize(
     autoregressive: bool = False,
     bad_rows: str = "error",
 ) -> tuple[TokenArrays, DataStats]:
-    """Encode all rows and account for each.
+    """Tokenize rows, and count what became of each.
+
+    Args:
+        rows: rows of a split, as read.
+        files: names of the files that the rows were read from; a location is stored as a position in this list.
+        template: chat template that renders conversations.
+        limits: `src_length`, `max_length` and `truncation`.
+        autoregressive: rows are plain text, all of which counts in the loss.
+        bad_rows: "error" or "drop".
 
     Raises:
-        DataError: rows are bad and `bad_rows` is "error"; or a file breaks off, whatever `bad_rows` is.
-        ValueError: nothing is left.
+        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+        ValueError: no row is left.
     """
     results = list(encode_rows(rows, template, limits, autoregressive))
     kept = [row for row in results if not isinstance(row, InvalidRow)]
-    left_out = [row for row in results if isinstance(row, InvalidRow)]
-    bad = [row for row in left_out if not row.by_policy]
-    if bad and bad_rows == "error":
-        raise DataError(bad)
-    if fatal := [row for row in bad if row.fatal]:
+    dropped = [row for row in results if isinstance(row, InvalidRow)]
+    invalid = [row for row in dropped if not row.by_policy]
+    if invalid and bad_rows == "error":
+        raise DataError(invalid)
+    if fatal := [row for row in invalid if row.fatal]:
         raise DataError(fatal)
-    store = TokenArrays.from_rows(kept, files)
-    account = DataStats(
+    arrays = TokenArrays.from_rows(kept, files)
+    stats = DataStats(
         num_read=len(results),
         num_kept=sum(row.num_truncated_tokens == 0 for row in kept),
         num_truncated=sum(row.num_truncated_tokens > 0 for row in kept),
-        num_tokens=len(store.tokens),
-        num_target_tokens=int(store.loss_mask.sum()),
+        num_tokens=len(arrays.tokens),
+        num_target_tokens=int(arrays.loss_mask.sum()),
         num_tokens_cut=sum(row.num_truncated_tokens for row in kept),
     )
-    account.drop(left_out, MAX_LISTED)
-    account.check()
+    stats.drop(dropped, MAX_LISTED)
+    stats.check()
     if not kept:
-        listed = "".join(f"\n  {problem}" for problem in account.examples)
-        raise ValueError(f"no row of {', '.join(files)} can be learned from\n{account.table()}{listed}")
-    return store, account
+        listed = "".join(f"\n  {problem}" for problem in stats.examples)
+        raise ValueError(f"{', '.join(files)}: no valid row\n{stats.table()}{listed}")
+    return arrays, stats
 
 
 def _open(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRows]:
-    """The files that decide the content, the names that places use, and how to read the rows."""
+    """Return the files that the rows come from, their names in locations, and a function that reads the rows."""
     if name_or_path == "inflection":
         path = lexicon_path()
         return [path], [path.name], lambda: read_inflection(split)
@@ -217,15 +226,14 @@ def _open(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRow
 
 @dataclass(frozen=True)
 class TokenArrays:
-    """All rows of a split, one behind the other.
+    """Tokens of all rows of a split, concatenated.
 
     Attributes:
-        tokens: int32 [all tokens].
-        loss_mask: bool [all tokens].
-        offsets: int64 [rows + 1]; row i is offsets[i] to offsets[i + 1].
-        places: int64 [rows, 3]: number of the file, line, column.
-        answers: int64 [rows, 2]: where the last answer of the row begins, counted from the row's first token, and the
-            number of its turn.
+        tokens: int32 [tokens].
+        loss_mask: bool [tokens], true for target tokens.
+        offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
+        locations: int64 [rows, 3]: number of the file, line, column.
+        answers: int64 [rows, 2]: index of the last answer's first token within the row, and number of its turn.
     """
 
     tokens: np.ndarray
@@ -236,7 +244,7 @@ class TokenArrays:
 
     @classmethod
     def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenArrays:
-        """Join rows; `files` gives the files their numbers."""
+        """Concatenate rows; the number of a file is its position in `files`."""
         number_of = {file: number for number, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
         places = [(number_of[row.location.file], row.location.line, row.location.column) for row in rows]
@@ -249,13 +257,13 @@ class TokenArrays:
         )
 
     def save(self, folder: Path) -> None:
-        """Write every array to a file of its name."""
+        """Write each array to a file in `folder`."""
         for name, array in vars(self).items():
             np.save(folder / _file_name(name), array, allow_pickle=False)
 
     @classmethod
     def load(cls, folder: Path) -> TokenArrays:
-        """Map the arrays of `save`.
+        """Map the arrays that `save` wrote to `folder`.
 
         Raises:
             ValueError: a file is missing or damaged.
@@ -264,11 +272,11 @@ class TokenArrays:
             names = list(cls.__dataclass_fields__)
             mapped = [np.load(folder / _file_name(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"the tokenized data in {folder} is damaged ({error}); delete that folder") from error
-        store = cls(*map(np.asarray, mapped))  # as plain arrays: a slice of a np.memmap takes five times as long
-        if len(store.offsets) < 1 or store.offsets[-1] != len(store.tokens):
-            raise ValueError(f"the tokenized data in {folder} is damaged (its lengths disagree); delete that folder")
-        return store
+            raise ValueError(f"{folder}: the cached tokens are damaged ({error}); delete this directory") from error
+        arrays = cls(*map(np.asarray, mapped))  # plain arrays: slicing a np.memmap takes five times as long
+        if len(arrays.offsets) < 1 or arrays.offsets[-1] != len(arrays.tokens):
+            raise ValueError(f"{folder}: the cached tokens are damaged (lengths disagree); delete this directory")
+        return arrays
 
 
 def _file_name(name: str) -> str:
@@ -276,32 +284,34 @@ def _file_name(name: str) -> str:
 
 
 def load_or_build(folder: Path, build: Callable[[], tuple[TokenArrays, DataStats]]) -> tuple[TokenArrays, DataStats]:
-    """What stands in `folder`, built there first if need be. Of several processes one builds, the others wait for it.
+    """Load the arrays and statistics in `folder`, after building them if the directory does not exist.
+
+    One of several processes builds, and the others wait for it. If `build` raises an error, nothing is left behind.
 
     Raises:
-        ValueError: what stands there is damaged; and whatever `build` raises, in which case nothing is left behind.
+        ValueError: the directory is damaged or cannot be written.
     """
     with file_lock(folder, "set data_cache_dir"):
         if not folder.is_dir():
-            store, account = build()
+            arrays, stats = build()
             with atomic_folder(folder) as draft:
-                store.save(draft)
-                (draft / STATS_FILE).write_text(json.dumps(account.to_json(), indent=1), encoding="utf-8")
-            get_logger().info("tokenized data written to %s", folder)
+                arrays.save(draft)
+                (draft / STATS_FILE).write_text(json.dumps(stats.to_json(), indent=1), encoding="utf-8")
+            get_logger().info("tokens cached in %s", folder)
         else:
-            get_logger().info("tokenized data found in %s", folder)
-    account = DataStats.from_json(json.loads((folder / STATS_FILE).read_text(encoding="utf-8")))
-    return TokenArrays.load(folder), account
+            get_logger().info("cached tokens found in %s", folder)
+    stats = DataStats.from_json(json.loads((folder / STATS_FILE).read_text(encoding="utf-8")))
+    return TokenArrays.load(folder), stats
 
 
 def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any]) -> str:
-    """Return the hash of everything that decides the tokens of a split.
+    """Return a hash of everything that decides the tokens of a split.
 
     Args:
-        files: files that the rows are read from, in order; their names and contents count.
-        tokenizer: the `tokenizer_fingerprint`.
+        files: data files in reading order; their names and contents count.
+        tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
-        options: configuration values that change which tokens come out.
+        options: configuration values that change the tokens.
     """
     parts = {
         "files": [(str(path), _hash(path.read_bytes())) for path in files],
@@ -314,7 +324,7 @@ def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, opti
 
 
 def tokenization_facts() -> dict[str, Any]:
-    """Return the part of a key that identifies the tokenizing code: its version and those of its libraries."""
+    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
     if TOKENIZATION_VERSION > 1:
         return {"code": TOKENIZATION_VERSION, "versions": libraries}
@@ -323,7 +333,7 @@ def tokenization_facts() -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Hash of what the tokenizer does to a text; not of where it was loaded from, or how it would pad."""
+    """Return a hash of how a tokenizer encodes text; its origin and its padding do not count."""
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -333,7 +343,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     else:
         parts["vocabulary"] = tokenizer.get_vocab()
         parts["added"] = {str(index): str(token) for index, token in tokenizer.added_tokens_decoder.items()}
-        # A SentencePiece model's merge scores stand in its file only.
+        # The merge scores of a SentencePiece model are only in its file.
         model_file = getattr(tokenizer, "vocab_file", None)
         parts["model"] = _hash(Path(model_file).read_bytes()) if model_file else None
     return _hash(json.dumps(parts, sort_keys=True).encode())

@@ -1,6 +1,6 @@
-"""Shapes a row may have, each made into one `Conversation`.
+"""Formats of a row, each of which is parsed into a `Conversation`.
 
-A format is chosen row by row, by its keys. Other keys of a row (an id, a source) are left alone.
+The format is chosen row by row, by its keys. Other keys of a row (an id, a source) are ignored.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TWO_SYSTEMS = "two system prompts"
 NOT_SUPPORTED = "not supported"
 
 Message = tuple[str, str, tuple[str | int, ...]]
-"""Role, text, and the path of the text in the row."""
+"""Role, text, and path of the text in its row."""
 
 
 def parse_row(value: Any) -> Conversation:
-    """Read a row in whichever known format it has.
+    """Return the conversation in a row of any known format.
 
     Raises:
-        RowError: no known format, two at once, or something in it is missing, of a wrong type or empty.
+        InvalidRowError: the row has no known format or two, or a part of it is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
-        raise InvalidRowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+        raise InvalidRowError(WRONG_TYPE, f"the row is {_kind(value)}; write a JSON object")
     complete = [parse for keys, parse in _FORMATS if all(key in value for key in keys)]
     if len(complete) > 1:
         named = " and ".join("/".join(keys) for keys, _ in _FORMATS if all(key in value for key in keys))
@@ -48,19 +48,19 @@ def parse_row(value: Any) -> Conversation:
 
 
 def parse_text(value: Any) -> str:
-    """The plain text of a row for `autoregressive`: its `src` (a list is joined), or its `text`.
+    """Return the plain text of a row, for `autoregressive`: its `src` (a list is joined) or its `text`.
 
     Raises:
-        RowError: neither key is there, or the text is empty or of a wrong type.
+        InvalidRowError: both keys are missing, or the text is empty or of the wrong type.
     """
     if not isinstance(value, dict):
-        raise InvalidRowError(WRONG_TYPE, f"a row is a JSON object, this is {_kind(value)}")
+        raise InvalidRowError(WRONG_TYPE, f"the row is {_kind(value)}; write a JSON object")
     key = "src" if "src" in value else "text"
     if key not in value:
-        raise InvalidRowError(MISSING_KEY, f'with autoregressive a row needs "src" or "text"; it has {_names(value)}')
+        raise InvalidRowError(MISSING_KEY, f'the row has {_names(value)}; autoregressive needs "src" or "text"')
     text = "".join(_texts(value[key], (key,)))
     if not text.strip():
-        raise InvalidRowError(EMPTY_TARGET, f"{key!r} is empty: nothing to learn", (key,))
+        raise InvalidRowError(EMPTY_TARGET, f"{key!r} is empty; add text or remove the row", (key,))
     return text
 
 
@@ -74,11 +74,11 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
     context = {} if row.get("context") is None else row["context"]
     if not isinstance(context, dict):
         raise InvalidRowError(
-            WRONG_TYPE, f'context is an object such as {{"system": ...}}, not {_kind(context)}', ("context",)
+            WRONG_TYPE, f'context is {_kind(context)}; write an object such as {{"system": ...}}', ("context",)
         )
     surplus = sorted(set(context) - {"system"})
     if surplus:
-        message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect'
+        message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect: remove it'
         raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
     return Conversation(None, tuple(zip(sources, targets, strict=True)))
 
@@ -89,7 +89,7 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
         path = ("messages", index)
         role = _member(item, "role", path)
         if role == "assistant":
-            _check_learned_as_text(item, path)
+            _check_only_text(item, path)
         messages.append((role, _content(_member(item, "content", path), (*path, "content")), (*path, "content")))
     return _alternate(messages, {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"})
 
@@ -109,7 +109,7 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
     for index, pair in enumerate(_list(row.get("history") or [], ("history",))):
         path = ("history", index)
         if not isinstance(pair, list) or len(pair) != 2:
-            raise InvalidRowError(WRONG_TYPE, f"a turn of history is [question, answer], this is {_kind(pair)}", path)
+            raise InvalidRowError(WRONG_TYPE, f"a turn of history is {_kind(pair)}; write [question, answer]", path)
         question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
         _check_target(answer, (*path, 1))
         turns.append((question, answer))
@@ -129,7 +129,7 @@ _FORMATS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Conversation]]
 
 
 def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversation:
-    """Messages to turns: a system prompt first or not at all, then user and assistant by turns, ending in an answer."""
+    """Return the turns of messages: an optional system prompt, then user and assistant alternately, an answer last."""
     system: str | None = None
     turns: list[tuple[str, str]] = []
     question: str | None = None
@@ -137,55 +137,61 @@ def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversati
         role = roles.get(name) if isinstance(name, str) else None
         if role is None:
             known = ", ".join(roles)
-            raise InvalidRowError(ROLE_ORDER, f"role {name!r} is not known here; known: {known}", path[:-1])
+            raise InvalidRowError(ROLE_ORDER, f"role {name!r} is unknown; use {known}", path[:-1])
         if role == "system":
             if index:
-                raise InvalidRowError(ROLE_ORDER, "a system message can only be the first", path[:-1])
+                raise InvalidRowError(
+                    ROLE_ORDER, "a system message follows another message; move it to the beginning", path[:-1]
+                )
             system = text
         elif role == "user":
             if question is not None:
-                raise InvalidRowError(ROLE_ORDER, "two user messages follow each other", path[:-1])
+                raise InvalidRowError(
+                    ROLE_ORDER, "a user message follows a user message; add the answer, or join them", path[:-1]
+                )
             question = text
         else:
             if question is None:
-                raise InvalidRowError(ROLE_ORDER, "an assistant message answers no user message", path[:-1])
+                raise InvalidRowError(
+                    ROLE_ORDER, "an assistant message follows no user message; add the question", path[:-1]
+                )
             _check_target(text, path)
             turns.append((question, text))
             question = None
     if question is not None:
-        raise InvalidRowError(
-            ROLE_ORDER, "the last message is the user's: there is no answer to learn", messages[-1][2][:-1]
-        )
+        raise InvalidRowError(ROLE_ORDER, "the last message is the user's; add its answer", messages[-1][2][:-1])
     return Conversation(system, tuple(turns))
 
 
 def _content(value: Any, path: tuple[str | int, ...]) -> str:
-    """OpenAI content: text, or a list of parts that are all text."""
+    """Return the text of OpenAI content: a text, or a list of parts that are all text."""
     if not isinstance(value, list):
         return _text(value, path)
     texts = []
     for index, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise InvalidRowError(WRONG_TYPE, 'only parts of type "text" can be learned from', (*path, index))
+            raise InvalidRowError(
+                WRONG_TYPE, 'the part is not of type "text"; only text can be trained on', (*path, index)
+            )
         texts.append(_text(_member(part, "text", (*path, index)), (*path, index, "text")))
     return "".join(texts)
 
 
-def _check_learned_as_text(message: dict[str, Any], path: tuple[str | int, ...]) -> None:
-    """Refuse what OpenAI's format may say about an answer beside its text: it would be lost."""
+def _check_only_text(message: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    """Refuse members of an assistant message whose effect on training would be lost."""
     for key in ("tool_calls", "function_call"):
         if message.get(key):
-            raise InvalidRowError(NOT_SUPPORTED, f"{key} cannot be learned from; leave the row out", (*path, key))
+            raise InvalidRowError(NOT_SUPPORTED, f"{key} cannot be trained on; remove the row", (*path, key))
     weight = message.get("weight")
     if weight is not None and weight != 1:
-        remedy = "every answer is learned with weight 1; end the row before this one, or remove its weight"
+        remedy = "every answer has weight 1 in the loss; end the row before this answer, or remove its weight"
         raise InvalidRowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
 
 
 def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
-    """The system prompt: a message of the conversation, the row's `system`, or `system` in its `context`.
+    """Return the system prompt: a message of the conversation, the row's `system`, or `system` in its `context`.
 
-    In a member of the row null and the empty string both mean that there is none.
+    As a member of the row, null and the empty string both stand for no system prompt.
     """
     chosen = spoken
     for holder, path in ((row, ("system",)), (row.get("context"), ("context", "system"))):
@@ -194,7 +200,7 @@ def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
         text = _text(holder["system"], path)
         if text and chosen not in (None, text):
             raise InvalidRowError(
-                TWO_SYSTEMS, f"{_spell(path)} is not the system prompt given before it; keep one", path
+                TWO_SYSTEMS, f"{_spell(path)} differs from the system prompt before it; keep one", path
             )
         chosen = chosen if chosen is not None else text or None
     return chosen
@@ -208,39 +214,39 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
 
 def _text(value: Any, path: tuple[str | int, ...]) -> str:
     if not isinstance(value, str):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, text is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a text", path)
     if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
         raise InvalidRowError(
-            "not UTF-8", f"{_spell(path)} holds half of a surrogate pair, which is no character", path
+            "not UTF-8", f"{_spell(path)} holds an unpaired surrogate, which is not a character; remove it", path
         )
     return value
 
 
 def _list(value: Any, path: tuple[str | int, ...]) -> list[Any]:
     if not isinstance(value, list):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}, a list is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a list", path)
     return value
 
 
 def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
     if not isinstance(item, dict):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}, an object is expected", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}; write an object", path)
     if key not in item:
-        raise InvalidRowError(MISSING_KEY, f"{_spell(path)} has no {key!r}; it has {_names(item)}", path)
+        raise InvalidRowError(MISSING_KEY, f"{_spell(path)} has {_names(item)}; add {key!r}", path)
     return item[key]
 
 
 def _check_target(text: str, path: tuple[str | int, ...]) -> None:
     if not text.strip():
-        raise InvalidRowError(EMPTY_TARGET, f"{_spell(path)} is empty: there is nothing to learn", path)
+        raise InvalidRowError(EMPTY_TARGET, f"{_spell(path)} is empty; write an answer or remove the row", path)
 
 
 def _no_format(row: dict[str, Any]) -> InvalidRowError:
     for keys, _ in _FORMATS:
         absent = [key for key in keys if key not in row]
         if len(absent) < len(keys):
-            return InvalidRowError(MISSING_KEY, f"the row has {_names(row)} but no {', '.join(map(repr, absent))}")
-    return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; formats known: {KNOWN_FORMATS}")
+            return InvalidRowError(MISSING_KEY, f"the row has {_names(row)}; add {', '.join(map(repr, absent))}")
+    return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; known formats: {KNOWN_FORMATS}")
 
 
 def _names(row: dict[str, Any]) -> str:

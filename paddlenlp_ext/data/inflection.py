@@ -1,18 +1,18 @@
-"""The built-in dataset `inflection`: questions on English word forms, with one right word as the answer.
+"""Build the dataset `inflection`: questions on English word forms, each with one right word as its answer.
 
-Made from the lexicon inside the package `lemminflect` (MIT; derived from the SPECIALIST lexicon). Its rows are
+The rows come from the lexicon in the package `lemminflect` (MIT; derived from the SPECIALIST lexicon), whose lines are
 `lemma,part of speech,form,...`:
 
-    verb   past, past participle (empty: as the past), present participle, third person singular
+    verb   past, past participle (empty: same as the past), present participle, third person singular
     noun   plural
     adj    comparative, superlative
 
-Variants of a form are written `a/b`; an empty column is a form that does not exist. Only forms with one spelling are
-asked for, and only for lemmas of 3 to 12 plain lower-case letters (names, hyphens and the longest terms fall away).
-The score is the share of answers that are the word itself, so a model can be seen to learn spelling rules
-(carry, carried; stop, stopping) and exceptions (mouse, mice).
+Variants of a form are written `a/b`; an empty column is a form that does not exist. Questions are asked only on forms
+with one spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of
+answers that equal the word, so that it shows how well a model learns spelling rules (carry, carried; stop, stopping)
+and exceptions (mouse, mice).
 
-Splits are by lemma: no form of a word in dev is in train. Which words those are depends on a hash of the lemma alone.
+The splits share no lemma: a hash of the lemma alone decides its split.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from paddlenlp_ext.utils.json_reader import Location
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40
 PLAIN_IN_CHANGED = 1
-"""Forms made by merely adding the ending, asked for each form that is not."""
+"""Regular forms (the lemma with its ending) per irregular form."""
 _LEMMA = re.compile(r"[a-z]{3,12}")
 _FORM = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A column of the lexicon: what it is called in a question, and the ending that makes it without further change."""
+    """Column of the lexicon: the name of the form in a question, and the ending of its regular form."""
 
     column: int
     question: str
@@ -60,7 +60,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Item:
-    """One question that could be asked."""
+    """Candidate question on one form of one lemma."""
 
     location: Location
     lemma: str
@@ -69,35 +69,35 @@ class Item:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the answer is more than the lemma with its ending."""
+        """True if the answer is not the lemma with its ending."""
         return self.answer != self.lemma + self.form.ending
 
     @property
     def rank(self) -> str:
-        """A stable, meaningless order."""
+        """Sort key that gives the same pseudo-random order everywhere."""
         return _digest(f"{self.lemma} {self.form.question}")
 
 
 def lexicon_path() -> Path:
-    """The lexicon's file; the package is found without being imported.
+    """Return the path of the lexicon, without importing its package.
 
     Raises:
-        ValueError: `lemminflect` is not installed.
+        ValueError: `lemminflect` is not installed, or has no lexicon.
     """
     spec = importlib.util.find_spec("lemminflect")
     if spec is None or spec.origin is None:
         raise ValueError(
-            "the built-in dataset 'inflection' is made from the lexicon in the package lemminflect, "
-            "which is not installed; run: pip install lemminflect"
+            "the built-in dataset 'inflection' needs the lexicon in the package lemminflect, which is not installed; "
+            "run: pip install lemminflect"
         )
     path = Path(spec.origin).parent / "resources" / "infl_lu.csv.gz"
     if not path.is_file():
-        raise ValueError(f"{path} is missing from the package lemminflect; run: pip install lemminflect==0.2.3")
+        raise ValueError(f"{path}: missing from the package lemminflect; run: pip install lemminflect==0.2.3")
     return path
 
 
 def read_inflection(split: str) -> Iterator[SourceRow]:
-    """The questions of a split as {"src", "tgt"} rows; a place is a line of the lexicon."""
+    """Yield the questions of a split as {"src", "tgt"} rows; a location is a line of the lexicon."""
     path = lexicon_path()
     with gzip.open(path, "rt", encoding="utf-8") as lexicon:
         items = [
@@ -122,7 +122,7 @@ def _items(location: Location, text: str) -> Iterator[Item]:
         answer = columns[form.column]
         if form.column == 3 and part_of_speech == "verb" and not answer:
             answer = columns[2]
-        # A plural like its singular is as a rule a noun that has none.
+        # A plural that equals its singular usually belongs to a noun without a plural.
         if _FORM.fullmatch(answer) and not (part_of_speech == "noun" and answer == lemma):
             column = 1 + sum(len(before) + 1 for before in columns[: form.column])
             yield Item(Location(location.file, location.line, column), lemma, form, answer)

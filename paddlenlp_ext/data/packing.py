@@ -1,25 +1,30 @@
-"""In which order rows are read, and which of them share a pack.
+"""Plan the order of rows, the rows that share a pack, and the packs that share an optimizer step.
 
-Everything is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume.
+A plan is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume a run.
 
-Packs that end exactly full.
+    rows of an epoch, shuffled    5 4 2 9 1 10           lengths; capacity 10
+    in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
+    greedy                        [9 1] [10] [5 4] [2]   rows of a group of the stream are chosen so that packs are full
 
-Best-fit decreasing wastes what the shortest row cannot fill: when no row is shorter than 60 tokens, every pack may
-lose up to 59 slots. Here a pack takes rows until the room left is one that a single row, or two rows together, fill to
-the last slot; with hundreds of rows to choose from there nearly always are such rows.
+A pack of rows with 5 and 4 positions is collated into (`collate` draws labels and mask as well):
 
-Which lengths are to be had is one big integer (bit n: a row of length n is waiting), and so is its mirror image. The
-longest row that fits, and all pairs that sum to a given room, are then a handful of word operations each, so a million
-rows take about a second in plain Python.
+    position_ids       0 1 2 3 4 | 0 1 2 3
+    document_lengths   5         | 4               no attention across the bar
 
-Measured against the best packing that could exist (docs/data.md) it stays within 0.1 % on instructions of many lengths
-and within 0.7 % on GSM8K; where all rows are about as long (`inflection`) nothing fills the rest, and 3 % stay empty.
+Greedy packing: best-fit decreasing wastes what the shortest row cannot fill; if no row is shorter than 60 tokens, each
+pack may lose up to 59 positions. Here a pack takes rows until the room left is one that a single row, or two rows
+together, fill to the last position. With hundreds of rows to choose from, such rows nearly always exist.
 
-The same work for every device: packs of like cost share an optimizer step, and are dealt so that none waits long.
+The available lengths are the bits of one large integer (bit n: a row of length n is waiting), and of its mirror image.
+Finding the longest row that fits, or all pairs with a given sum, takes a handful of word operations, so that a million
+rows take about a second in plain Python. docs/data.md compares the share of filled positions with an upper bound: the
+loss is below 0.1 % for instructions of many lengths, at most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows all
+have about the same length.
 
-Attention costs a pack the sum of its rows' squared lengths, which differs much between packs that are equally full: one
-long row, or twenty short ones. Devices that share a step wait for the one with the most. Nothing here asks how many
-there are before the packs are dealt, so that the rows of each step stay the same on one device and on many.
+Load balancing: attention over a pack costs the sum of its rows' squared lengths, which differs much between packs that
+are equally full (one long row, or twenty short ones). Devices that share an optimizer step wait for the slowest, so
+that packs of similar cost are grouped into steps. The number of devices does not matter before the micro-batches of a
+step are assigned to them: each step reads the same rows on one device and on many.
 """
 
 from __future__ import annotations
@@ -29,35 +34,32 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 Pack = list[int]
-"""Row numbers that share a pack."""
+"""Numbers of the rows that share a pack."""
 PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
-"""Rows of the stream that are rearranged among themselves."""
+"""Rows of the stream that greedy packing reorders together."""
 CARRIED_ROWS = 1024
-"""Rows of a group left for the next one, so that there is always a choice."""
+"""Rows of a group that wait for the next group, so that there always is a choice."""
 CLOSE_WITHIN = 3.0
-"""Try to end a pack when its room is at most this many mean lengths."""
+"""Try to close a pack when the room left is at most this many mean lengths."""
 CLOSE_WASTE = 2
-"""Slots a finished pack may leave empty."""
+"""Positions that a closed pack may leave empty."""
 STEPS_PER_BLOCK = 16
-"""Steps whose packs are sorted together: the order of the stream is kept beyond that."""
+"""Optimizer steps whose packs are sorted together; the order of these blocks is that of the stream."""
 
 
 class PackingPlan:
-    """Rows to packs to micro-batches, epoch by epoch.
+    """Plan the packs and micro-batches of every epoch.
 
     Args:
-        lengths: slots of every row (`TokenizedDataset.lengths`), int [n].
+        lengths: int [rows], positions of every row (`TokenizedDataset.lengths`).
         batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
-        packing: "none" (a pack is a row), "in_order" (a pack is closed when the next row does not fit: the stream's
-            order is kept exactly) or "greedy" (rows of a group of the stream are chosen so that packs are full).
-        capacity: slots of a pack; needed for packing.
-        seed: with the epoch's number decides the order.
-        shuffle: False keeps the order of the file (evaluation).
-        packs_per_step: packs of an optimizer step; greedy packing brings packs of like cost together in each.
-
-    Raises:
-        ValueError: an unknown packing, a batch size below one, or packing without a capacity.
+        packing: "none" (a pack is a row), "in_order" (the first row that does not fit closes the pack, so that the
+            order of the stream is kept) or "greedy" (rows of a group of the stream are chosen so that packs are full).
+        capacity: positions of a pack; required for packing.
+        seed: decides the order, together with the number of the epoch.
+        shuffle: False keeps the order of the file, for evaluation.
+        packs_per_step: packs of an optimizer step, on all devices; greedy packing gives a step packs of similar cost.
     """
 
     def __init__(
@@ -81,18 +83,18 @@ class PackingPlan:
         self.seed = seed
         self.shuffle = shuffle
         self.packs_per_step = packs_per_step
-        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one slot"
+        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one position"
         if capacity is not None and len(self.lengths):
             longest = int(self.lengths.max())
-            assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} slots of {capacity}"
+            assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} positions of {capacity}"
 
     def epoch(self, epoch: int) -> list[list[Pack]]:
-        """The micro-batches of an epoch; every row is in exactly one pack."""
+        """Return the micro-batches of an epoch; every row is in exactly one pack."""
         packs = self.packs(epoch)
         return [packs[start : start + self.batch_size] for start in range(0, len(packs), self.batch_size)]
 
     def packs(self, epoch: int) -> list[Pack]:
-        """The packs of an epoch, in the order they are read."""
+        """Return the packs of an epoch in reading order."""
         order = self._order(epoch)
         if self.packing == "none":
             return [[int(row)] for row in order]
@@ -107,7 +109,7 @@ class PackingPlan:
         ]
 
     def fill(self, epoch: int) -> float:
-        """The share of slots that hold a token when every pack has `capacity` slots, 0 to 1."""
+        """Return the fraction of positions that hold a token if every pack has `capacity` positions."""
         assert self.capacity is not None, "fill needs a capacity"
         num_packs = len(self.packs(epoch))
         return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
@@ -122,7 +124,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Successive permutations from one seed. Raw generator bits and a stable sort: the same under every NumPy."""
+    """Successive permutations from one seed; raw generator bits and a stable sort are the same in every NumPy."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -135,7 +137,7 @@ class _Permutations:
 
 
 def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list[Pack]:
-    """Next-fit: rows stay in the order given; a pack is closed by the first row that does not fit."""
+    """Pack rows by next-fit: they stay in the given order, and the first row that does not fit closes a pack."""
     packs: list[Pack] = []
     room = 0
     for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
@@ -148,7 +150,7 @@ def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list
 
 
 class _LengthIndex:
-    """Rows by length; rows of one length leave in the order of the stream."""
+    """Waiting rows by length; rows of equal length are taken in the order of the stream."""
 
     def __init__(self, rows: list[int], lengths: list[int], capacity: int) -> None:
         self.capacity = capacity
@@ -161,7 +163,7 @@ class _LengthIndex:
             self._flip(length)
 
     def take(self, length: int) -> int:
-        """Remove the next row of that length."""
+        """Remove and return the next row of this length."""
         same_length = self._by_length[length]
         row = same_length.pop()
         if not same_length:
@@ -170,17 +172,17 @@ class _LengthIndex:
         return row
 
     def has(self, length: int) -> bool:
-        """Whether a row of that length is waiting."""
+        """Return True if a row of this length is waiting."""
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:
-        """The greatest waiting length that fits, 0 if none does."""
+        """Return the greatest waiting length that fits, 0 if none does."""
         fitting = self._present & ((1 << (room + 1)) - 1)
         return max(fitting.bit_length() - 1, 0)
 
     def pair_filling(self, room: int) -> int:
-        """The longer length of two waiting rows that fill `room` together, 0 if there are none."""
-        # Bit n of the mirror, shifted, says that a row of length room - n is waiting.
+        """Return the longer length of two waiting rows that fill `room` together, 0 if there are none."""
+        # Bit n of the shifted mirror image: a row of length room - n is waiting.
         pairs = self._present & (self._mirrored >> (self.capacity - room))
         half = room >> 1
         if not room & 1 and pairs >> half & 1 and len(self._by_length[half]) < 2:
@@ -193,12 +195,12 @@ class _LengthIndex:
 
 
 def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
-    """Yield the packs of one group of the stream after the other.
+    """Yield the packs of each group of the stream.
 
     Args:
-        order: the stream, row numbers [n].
-        lengths: slots of every row, indexed by row number; none above `capacity`.
-        capacity: slots of a pack.
+        order: int [rows], the stream of row numbers.
+        lengths: positions of every row, indexed by row number; none above `capacity`.
+        capacity: positions of a pack.
     """
     length_of = lengths.tolist()
     stream = order.tolist()
@@ -214,15 +216,15 @@ def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iter
 
 
 def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
-    """Pack rows until at most `num_left` wait.
+    """Pack rows until at most `num_left` of them wait.
 
-    Packs begin in the order of the stream, so that what shares a pack is as random as the stream. The last
-    `CARRIED_ROWS` of a dataset are packed longest first instead: short rows are the easier ones to place at the end.
+    Each pack begins with the next row of the stream, so that the rows of a pack are as random as the stream. The last
+    `CARRIED_ROWS` rows of a dataset are packed longest first instead, as short rows are easier to place at the end.
     """
     waiting = _LengthIndex(rows, lengths, capacity)
     close_room = int(CLOSE_WITHIN * sum(lengths[row] for row in rows) / len(rows))
     taken: set[int] = set()
-    cursor = 0  # the earliest row of the stream that waits
+    cursor = 0  # the first waiting row of the stream
     packs = []
     while waiting.count > num_left:
         pack: Pack = []
@@ -249,7 +251,7 @@ def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
 
 
 def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
-    """One or two rows that fill the room but for `CLOSE_WASTE` slots, or none."""
+    """Return one or two rows that fill the room up to `CLOSE_WASTE` positions, or none."""
     for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]
@@ -260,22 +262,22 @@ def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
 
 
 def attention_cost(lengths: Sequence[int] | np.ndarray) -> int:
-    """What attention costs documents of these lengths, up to a factor: the sum of their squares."""
+    """Return the cost of attention over documents of these lengths, up to a factor: the sum of their squares."""
     return int(np.square(np.asarray(lengths, dtype=np.int64)).sum())
 
 
 def sort_into_even_steps(
     costs: Sequence[int], packs_per_step: int, permutation: Callable[[int], np.ndarray]
 ) -> list[int]:
-    """Reorder packs so that each step's cost about the same.
+    """Reorder packs so that the packs of each optimizer step cost about the same.
 
-    Blocks of `STEPS_PER_BLOCK` steps are sorted by cost, cut into steps, and the steps shuffled. What fills no whole
-    step stays at the end.
+    Each block of `STEPS_PER_BLOCK` steps is sorted by cost and divided into steps, which are shuffled. Packs that do
+    not fill a step stay at the end.
 
     Args:
-        costs: of each pack, in the order of the stream.
-        packs_per_step: packs of an optimizer step, over all devices.
-        permutation: gives a permutation of that many numbers, from the run's seed.
+        costs: cost of each pack, in the order of the stream.
+        packs_per_step: packs of an optimizer step, on all devices.
+        permutation: function from a number n to a random permutation of range(n).
 
     Returns:
         Indices of the packs in their new order.
@@ -293,12 +295,16 @@ def sort_into_even_steps(
 
 
 def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deal the micro-batches of a step to ranks: the dearest first, each to the rank that has least so far.
+    """Assign the micro-batches of a step to ranks, the most expensive first, each to the least loaded rank.
 
-    Longest processing time first (Graham 1969), with as many micro-batches for each rank, or one less.
+    Longest processing time first (Graham 1969); the numbers of micro-batches of two ranks differ by at most one.
+
+    Args:
+        costs: cost of each micro-batch.
+        num_ranks: number of ranks.
 
     Returns:
-        For each rank the indices of its micro-batches, in their order.
+        For each rank, the sorted indices of its micro-batches.
     """
     assignments: list[list[int]] = [[] for _ in range(num_ranks)]
     sums = [0] * num_ranks

@@ -1,4 +1,4 @@
-"""Rows as the model will see them: every token, and which of them it learns to say."""
+"""Print rows as the model sees them: every token, with target tokens highlighted (`--show_data N`)."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from paddlenlp_ext.data.types import EncodedRow
 
 CONTEXT_STYLE = "dim"
 TARGET_STYLES = ("bold green", "bold green underline")
-"""Alternating, so that the borders between tokens are seen."""
+"""Styles of alternate tokens, which show the borders between them."""
 TARGET_BRACKETS = ("⟦", "⟧")
-"""For output without colours."""
+"""Marks of target spans in output without colors."""
 
 
 def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
-    """Print the first rows with the learned tokens coloured.
+    """Print the first rows of a dataset, with the target tokens in color.
 
     Args:
         dataset: a tokenized split.
-        tokenizer: the one that it was tokenized with.
-        num_rows: how many rows to print.
-        console: where to; standard output if absent.
+        tokenizer: the tokenizer of the dataset.
+        num_rows: number of rows to print.
+        console: console to print to; None: standard output.
     """
     console = console or Console()
     legend = Text("legend: ")
-    legend.append("read only", CONTEXT_STYLE)
+    legend.append("context", CONTEXT_STYLE)
     legend.append("  ")
-    legend.append("learned", TARGET_STYLES[0])
-    legend.append(" (every second token underlined; ⟦ ⟧ without colours; a learned line break shows as ⏎)")
+    legend.append("target", TARGET_STYLES[0])
+    legend.append(" (every second token underlined; ⟦ ⟧ without colors; ⏎ is a line break in the target)")
     console.print(legend)
     marked = console.color_system is None
     for index in range(min(num_rows, len(dataset))):
         row = dataset[index]
         file, line = dataset.source(index)
         num_target_tokens = int(row.loss_mask.sum())
-        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_target_tokens} learned"
+        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_target_tokens} target tokens"
         console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
         console.print(style_row(row, tokenizer, marked), soft_wrap=True)
 
 
 def style_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
-    """The text of a row, styled by what is learned; `marked` puts brackets around learned spans as well."""
+    """Return the text of a row, styled by its loss mask; `marked` adds brackets around target spans."""
     text = Text()
     start = 0
-    tokens, learned = row.tokens.tolist(), row.loss_mask.tolist()
+    tokens, mask = row.tokens.tolist(), row.loss_mask.tolist()
     while start < len(tokens):
-        end = _end_of_run(learned, start)
-        if learned[start]:
+        end = _end_of_run(mask, start)
+        if mask[start]:
             text.append(TARGET_BRACKETS[0] if marked else "")
             for number, piece in enumerate(_pieces(tokens[start:end], tokenizer)):
                 text.append(piece.replace("\n", "⏎\n"), TARGET_STYLES[number % 2])
@@ -69,7 +69,7 @@ def _end_of_run(flags: list[bool], start: int) -> int:
 
 
 def _pieces(tokens: list[int], tokenizer: Any) -> list[str]:
-    """Text of every token; tokens that are parts of one character stay together."""
+    """Return the text of every token; tokens that are parts of one character stay together."""
     pieces: list[str] = []
     held: list[int] = []
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Rows to be answered: the formats of training, but the last answer may be missing, and it is no part of the prompt."""
+"""Read rows to predict from: the formats of training, with the last answer optional and no part of the prompt."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from paddlenlp_ext.data.sources import location_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.types import MAX_LISTED, Conversation, InvalidRow, InvalidRowError
 
-_STAND_IN = "?"  # takes the place of an answer that a row lacks, so that training's reader can read the row
+_STAND_IN = "?"  # replaces the missing answer of a row, so that `parse_row` accepts the row
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The last question of a row, what was said before it, and the answer the row has for it (None without one)."""
+    """Last question of a row, the turns before it, and its reference answer.
+
+    Attributes:
+        text: the question.
+        history: (user, assistant) turns before it.
+        system: system prompt, or None.
+        reference: answer of the row, or None.
+    """
 
     text: str
     history: tuple[tuple[str, str], ...]
@@ -26,49 +33,51 @@ class Prompt:
 
     @property
     def src(self) -> str | list[str]:
-        """The questions as a row's "src": a text, or a list where there are several turns."""
+        """Questions as the "src" of a row: a text, or a list if there are several turns."""
         return [*(question for question, _ in self.history), self.text] if self.history else self.text
 
     @property
     def tgt(self) -> str | list[str]:
-        """The answers as a row's "tgt", a missing one empty."""
+        """Answers as the "tgt" of a row, a missing one empty."""
         last = self.reference or ""
         return [*(answer for _, answer in self.history), last] if self.history else last
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
-    """Every row of a file of JSON lines (or of one JSON array, in a .json file) as a question.
+    """Return the prompt of every row of a file of JSON lines, or of one JSON array in a .json file.
 
     Raises:
-        ValueError: no such file, no rows in it, or rows that are broken, of no known format or without a question; the
-            first of them are named, all are counted.
+        ValueError: the file does not exist, holds no rows, or holds invalid rows; the message lists the first few and
+            their number.
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"data file {str(path)!r} is no file; give one with a JSON object a line.")
-    questions: list[Prompt] = []
+        raise ValueError(f"data_file: {str(path)!r} is not a file; use one with a JSON object per line")
+    prompts: list[Prompt] = []
     problems: list[InvalidRow] = []
     for row in read_rows(path):
         if isinstance(row, InvalidRow):
             problems.append(row)
             continue
         try:
-            questions.append(parse_prompt(row.value))
+            prompts.append(parse_prompt(row.value))
         except InvalidRowError as error:
             problems.append(InvalidRow(location_of(row, error.path), error.reason, str(error)))
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
-        raise ValueError(f"{len(problems)} bad row{'s' if len(problems) > 1 else ''} in the data file:\n{listed}")
-    if not questions:
-        raise ValueError(f"data file {str(path)!r} has no rows.")
-    return questions
+        raise ValueError(
+            f"{len(problems)} invalid row{'s' if len(problems) > 1 else ''} in the data file; fix them:\n{listed}"
+        )
+    if not prompts:
+        raise ValueError(f"data_file: {str(path)!r} has no rows; write a JSON object per line")
+    return prompts
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """Read a row in whichever known format it has, with its last answer or without.
+    """Return the prompt of a row in any known format, with or without its last answer.
 
     Raises:
-        RowError: as `formats.parse_row`.
+        InvalidRowError: the row is invalid, as for `formats.parse_row`.
     """
     completed = _with_an_answer(value) if isinstance(value, dict) else None
     conversation: Conversation = parse_row(value if completed is None else completed)
@@ -77,7 +86,7 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The row with a stand-in for the answer it lacks; None where it lacks none (or is of no format at all)."""
+    """Return a row with a stand-in for its missing answer; None if none is missing, or the format is unknown."""
     if "src" in row:
         return _complete_target(row)
     if "instruction" in row:
@@ -108,26 +117,28 @@ def _is_said(answer: Any) -> bool:
     return answer is not None and (not isinstance(answer, str) or bool(answer.strip()))
 
 
-def encode_truncated_prompt(template: ChatTemplate, question: Prompt, max_tokens: int) -> tuple[list[int], bool]:
-    """Prompt ids of at most `max_tokens`, and whether something was cut for it.
+def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
+    """Return prompt ids of at most `max_tokens`, and True if the prompt had to be truncated.
 
-    The oldest turns go first; then the end of the question is cut, never what the template writes around it.
+    The oldest turns are removed first, then the end of the question; the text of the template stays.
 
     Raises:
-        ValueError: the template and the system prompt alone are longer.
+        ValueError: the text of the template and the system prompt alone are longer.
     """
-    history = question.history
-    ids = template.encode_prompt(question.text, history, question.system)
-    was_cut = len(ids) > max_tokens
+    history = prompt.history
+    ids = template.encode_prompt(prompt.text, history, prompt.system)
+    was_truncated = len(ids) > max_tokens
     while len(ids) > max_tokens and history:
         history = history[1:]
-        ids = template.encode_prompt(question.text, history, question.system)
+        ids = template.encode_prompt(prompt.text, history, prompt.system)
     tokenizer = template.encoder.tokenizer
-    text_ids = template.encoder.encode([question.text], [False])[0]
+    text_ids = template.encoder.encode([prompt.text], [False])[0]
     while len(ids) > max_tokens and text_ids:
         text_ids = text_ids[: max(0, len(text_ids) - (len(ids) - max_tokens))]
         text = tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
-        ids = template.encode_prompt(text, (), question.system)
+        ids = template.encode_prompt(text, (), prompt.system)
     if len(ids) > max_tokens:
-        raise ValueError(f"a prompt is {len(ids)} tokens long without its question, more than src_length {max_tokens}.")
-    return ids, was_cut
+        raise ValueError(
+            f"src_length: {max_tokens} is too small; a prompt is {len(ids)} tokens long without its question"
+        )
+    return ids, was_truncated

@@ -1,7 +1,8 @@
-"""Which rows each optimizer step sees: a pure function of the configuration and the rows, known before the first step.
+"""Divide the micro-batches of every epoch into optimizer steps.
 
-A window is what one optimizer step reads: `gradient_accumulation_steps` micro-batches (for each rank) of one epoch.
-The last window of an epoch may be smaller and is a real step; nothing is carried over into the next epoch.
+The rows of each step are a pure function of the configuration and the dataset, known before the first step. A step
+reads `gradient_accumulation_steps` micro-batches per data-parallel rank, all of one epoch. The last step of an epoch
+may have fewer: nothing is carried over into the next epoch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ _ROWS_HASHED = 100_000
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro-batches of one optimizer step, all ranks'.
+    """Micro-batches of one optimizer step, on all ranks.
 
     Attributes:
-        epoch, index: which window of which epoch.
-        micro_batches: of all ranks.
-        costs: of each micro-batch, what attention over its rows takes.
-        end_fraction: the share of the epoch that is over after this window.
-        is_last: the epoch ends with it.
+        epoch: number of the epoch.
+        index: number of the step within its epoch.
+        micro_batches: packs of row indices of each micro-batch.
+        costs: cost of attention of each micro-batch.
+        end_fraction: fraction of the epoch that is done after this step.
+        is_last: the step is the last of its epoch.
     """
 
     epoch: int
@@ -44,26 +46,29 @@ class StepBatch:
     is_last: bool
 
     def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
-        """One rank's micro-batches by their place in the window, dealt so that no rank has much more to do."""
+        """Return the micro-batches of one rank by their index in the step; the ranks' costs are about equal."""
         return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
 
     @property
     def row_indices(self) -> list[int]:
-        """Dataset rows of the window, in order."""
+        """Dataset rows of the step, in order."""
         return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]
 
 
 class DataOrder:
-    """Windows of a run.
+    """Optimizer steps of a run.
 
     Args:
         plan: micro-batches of each epoch.
-        micro_batches_per_step: accumulation times ranks.
-        num_train_epochs: may be a fraction; the steps of a partial epoch are rounded up.
-        max_steps: wins over `num_train_epochs` where positive.
+        micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
+        num_train_epochs: number of epochs; the steps of a partial epoch are rounded up.
+        max_steps: number of steps; takes precedence over `num_train_epochs` if positive.
+
+    Attributes:
+        total_steps: optimizer steps of the run.
 
     Raises:
-        ValueError: there is nothing to train on, or no step to make.
+        ValueError: the dataset is empty, or the run has no step.
     """
 
     def __init__(
@@ -74,13 +79,15 @@ class DataOrder:
         self._epoch = lru_cache(maxsize=1)(plan.epoch)
         self._num_steps: dict[int, int] = {}
         if self.num_steps(0) == 0:
-            raise ValueError("there are no rows to train on: the train split is empty")
+            raise ValueError("the train split is empty; add rows to train on")
         self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
         if self.total_steps < 1:
-            raise ValueError(f"num_train_epochs {num_train_epochs} makes no step: use a number above 0, or max_steps")
+            raise ValueError(
+                f"num_train_epochs: {num_train_epochs} makes no step; use a number above 0, or set max_steps"
+            )
 
     def num_steps(self, epoch: int) -> int:
-        """Optimizer steps in that epoch."""
+        """Return the number of optimizer steps of an epoch."""
         if epoch not in self._num_steps:
             self._num_steps[epoch] = math.ceil(len(self._epoch(epoch)) / self._micro_batches_per_step)
         return self._num_steps[epoch]
@@ -93,7 +100,7 @@ class DataOrder:
         return steps
 
     def step_batches(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
-        """Windows from that position on, epoch after epoch without end."""
+        """Yield the steps from a position on, epoch after epoch without end."""
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_steps(epoch)):
@@ -111,14 +118,14 @@ class DataOrder:
 
 
 def packing_kind(data: DataConfig) -> str:
-    """The packing that `config.data` asks for: none, in_order or greedy."""
+    """Return the packing that `config.data` selects: none, in_order or greedy."""
     if not data.zero_padding:
         return "none"
     return "greedy" if data.greedy_zero_padding else "in_order"
 
 
 def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> DataOrder:
-    """The order of `rows` (a TokenizedDataset) that the run's configuration gives."""
+    """Return the optimizer steps over `rows` that the configuration of a run gives."""
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
     plan = PackingPlan(
@@ -139,7 +146,7 @@ def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
 
 
 def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> dict[str, Any]:
-    """Everything that decides the order of the data, in words a user knows; saved with every checkpoint."""
+    """Return everything that decides the order of the data, under names that a user knows; checkpoints save it."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,
@@ -152,23 +159,23 @@ def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
 
 
 def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuse to go on with other data than the checkpoint's.
+    """Check that a run resumes with the data order of its checkpoint.
 
     Raises:
-        ValueError: names what changed and the ways out.
+        ValueError: the data order differs; the message names the changes and the remedies.
     """
     changed = [
-        f"{name} was {saved.get(name)!r}, is {value!r}" for name, value in current.items() if saved.get(name) != value
+        f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in current.items() if saved.get(name) != value
     ]
     if changed:
         raise ValueError(
-            f"the checkpoint's data order can't be continued: {'; '.join(changed)}. Put the old value back, set "
-            "ignore_data_skip: true to begin the epoch anew, or train anew into another output_dir"
+            f"the data order of the checkpoint cannot be continued: {'; '.join(changed)}. Restore the old value, set "
+            "ignore_data_skip: true to restart the epoch, or train from the start into another output_dir"
         )
 
 
 def _fingerprint(rows: TokenizedDataset) -> str:
-    """A hash of all lengths and of the rows' tokens: of every row, or of 100,000 evenly spaced ones in a large set."""
+    """Return a hash of all lengths, and of the tokens of all rows (100,000 evenly spaced rows of a larger dataset)."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):
         row = rows[index]

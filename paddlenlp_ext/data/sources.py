@@ -1,8 +1,8 @@
-"""Files of a dataset, and the rows in them.
+"""Find the files of a dataset and read their rows.
 
-A dataset is a folder with `train.json` and `dev.json` (or `.jsonl`), or with folders `train/` and `dev/` of such
-files, or the name of a built-in dataset. A file holds one JSON object a line; a `.json` file may hold one JSON array
-instead.
+A dataset is a directory or the name of a built-in dataset. The directory holds `train.json` and `dev.json` (or
+`.jsonl`), or directories `train/` and `dev/` of such files. A file holds one JSON object per line; a `.json` file may
+hold one JSON array instead.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ SUFFIXES = (".json", ".jsonl")
 
 
 def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
-    """The files of one split, in order.
+    """Return the files of one split, in the order of their names.
 
     Raises:
-        ValueError: there is no such folder, or none of the files looked for is in it.
+        ValueError: the directory does not exist, or it holds the split not at all or twice.
     """
     assert split in SPLITS, split
     folder = Path(dataset_name_or_path).expanduser()
     if not folder.is_dir():
-        what = "is a file" if folder.is_file() else "is neither a folder nor a built-in dataset"
-        known = f" Built in: {', '.join(builtin_names)}." if builtin_names else ""
+        what = "is a file" if folder.is_file() else "is neither a directory nor a built-in dataset"
+        known = f"; built in: {', '.join(builtin_names)}" if builtin_names else ""
         raise ValueError(
-            f"dataset_name_or_path {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, builtin_names)} "
-            f"Give a folder that holds train.json and dev.json (one JSON object a line).{known}"
+            f"dataset_name_or_path: {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, builtin_names)} "
+            f"Use a directory with train.json and dev.json (one JSON object per line){known}"
         )
     single = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
     present = [path for path in single if path.is_file()]
     many = sorted(path for path in (folder / split).glob("*") if path.suffix in SUFFIXES and path.is_file())
     if len(present) + bool(many) > 1:
         named = ", ".join(str(path) for path in [*present, *many[:1]])
-        raise ValueError(f"the split {split!r} is there more than once: {named}; keep one")
+        raise ValueError(f"{folder}: the split {split!r} exists more than once: {named}; keep one")
     if not present and not many:
         looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in SUFFIXES)])
-        raise ValueError(f"no {split!r} split in {folder}: looked for {looked_for}")
+        raise ValueError(f"{folder}: no {split!r} split; add one of {looked_for}")
     return present or many
 
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
-    """Every row of a file, broken ones as `InvalidRow`; blank lines are not rows."""
+    """Yield every row of a file, an unreadable one as `InvalidRow`; blank lines are not rows."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         yield from _read_array(str(path), content)
@@ -83,13 +83,13 @@ def _read_line(origin: Location, raw: bytes) -> SourceRow | InvalidRow:
         if (end := skip_space(text, end)) < len(text):
             raise JsonError("more text after the row", text, end)
     except JsonError as error:
-        remedy = "; one JSON object a line is expected" if error.reason == SYNTAX else ""
+        remedy = "; one JSON object per line is expected" if error.reason == SYNTAX else ""
         return InvalidRow(error.location(origin), error.reason, f"{error}{remedy}")
     return SourceRow(origin.after(text[:start]), value, text[start:])
 
 
 def _read_array(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
-    """Yield the elements of a JSON array. After a broken element no other can be told apart: that is fatal."""
+    """Yield the elements of a JSON array. After a syntax error no further element can be found: that is fatal."""
     origin = Location(file, 1, 1)
     try:
         text = decode_utf8(content)

@@ -1,18 +1,16 @@
-"""Rows to tokens, many at a time.
+"""Tokenize rows, many at a time, and truncate those that are longer than allowed.
 
-Rows that are longer than they may be.
+`src_length` limits the prompt of every turn (for the first turn, the system prompt included); `max_length` limits the
+whole row. `truncation` decides what becomes of a longer row:
 
-`src_length` limits the prompt of every turn (for the first one the system prompt included), `max_length` the whole
-row. What `truncation` does about a longer row:
+    right   Prompts lose the end of the user's words, then the row ends after `max_length` tokens. A truncated answer
+            has no end token, so that no false end is learned. Later turns are lost.
+    left    The oldest turns are removed until the rest fits, then prompts lose the beginning of the user's words.
+            Answers are never truncated: a row whose answer does not fit is invalid.
+    drop    The row is dropped and counted.
+    error   The row is invalid.
 
-    right   a prompt loses the end of the user's words; then the row ends after `max_length` tokens. An answer that
-            is cut has no end token, so a false end is never taught; turns behind the cut are gone.
-    left    the oldest turns go until the rest fits; then prompts lose the beginning of the user's words. Answers are
-            never cut: one that does not fit with its markers makes the row a bad one.
-    drop    the row is left out, and counted.
-    error   the row is a bad row.
-
-System prompts and the template's own markers are never cut.
+System prompts and the markers of the template are never truncated.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, 
 from paddlenlp_ext.utils.json_reader import Location
 
 CHUNK_ROWS = 1000
-"""Rows given to the tokenizer at once: it works on several in parallel."""
+"""Rows per call of the tokenizer, which encodes several texts in parallel."""
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
 NO_ROOM = "no room"
@@ -39,7 +37,7 @@ NOTHING_LEFT = "nothing left to learn"
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """`src_length`, `max_length` and `truncation` of the configuration, in tokens."""
+    """Limits of a row, in tokens, and what to do with a longer one: `src_length`, `max_length`, `truncation`."""
 
     src_length: int
     max_length: int
@@ -51,15 +49,15 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class TokenizedRow:
-    """A row ready to be stored.
+    """Tokenized row, ready to be stored.
 
     Attributes:
-        place: where it was read.
+        location: where the row was read.
         tokens: int32 [L].
-        loss_mask: bool [L]; never the first token, which nothing predicts.
-        answer_start: where the last answer in the row begins.
+        loss_mask: bool [L], true for target tokens; never for the first token, which nothing predicts.
+        answer_start: index of the last answer's first token.
         last_turn: number of that answer's turn in the row as it was read.
-        num_truncated_tokens: tokens that truncation took away.
+        num_truncated_tokens: number of tokens that truncation removed.
     """
 
     location: Location
@@ -73,7 +71,10 @@ class TokenizedRow:
 def encode_rows(
     rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Parse, render, tokenize and cut rows, keeping their order; what cannot be done comes out as `InvalidRow`."""
+    """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails.
+
+    With `autoregressive`, rows are plain text without a template.
+    """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK_ROWS)):
@@ -121,7 +122,7 @@ def _finish(
 def _encode_texts(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Every token is learned: the text is one long answer to nothing."""
+    """Tokenize plain text: each text is one answer to an empty prompt, so that every token is a target."""
     read = [_read_text(row) for row in chunk]
     texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
@@ -155,7 +156,7 @@ def _tokenized(
     num_truncated_tokens: int,
 ) -> TokenizedRow:
     if not any(loss_mask[1:]):
-        raise InvalidRowError(NOTHING_LEFT, f"of {len(tokens)} tokens none is both learned and behind another one")
+        raise InvalidRowError(NOTHING_LEFT, f"none of the {len(tokens)} tokens is a target with a token before it")
     target = np.array(loss_mask, dtype=bool)
     target[0] = False
     return TokenizedRow(
@@ -169,7 +170,7 @@ def _bad(row: SourceRow, error: InvalidRowError) -> InvalidRow:
 
 @dataclass(frozen=True)
 class TruncatedTurns:
-    """What is left of a conversation: its turns, the number of the last one in the row, and how much was cut."""
+    """Truncated conversation: its turns, the number of its last turn in the row, and the number of removed tokens."""
 
     turns: list[EncodedTurn]
     last_turn: int
@@ -186,14 +187,14 @@ def truncate_turns(
     """Bring an encoded conversation within the limits.
 
     Args:
-        conversation: what was rendered, to render it anew without its oldest turns.
-        texts: the rendered turns.
-        turns: their ids.
-        template: what rendered them.
-        limits: the limits and what to do.
+        conversation: the conversation, to render it again without its oldest turns.
+        texts: its turns as rendered.
+        turns: its turns as encoded.
+        template: the chat template that rendered them.
+        limits: the limits, and what to do with a longer row.
 
     Raises:
-        RowError: the row is too long and may not be cut, or cannot be.
+        InvalidRowError: the row is too long, and the policy or its fixed parts forbid to truncate it.
     """
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
@@ -217,10 +218,13 @@ def truncate_turns(
 
 
 def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], int]:
-    """Bring plain text within `max_length`: what is left, and how many tokens were cut.
+    """Bring plain text within `max_length`.
+
+    Returns:
+        The tokens that are left, and the number of removed tokens.
 
     Raises:
-        RowError: the text is too long and may not be cut.
+        InvalidRowError: the text is too long, and the policy forbids to truncate it.
     """
     surplus = len(tokens) - limits.max_length
     if surplus <= 0:
@@ -273,22 +277,26 @@ def _truncate_left(
 
 
 def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
-    """Tokens of the turns once prompts are cut to `src_length`."""
+    """Return the number of tokens after every prompt is truncated to `src_length`."""
     return sum(min(len(turn.prompt), limits.src_length) + len(turn.answer) for turn in turns)
 
 
 def _cut_prompt(text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool) -> list[int]:
-    """The prompt with as many of the user's tokens taken out as are too many."""
+    """Return the ids of a prompt from which so many of the user's tokens are removed that `cap` are left."""
     if text.content is None:
-        raise InvalidRowError(NO_ROOM, "the template rewrites the user's words, so they cannot be cut")
-    behind = template.pieces_continue
+        raise InvalidRowError(
+            NO_ROOM, "the template rewrites the user's words, so that they cannot be truncated; raise src_length"
+        )
+    continues = template.pieces_continue
     pieces = [text.head, text.content, text.tail]
-    head, content, tail = template.encoder.encode(pieces, [behind and index > 0, behind, behind])
+    head, content, tail = template.encoder.encode(pieces, [continues and index > 0, continues, continues])
     if index == 0:
         head = template.add_prefix(head)
     room = cap - len(head) - len(tail)
     if room < 1:
         fixed = len(head) + len(tail)
-        message = f"system prompt and markers take {fixed} tokens, the prompt may have {cap}; no word would be left"
+        message = (
+            f"system prompt and markers take {fixed} of the {cap} tokens of a prompt; raise src_length or max_length"
+        )
         raise InvalidRowError(NO_ROOM, message)
     return head + (content[:room] if keep_beginning else content[-room:]) + tail

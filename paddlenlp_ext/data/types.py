@@ -1,7 +1,4 @@
-"""What became of every row that was read.
-
-What a row is before it is tokens: its place in a file, a conversation, or a reason why it is neither.
-"""
+"""Records of rows: as read, as a conversation, as tokens, or as a reason why a row is invalid; and their statistics."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ import numpy as np
 from paddlenlp_ext.utils.json_reader import Location
 
 MAX_LISTED = 20
-"""How many bad rows one error spells out; the rest are counted."""
+"""Invalid rows that an error message lists; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A row as it was read: its JSON value, and the text it was read from so that parts can be found again."""
+    """Row of a data file: its JSON value, and the text of that value, in which the location of a part can be found."""
 
     location: Location
     value: Any
@@ -29,10 +26,14 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class InvalidRow:
-    """A row that is not learned from.
+    """Row that does not become training data.
 
-    `reason` is the account's short word, `message` says what is wrong. `by_policy`: nothing is wrong, an option said
-    to leave such rows out. `fatal`: the rest of the file cannot be read, so leaving out this row alone is impossible.
+    Attributes:
+        location: file, line and column of the error.
+        reason: short category, under which the statistics count the row.
+        message: the error and its remedy.
+        by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
+        fatal: the rest of the file cannot be read, so that this row alone cannot be skipped.
     """
 
     location: Location
@@ -47,7 +48,7 @@ class InvalidRow:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system prompt, or None, and (user, assistant) turns in order."""
+    """System prompt (or None) and (user, assistant) turns in order."""
 
     system: str | None
     turns: tuple[tuple[str, str], ...]
@@ -55,7 +56,13 @@ class Conversation:
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One tokenized row: `tokens` int32 [L], `learned` bool [L] (is this token to be predicted), its number."""
+    """Tokenized row.
+
+    Attributes:
+        tokens: int32 [L].
+        loss_mask: bool [L], true for target tokens.
+        row_index: number of the row in its dataset.
+    """
 
     tokens: np.ndarray
     loss_mask: np.ndarray
@@ -63,17 +70,17 @@ class EncodedRow:
 
     @property
     def length(self) -> int:
-        """Slots the row takes in a batch: one less than its tokens."""
+        """Number of positions that the row takes in a batch: one less than its tokens."""
         return len(self.tokens) - 1
 
 
 class InvalidRowError(ValueError):
-    """A row is not what its format says.
+    """Row that violates its format or cannot be tokenized.
 
     Attributes:
-        reason: the account's short word.
-        path: keys and indices from the row to the part that is wrong.
-        by_policy: an option said to leave such rows out.
+        reason: short category, under which the statistics count the row.
+        path: keys and indices that lead from the row to the invalid part.
+        by_policy: the row is valid, but an option excludes it.
     """
 
     def __init__(self, reason: str, message: str, path: Sequence[str | int] = (), *, by_policy: bool = False) -> None:
@@ -84,35 +91,36 @@ class InvalidRowError(ValueError):
 
 
 class DataError(ValueError):
-    """Rows of a dataset are bad; `.problems` holds all of them, the message the first few and the total."""
+    """Invalid rows of a dataset: `problems` holds all of them, the message lists the first few and their number."""
 
     def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)
         listed = "\n".join(f"  {problem}" for problem in self.problems[:MAX_LISTED])
         rest = len(self.problems) - MAX_LISTED
         more = f"\n  ... and {rest} more" if rest > 0 else ""
-        count = f"{len(self.problems)} bad row" + ("s" if len(self.problems) != 1 else "")
-        remedy = 'Mend them, or set "bad_rows": "drop" to leave them out (they are counted).'
+        count = f"{len(self.problems)} invalid row" + ("s" if len(self.problems) != 1 else "")
+        remedy = 'Fix them, or set "bad_rows": "drop" to skip them (they are counted).'
         if any(problem.fatal for problem in self.problems):
             remedy = (
-                'Mend them. "bad_rows": "drop" does not pass over a break in a JSON array: all rows behind it would be '
-                "lost. In a file of one JSON object a line, only the broken line is."
+                'Fix them; "bad_rows": "drop" cannot skip a syntax error in a JSON array: all rows after it would be '
+                "lost. In a file with one JSON object per line, only the invalid line is skipped."
             )
         super().__init__(f"{count}:\n{listed}{more}\n{remedy}")
 
 
 @dataclass
 class DataStats:
-    """Rows read = rows kept whole + rows truncated + rows dropped, the dropped ones by reason.
+    """Statistics of a tokenized split: rows read = rows kept in full + rows truncated + rows dropped.
 
     Attributes:
-        num_read: rows found in the source, broken ones included.
-        num_kept: rows that are in the dataset whole.
-        num_truncated: rows that are in the dataset with something cut off.
+        num_read: rows in the data files, invalid ones included.
+        num_kept: rows of the dataset that were not truncated.
+        num_truncated: rows of the dataset that were truncated.
         dropped: reason -> number of rows that are not in the dataset.
-        num_tokens: tokens in the dataset; `num_target_tokens` of them are learned.
-        num_tokens_cut: tokens that truncation took away (those of dropped rows are not counted).
-        examples: the first bad rows, for the log.
+        num_tokens: tokens in the dataset.
+        num_target_tokens: tokens in the dataset that count in the loss.
+        num_tokens_cut: tokens that truncation removed; those of dropped rows are not counted.
+        examples: the first dropped rows, for the log.
     """
 
     num_read: int = 0
@@ -126,32 +134,32 @@ class DataStats:
 
     @property
     def num_dropped(self) -> int:
-        """Rows that are not in the dataset, over all reasons."""
+        """Number of rows that are not in the dataset, over all reasons."""
         return sum(self.dropped.values())
 
     def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
-        """Enter rows that are left out."""
+        """Count rows that are not in the dataset, and keep the first `max_examples` of them."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
 
     def check(self) -> None:
-        """Assert that no row was lost or counted twice."""
+        """Assert that every row was counted exactly once."""
         total = self.num_kept + self.num_truncated + self.num_dropped
-        assert self.num_read == total, f"{self.num_read} rows read, but {total} accounted for: {self}"
+        assert self.num_read == total, f"{self.num_read} rows read, but {total} counted: {self}"
 
     def table(self, title: str = "rows") -> str:
-        """The account as aligned text for the log."""
-        lines = [("read", self.num_read), ("kept whole", self.num_kept), ("truncated", self.num_truncated)]
+        """Return the statistics as aligned text for the log."""
+        lines = [("read", self.num_read), ("kept in full", self.num_kept), ("truncated", self.num_truncated)]
         lines += [(f"dropped: {reason}", count) for reason, count in sorted(self.dropped.items())]
-        lines += [("tokens", self.num_tokens), ("tokens learned", self.num_target_tokens)]
+        lines += [("tokens", self.num_tokens), ("target tokens", self.num_target_tokens)]
         if self.num_tokens_cut:
-            lines.append(("tokens cut off", self.num_tokens_cut))
+            lines.append(("tokens truncated", self.num_tokens_cut))
         width = max(len(name) for name, _ in lines)
         digits = max(len(f"{count:,}") for _, count in lines)
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file; its keys are those of the first token caches."""
+        """Return plain values for account.json, under the keys that earlier versions wrote."""
         values = asdict(self)
         values["num_learned"] = values.pop("num_target_tokens")
         for row in values["examples"]:
@@ -160,7 +168,7 @@ class DataStats:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataStats:
-        """Return the account that `to_json` gave `values` for."""
+        """Return the statistics from the values that `to_json` returned."""
         counts = {name: value for name, value in values.items() if name not in ("num_learned", "examples")}
         examples = tuple(
             InvalidRow(Location(**row["place"]), row["reason"], row["message"], row["by_policy"], row["fatal"])

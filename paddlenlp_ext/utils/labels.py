@@ -13,11 +13,15 @@ IGNORED_LABEL = -100
 def prompt_lengths_of(
     labels: np.ndarray, document_lengths: Sequence[Sequence[int]] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Return for each document of each row how many positions hold its prompt, 0 where nothing is learned.
+    """Return the number of positions of each document's prompt, 0 for a document without target tokens.
 
     Args:
-        labels: [B, S], what each position predicts, `IGNORED_LABEL` where nothing is learned.
-        document_lengths: of each row; None: a row is one document.
+        labels: [B, S], the token that each position is to predict, or `IGNORED_LABEL`.
+        document_lengths: lengths of the documents of each row; None: each row is one document.
+
+    Returns:
+        For each row, one number per document: the positions before its last answer, and the one that predicts the
+        first token of that answer.
     """
     document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
     return tuple(
@@ -27,8 +31,8 @@ def prompt_lengths_of(
 
 
 def _prompt_length(labels: np.ndarray) -> int:
-    learned = np.flatnonzero(labels != IGNORED_LABEL)
-    if len(learned) == 0:
+    targets = np.flatnonzero(labels != IGNORED_LABEL)
+    if len(targets) == 0:
         return 0
-    ignored_before = np.flatnonzero(labels[: learned[-1]] == IGNORED_LABEL)
+    ignored_before = np.flatnonzero(labels[: targets[-1]] == IGNORED_LABEL)
     return int(ignored_before[-1]) + 2 if len(ignored_before) else 1

@@ -181,7 +181,7 @@ def test_all_damage_is_reported_at_once(options, tokenizer, tmp_path):
     expected = [(number, column, reason) for number, (_, column, reason) in enumerate(DAMAGED_LINES, start=2)]
     assert [(p.location.line, p.location.column, p.reason) for p in error.problems] == expected
     message = str(error)
-    assert message.startswith(f"{len(lines)} bad rows:")
+    assert message.startswith(f"{len(lines)} invalid rows:")
     assert message.count("train.json:") == MAX_LISTED and f"and {len(lines) - MAX_LISTED} more" in message
     account = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).stats
     assert account.num_dropped == len(lines) and account.num_read == len(lines) + 1
@@ -246,13 +246,13 @@ def test_damage_in_an_array(content, line, column, reason, options, tokenizer, t
     error = problems_of(options, write(tmp_path, content), tokenizer)
     (problem,) = error.problems
     assert (problem.location.line, problem.location.column, problem.reason) == (line, column, reason)
-    assert problem.fatal == (reason in (BROKEN, UTF8)) == ("does not pass over a break" in str(error))
+    assert problem.fatal == (reason in (BROKEN, UTF8)) == ("cannot skip a syntax error" in str(error))
 
 
 @pytest.mark.parametrize("content", [content for content, _, _, reason in ARRAYS if reason in (BROKEN, UTF8)])
 def test_the_rest_of_a_broken_array_is_not_dropped_in_silence(content, options, tokenizer, tmp_path):
     error = problems_of(options, write(tmp_path, content), tokenizer, bad_rows="drop")
-    assert len(error.problems) == 1 and "does not pass over a break" in str(error)
+    assert len(error.problems) == 1 and "cannot skip a syntax error" in str(error)
 
 
 @pytest.mark.parametrize("bad", [b'{"src": "a", "src": "b"}', b'{"src": "a", "tgt": "b", "n": ' + b"1" * 5000 + b"}"])
@@ -265,13 +265,13 @@ def test_an_element_that_is_no_row_is_passed_over(bad, options, tokenizer, tmp_p
 
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"[]", b"\xef\xbb\xbf"])
 def test_a_file_without_rows(content, options, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="no row of") as caught:
+    with pytest.raises(ValueError, match="no valid row") as caught:
         load_dataset(options(write(tmp_path, content)), "train", tokenizer)
     assert "train.json" in str(caught.value)
 
 
 def test_all_rows_dropped_is_an_error_that_shows_them(options, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="no row of") as caught:
+    with pytest.raises(ValueError, match="no valid row") as caught:
         load_dataset(options(write(tmp_path, ["{"]), bad_rows="drop"), "train", tokenizer)
     assert "train.json:1:2" in str(caught.value)
 

@@ -230,7 +230,7 @@ def test_damaged_cache_is_named(damage, options, tokenizer, tmp_path):
         tokens.unlink()
     else:
         np.save(tokens, np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="delete that folder") as caught:
+    with pytest.raises(ValueError, match="delete this directory") as caught:
         load_dataset(options(folder), "train", tokenizer)
     assert str(tokens.parent) in str(caught.value)
 

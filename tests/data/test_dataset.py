@@ -109,13 +109,13 @@ def test_missing_split_lists_what_was_looked_for(options, tokenizer, tmp_path):
 
 def test_split_in_two_places(options, tokenizer, tmp_path):
     folder = write(write(tmp_path / "set", [{"src": "a", "tgt": "b"}]), [{"src": "a", "tgt": "b"}], "train.jsonl")
-    with pytest.raises(ValueError, match="more than once"):
+    with pytest.raises(ValueError, match="exists more than once"):
         load_dataset(options(folder), "train", tokenizer)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("inflexion", "did you mean 'inflection'"), ("nowhere/at/all", "Built in: inflection"), (None, "is not set")],
+    [("inflexion", "did you mean 'inflection'"), ("nowhere/at/all", "built in: inflection"), (None, "not set; use")],
 )
 def test_unknown_dataset(name, message, options, tokenizer):
     with pytest.raises(ValueError, match=message):

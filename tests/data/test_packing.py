@@ -148,5 +148,5 @@ def test_settings_that_make_no_plan(settings, message):
 
 
 def test_a_row_longer_than_a_pack_is_a_bug():
-    with pytest.raises(AssertionError, match="row 1 takes 9 slots of 8"):
+    with pytest.raises(AssertionError, match="row 1 takes 9 positions of 8"):
         PackingPlan([1, 9], batch_size=1, packing="greedy", capacity=8)

@@ -49,7 +49,7 @@ def test_a_row_becomes_its_last_question(row, expected):
         ({"src": ["q1", "q2", "q3"], "tgt": ["a1"]}, "src has 3 items and tgt 1"),
         ({"src": 7}, "src is a number"),
         ({"messages": []}, "no turns"),
-        (["q"], "a row is a JSON object"),
+        (["q"], "write a JSON object"),
     ],
 )
 def test_a_row_without_a_question_is_refused(row, message):
@@ -70,12 +70,12 @@ def test_a_file_is_read_whole_and_every_bad_row_named(tmp_path):
     path.write_text(json.dumps([{"src": "a"}, {"src": "b"}]))
     assert [question.text for question in read_prompts(path)] == ["a", "b"]
     path.write_text('{"src": "a"}\n{"src": 3}\n{broken\n')
-    with pytest.raises(ValueError, match=r"(?s)2 bad rows.*data.json:2:9.*data.json:3:2"):
+    with pytest.raises(ValueError, match=r"(?s)2 invalid rows.*data.json:2:9.*data.json:3:2"):
         read_prompts(path)
     path.write_text("\n")
     with pytest.raises(ValueError, match="has no rows"):
         read_prompts(path)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         read_prompts(tmp_path / "absent.json")
 
 
@@ -113,5 +113,5 @@ def test_what_is_left_of_a_cut_question_is_left_as_it_was():
 
 
 def test_a_prompt_too_long_without_its_question_is_refused():
-    with pytest.raises(ValueError, match="3 tokens long without its question, more than src_length 2"):
+    with pytest.raises(ValueError, match="src_length: 2 is too small; a prompt is 3 tokens long without its question"):
         encode_truncated_prompt(Letters(), Prompt("abc", (), "s", None), 2)

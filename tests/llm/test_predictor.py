@@ -235,7 +235,7 @@ def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
         (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not available on the CPU; use float32 or bf"),
         (["--device", "tpu"], "device 'tpu' is not here"),
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
-        (["--data_file", "absent.json"], "'absent.json' is no file"),
+        (["--data_file", "absent.json"], "'absent.json' is not a file"),
         (["--output_file", "ROWS"], "is the data file itself"),
         (["--output_file", "FOLDER"], "is a directory"),
         (["--output_file", "ROWS/output.json"], "data.json is not a writable directory"),

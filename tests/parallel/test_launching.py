@@ -48,8 +48,8 @@ def test_launch_of_two_processes_makes_one_run(command, run_folders):
     main, other = ((run_folders / "log" / f"workerlog.{rank}").read_text() for rank in range(2))
     assert main.count("step 3/4") == 1 and "step 3/4" not in other
     both = main + other
-    assert both.count("tokenized data written to") == 2, "train and dev, each once"
-    assert "tokenized data found in" in both
+    assert both.count("tokens cached in") == 2, "train and dev, each once"
+    assert "cached tokens found in" in both
     assert json.loads((out / "eval_results.json").read_text())["eval_num_rows"] == 12
 
 

@@ -69,7 +69,7 @@ def test_a_changed_order_is_named():
     rows = Rows(6)
     saved = data_order_facts(make_config("out"), rows)
     check_same_data_order(saved, data_order_facts(make_config("elsewhere", learning_rate=1e-5), rows))
-    with pytest.raises(ValueError, match=r"continued: seed was 42, is 7; .*batch_size was 4, is 2\. Put"):
+    with pytest.raises(ValueError, match=r"continued: seed was 42, now 7; .*batch_size was 4, now 2\. Restore"):
         check_same_data_order(saved, data_order_facts(make_config("out", seed=7, per_device_train_batch_size=2), rows))
     with pytest.raises(ValueError, match="dataset fingerprint was"):
         check_same_data_order(saved, data_order_facts(make_config("out"), Rows(6, seed=1)))

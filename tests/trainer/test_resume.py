@@ -145,9 +145,9 @@ def test_a_checkpoint_elsewhere_can_be_named(tmp_path):
 
 def test_changed_data_order_is_refused_or_skipped_on_demand(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
-    with pytest.raises(ValueError, match="seed was 42, is 43"):
+    with pytest.raises(ValueError, match="seed was 42, now 43"):
         make_trainer(tmp_path, resume_from_checkpoint=True, seed=43).train()
-    with pytest.raises(ValueError, match="number of rows was 26, is 20"):
+    with pytest.raises(ValueError, match="number of rows was 26, now 20"):
         make_trainer(tmp_path, resume_from_checkpoint=True, rows=Rows(20, seed=3)).train()
     anew = make_trainer(tmp_path, resume_from_checkpoint=True, seed=43, ignore_data_skip=True, max_steps=9)
     anew.train()

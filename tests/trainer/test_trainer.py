@@ -125,7 +125,7 @@ def test_a_token_that_the_model_has_not_is_an_error_that_names_the_row(tmp_path)
     rows.rows[2].tokens[1] = VOCABULARY
     trainer = Trainer(make_model(), make_config(tmp_path / "run"), rows, None, Tokenizer())
     with pytest.raises(
-        ValueError, match=rf"row 2 \(train.json:3\) has the token id {VOCABULARY}, and .* {VOCABULARY}:"
+        ValueError, match=rf"train.json:3: row 2 has the token id {VOCABULARY}, but .* {VOCABULARY} tokens;"
     ):
         trainer.train()
 

@@ -1,4 +1,4 @@
-"""Which chat template a run uses."""
+"""Chat templates: the text that a conversation becomes. `load_template` chooses the template of a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 
 
 def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
-    """The template that `chat_template` asks for.
+    """Return the template that the key `chat_template` selects.
 
     Args:
-        option: None for the template that the tokenizer brings (no template where it brings none), "none", or a path:
+        option: None for the template of the tokenizer (no template if it has none), "none" for no template, or a path:
             a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
-            `query`), or a folder that holds `chat_template.jinja` or `chat_template.json`.
+            `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: no such file, nothing usable in it, or a tokenizer without an end token.
+        ValueError: the file is missing or holds no template, or the tokenizer has no end token.
     """
     if option == "none" or (option is None and not tokenizer.chat_template):
         return PlainTemplate(tokenizer)
@@ -45,8 +45,8 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
         return JinjaTemplate(content["chat_template"], tokenizer)
     raise ValueError(
-        f'{path}: neither {{"chat_template": "...Jinja..."}} nor {{"system", "conversation", "query"}}; '
-        "these are the two JSON forms of a chat template"
+        f'{path}: not a chat template; write {{"chat_template": "...Jinja..."}} or '
+        '{"system": ..., "conversation": ..., "query": ...}'
     )
 
 
@@ -55,5 +55,5 @@ def _find(path: Path) -> Path:
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
     if found is None:
         looked_for = " or ".join(map(str, candidates))
-        raise ValueError(f'chat_template {str(path)!r}: there is no file {looked_for}; give a file, "none" or null')
+        raise ValueError(f'chat_template: no file {looked_for}; use the path of a file, "none" or null')
     return found

@@ -1,8 +1,12 @@
-"""Special tokens in a text that a template wrote.
+"""Interface of chat templates, the encoder of their text, and the template that writes no markers.
 
-Text to token ids, so that pieces encoded one by one join into what the model meets when it generates.
+    conversation --render--> RenderedTurn, RenderedTurn, ... --encode_turns--> EncodedTurn, EncodedTurn, ...
 
-A conversation on its way to ids: turns as text, turns as ids, and the interface of a chat template between them.
+    turn      prompt (head + content + tail)         answer
+    loss      0  0  0  0  0  0  0  0  0  0  0  0      1  1  1  1
+
+Prompt and answer are encoded apart, so that the model learns to continue exactly the ids that it is given when it
+generates.
 """
 
 from __future__ import annotations
@@ -18,26 +22,30 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """A pattern that matches any special token of the tokenizer, longer ones first."""
+    """Return a pattern that matches any special token of a tokenizer, longer ones first."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
 def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
-    """The part of what a template writes behind an answer that belongs to the answer: through the last special token.
+    """Return the part of an answer's tail that belongs to the answer: up to and including the last special token.
 
-    A tail without any is learned whole, with a warning: nothing in it says that the answer is over.
+    A tail without a special token is returned in full, with a warning, as nothing in it ends the answer.
+
+    Args:
+        tail: text that a template writes after an answer.
+        special: pattern of special tokens.
     """
     ends = [match.end() for match in special.finditer(tail)]
     if ends:
         return tail[: ends[-1]]
-    get_logger().warning("the chat template writes no special token behind an answer: a model learns no end from it")
+    get_logger().warning("the chat template writes no special token after an answer: the model does not learn to stop")
     return tail
 
 
 def stop_token_ids(end: str, special: re.Pattern[str], tokenizer: Any) -> tuple[int, ...]:
-    """Ids at which generation is to stop: the special tokens of `end`, and the tokenizer's own end."""
+    """Return the ids that end generation: the special tokens in `end`, and the end token of the tokenizer."""
     ids = [tokenizer.convert_tokens_to_ids(token) for token in special.findall(end)]
     if tokenizer.eos_token_id is not None:
         ids.append(int(tokenizer.eos_token_id))
@@ -48,39 +56,45 @@ _ANCHOR = "\n"
 
 
 class TextEncoder:
-    """Encodes pieces of a text without special tokens of its own accord.
+    """Encode pieces of a text, without adding special tokens.
 
-    A prompt ends where generation begins, so prompt and answer are encoded apart: the model then learns to continue
-    exactly the ids it is given later. Some SentencePiece tokenizers put a word mark before every text they encode;
-    a piece that continues a text must not get one. Such tokenizers are recognised once, and continuing pieces are
-    then encoded behind a line break whose ids are taken off again.
+    Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode; a piece that continues
+    a text must not get one. With such tokenizers, a continuing piece is encoded after a line break, whose ids are then
+    removed.
+
+    Attributes:
+        prefix_ids: special ids that the tokenizer puts before a text, such as a beginning-of-sequence token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._anchor_ids = self._encode([_ANCHOR])[0]
-        alone, behind = self._encode(["x", f"{_ANCHOR}x"])
-        self._adds_dummy_prefix = behind != self._anchor_ids + alone
+        alone, anchored = self._encode(["x", f"{_ANCHOR}x"])
+        self._adds_dummy_prefix = anchored != self._anchor_ids + alone
         self.prefix_ids = self._ids_before_text()
 
     def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
-        """Ids of every piece; `continues` says which pieces stand behind other text.
+        """Return the ids of every piece.
+
+        Args:
+            texts: the pieces.
+            continues: for each piece, True if it continues other text.
 
         Raises:
-            ValueError: the tokenizer joins a piece with the line break before it.
+            ValueError: the tokenizer merges a piece with the line break before it.
         """
         if not self._adds_dummy_prefix:
             return self._encode(texts)
-        anchored = [_ANCHOR + text if behind else text for text, behind in zip(texts, continues, strict=True)]
+        anchored = [_ANCHOR + text if joined else text for text, joined in zip(texts, continues, strict=True)]
         encoded = self._encode(anchored)
         length = len(self._anchor_ids)
-        for index, behind in enumerate(continues):
-            if not behind:
+        for index, joined in enumerate(continues):
+            if not joined:
                 continue
             if encoded[index][:length] != self._anchor_ids:
                 raise ValueError(
-                    f"this tokenizer cannot encode {texts[index][:40]!r} as the continuation of a text; "
-                    'set chat_template to "none" or use the fast version of the tokenizer'
+                    f"chat_template: the tokenizer cannot encode {texts[index][:40]!r} as the continuation of a text; "
+                    'use "none", or the fast version of the tokenizer'
                 )
             encoded[index] = encoded[index][length:]
         return encoded
@@ -92,7 +106,7 @@ class TextEncoder:
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _ids_before_text(self) -> list[int]:
-        """Special ids that the tokenizer itself puts before a text, such as a beginning-of-sequence token."""
+        """Return the special ids that the tokenizer puts before a text."""
         alone = self._encode(["x"])[0]
         whole = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
         starts = range(len(whole) - len(alone) + 1)
@@ -102,11 +116,14 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class RenderedTurn:
-    """One turn as text: `head + content + tail` is the prompt, up to where the model speaks; `answer` is learned.
+    """Text of one turn: the prompt is `head + content + tail`.
 
-    `head` and `tail` are the template's (a system prompt counts as the first turn's head); `content` is the user's,
-    and only it may be cut. `content` is None where the template changed the user's words, so that they cannot be told
-    from its own; the prompt is then all in `head`.
+    Attributes:
+        head: text of the template before the user's words; in the first turn it includes the system prompt.
+        content: the user's words, which alone may be truncated. None: the template changed them, so that they cannot
+            be told from its own text, and `head` holds the whole prompt.
+        tail: text of the template after the user's words.
+        answer: target text, with its end token.
     """
 
     head: str
@@ -116,34 +133,34 @@ class RenderedTurn:
 
     @property
     def prompt(self) -> str:
-        """The text before the answer."""
+        """Text before the answer."""
         return self.head + (self.content or "") + self.tail
 
 
 @dataclass(frozen=True)
 class EncodedTurn:
-    """One turn as ids. `answer` is learned, its end token included."""
+    """Token ids of one turn; all of `answer` is the target, its end token included."""
 
     prompt: list[int]
     answer: list[int]
 
     @property
     def length(self) -> int:
-        """Tokens of the turn."""
+        """Number of tokens of the turn."""
         return len(self.prompt) + len(self.answer)
 
 
 class ChatTemplate(ABC):
-    """Turns a conversation into text and ids, with the learned parts told apart.
+    """Base of chat templates: a conversation becomes text and token ids, prompts apart from answers.
 
     Attributes:
-        text: the template's source.
-        encoder: the tokenizer's.
-        prefix_ids: ids put before the first prompt.
-        answer_end_ids: ids put behind every answer, learned.
-        pieces_continue: whether a piece of text is encoded as the continuation of the one before it.
-        stop_token_ids: ids at which generation is to stop.
-        ends_answers: whether a special token ends what is learned; where none does, loading the template warned.
+        text: source of the template.
+        encoder: encoder of the tokenizer.
+        prefix_ids: ids added before the first prompt.
+        answer_end_ids: ids added after every answer, as targets.
+        pieces_continue: True if each piece of text is encoded as the continuation of the piece before it.
+        stop_token_ids: ids that end generation.
+        ends_answers: True if a special token ends every answer; otherwise loading the template logs a warning.
     """
 
     text: str
@@ -156,30 +173,36 @@ class ChatTemplate(ABC):
 
     @property
     def identity(self) -> str:
-        """What the result depends on beside the tokenizer: part of the cache's key."""
+        """Text that decides the rendering, as part of the cache key."""
         return self.text
 
     @abstractmethod
     def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
-        """The conversation as text, turn by turn.
+        """Return the text of each turn of a conversation.
 
         Raises:
-            RowError: the template refuses the conversation, or its learned parts cannot be told.
+            InvalidRowError: the template refuses the conversation, or its answers cannot be located.
         """
 
     @abstractmethod
     def encode_prompt(
         self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
     ) -> list[int]:
-        """Ids after which the model is to answer `question`; `history` are the (user, assistant) turns before it."""
+        """Return the ids that the model is to continue with its answer to `question`.
+
+        Args:
+            question: the words of the user.
+            history: (user, assistant) turns before the question.
+            system: system prompt.
+        """
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Tokens of the whole conversation, and for each whether it is learned."""
+        """Return the tokens of a conversation, and their loss mask."""
         (turns,) = self.encode_turns([self.render(conversation)])
         return join_turns(turns)
 
     def encode_turns(self, conversations: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
-        """Ids of every prompt and answer of many conversations, in one call of the tokenizer."""
+        """Return the ids of all prompts and answers of many conversations, from one call of the tokenizer."""
         texts: list[str] = []
         continues: list[bool] = []
         for turns in conversations:
@@ -199,7 +222,7 @@ class ChatTemplate(ABC):
         return encoded
 
     def add_prefix(self, prompt: list[int]) -> list[int]:
-        """Put the first ids before a prompt, unless its text brought them already: never two beginnings."""
+        """Return the prompt with `prefix_ids` before it, unless its text already begins with them."""
         prefix = list(self.prefix_ids)
         return prompt if prompt[: len(prefix)] == prefix else prefix + prompt
 
@@ -209,17 +232,17 @@ class ChatTemplate(ABC):
 
 
 def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
-    """All turns one behind the other, and for each token whether it is learned."""
+    """Return the tokens of all turns, concatenated, and their loss mask."""
     tokens = [token for turn in turns for token in (*turn.prompt, *turn.answer)]
-    learned = [flag for turn in turns for flag in (False,) * len(turn.prompt) + (True,) * len(turn.answer)]
-    return tokens, learned
+    loss_mask = [flag for turn in turns for flag in (False,) * len(turn.prompt) + (True,) * len(turn.answer)]
+    return tokens, loss_mask
 
 
 class PlainTemplate(ChatTemplate):
-    """What the tokenizer puts before a text, then question, answer and end token, for every turn.
+    """Template without markers: the tokenizer's prefix, then question, answer and end token of every turn.
 
-    A system prompt stands before the first question, followed by a line break. Question and answer are encoded each
-    as a text of its own.
+    The system prompt precedes the first question, followed by a line break. Questions and answers are encoded as texts
+    of their own.
 
     Raises:
         ValueError: the tokenizer has no end token.
@@ -230,8 +253,8 @@ class PlainTemplate(ChatTemplate):
     def __init__(self, tokenizer: Any) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, so a model could not learn "
-                "to stop; set eos_token in its tokenizer_config.json, or give a chat_template with an end token"
+                f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, so that a model cannot learn "
+                "to stop; set eos_token in its tokenizer_config.json, or use a chat_template with an end token"
             )
         self.text = "none"
         self.encoder = TextEncoder(tokenizer)
@@ -240,7 +263,7 @@ class PlainTemplate(ChatTemplate):
         self.stop_token_ids = self.answer_end_ids
 
     def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
-        """See `ChatTemplate.render`."""
+        """Render as `ChatTemplate.render` describes."""
         system = f"{conversation.system}\n" if conversation.system else ""
         return tuple(
             RenderedTurn("" if index else system, question, "", answer)
@@ -250,7 +273,7 @@ class PlainTemplate(ChatTemplate):
     def encode_prompt(
         self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
     ) -> list[int]:
-        """See `ChatTemplate.encode_prompt`."""
+        """Encode as `ChatTemplate.encode_prompt` describes."""
         (turns,) = self.encode_turns([self.render(Conversation(system, (*history, (question, ""))))])
         before, _ = join_turns(turns[:-1])
         return before + turns[-1].prompt

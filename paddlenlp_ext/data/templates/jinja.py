@@ -1,16 +1,15 @@
-"""Chat templates in Jinja, with an exact account of which characters the model is to say.
+"""Chat templates in Jinja, with the exact characters of every answer.
 
-Nothing is searched for in the text of a row: an answer may well occur in its question. What is known instead is where
-things begin and end, from rendering the conversation up to each point:
+The text of a row is never searched for its answer, which may well occur in the question. The borders are known from
+rendering the conversation up to each of them:
 
-- a prompt is the template's own rendering of the messages so far with the generation prompt, as a server makes it;
-  it has to be a beginning of the rendering of the whole conversation;
-- what a template writes behind an answer is the same for every answer. It is learned once, from a made-up
-  conversation; of it, everything up to the last special token belongs to the answer (`<|im_end|>`, but not the line
-  break after it).
+- A prompt is the template's rendering of the messages so far, with the generation prompt, as a server renders it. It
+  has to be a prefix of the rendering of the full conversation.
+- The text that a template writes after an answer is the same for every answer. It is found once, with a probe
+  conversation. Up to its last special token it belongs to the answer (`<|im_end|>`, but not the line break after it).
 
-Templates that rewrite what went before fail the first test for some turns. Such a row is refused, unless the template
-marks what the assistant says by `{% generation %}`.
+With a template that rewrites earlier turns, some prompts are no prefix of the full text. Such a row is refused, unless
+the template marks the words of the assistant by `{% generation %}`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REFUSED = "template refuses"
 _QUESTION = "Wherefore?"
 _ANSWER = "Therefore."
 _FIXED = {"date_string": "26 Jul 2024"}
-"""What a template is given so that it need not ask the clock: Llama 3's name for the day, with its own default."""
+"""Variables that replace the clock: the date, under the name and with the default of Llama 3's template."""
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = "mark the assistant's words with {% generation %} in the template, or split the conversation"
 
@@ -44,10 +43,10 @@ Spans = list[tuple[int, int]]
 
 
 class JinjaTemplate(ChatTemplate):
-    """A chat template in the dialect of Hugging Face tokenizers.
+    """Chat template in the Jinja dialect of Hugging Face tokenizers.
 
     Raises:
-        ValueError: the template cannot be rendered, or what it has the assistant say cannot be told.
+        ValueError: the template cannot be rendered, or the assistant's words in it cannot be located.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -61,62 +60,64 @@ class JinjaTemplate(ChatTemplate):
 
     @property
     def identity(self) -> str:
-        """The source, and a rendering: a template may write the day, and its rows are others tomorrow."""
+        """Source of the template, and the text of a probe, which changes daily if the template writes the date."""
         return f"{self.text}\n{self._probe}"
 
     def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
-        """See `ChatTemplate.render`."""
+        """Render as `ChatTemplate.render` describes."""
         messages = _messages(conversation)
-        whole, spans = self._spans(messages, len(conversation.turns))
+        full_text, spans = self._spans(messages, len(conversation.turns))
         turns = []
         previous_end = 0
         for (start, end), (question, _) in zip(spans, conversation.turns, strict=True):
-            turns.append(self._split(whole[previous_end:start], question, whole[start:end]))
+            turns.append(self._split(full_text[previous_end:start], question, full_text[start:end]))
             previous_end = end
         return tuple(turns)
 
     def encode_prompt(
         self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
     ) -> list[int]:
-        """See `ChatTemplate.encode_prompt`."""
+        """Encode as `ChatTemplate.encode_prompt` describes."""
         messages = [*_messages(Conversation(system, tuple(history))), {"role": "user", "content": question}]
         return self.encoder.encode([self._render(messages, add_generation_prompt=True)], [False])[0]
 
     def _spans(self, messages: Messages, num_turns: int) -> tuple[str, Spans]:
-        """The whole text, and where in it each answer begins and ends."""
+        """Return the text of the conversation, and where in it each answer begins and ends."""
         spans: Spans = []
-        whole = self._render(messages, add_generation_prompt=False)
+        full_text = self._render(messages, add_generation_prompt=False)
         first_answer = len(messages) - 2 * num_turns + 1
         for answer_index in range(first_answer, len(messages), 2):
             prompt = self._render(messages[:answer_index], add_generation_prompt=True)
-            end = self._find_end(whole, messages, answer_index, len(prompt)) if whole.startswith(prompt) else None
+            end = (
+                self._find_end(full_text, messages, answer_index, len(prompt)) if full_text.startswith(prompt) else None
+            )
             if end is None:
                 break
             spans.append((len(prompt), end))
         if len(spans) == num_turns:
-            return whole, spans
+            return full_text, spans
         if self._is_marked:
             return self._marked_spans(messages, num_turns)
-        what = f"the template writes turn {len(spans) + 1} differently in the whole conversation than as a prompt"
-        raise InvalidRowError(REFUSED, f"{what}, so its answer cannot be told; {_REMEDY}")
+        what = f"the template writes turn {len(spans) + 1} differently in the full conversation than as a prompt"
+        raise InvalidRowError(REFUSED, f"{what}, so that its answer cannot be located; {_REMEDY}")
 
-    def _find_end(self, whole: str, messages: Messages, answer_index: int, start: int) -> int | None:
-        """Where the answer that begins at `start` ends, its end token included; None where that cannot be told."""
-        behind_end = len(self._answer_tail) - len(self._answer_end)
-        so_far = whole
+    def _find_end(self, full_text: str, messages: Messages, answer_index: int, start: int) -> int | None:
+        """Return where the answer that begins at `start` ends, its end token included; None if that is unknown."""
+        after_end = len(self._answer_tail) - len(self._answer_end)
+        so_far = full_text
         if answer_index + 1 < len(messages):
             so_far = self._render(messages[: answer_index + 1], add_generation_prompt=False)
-        if whole.startswith(so_far) and so_far.endswith(self._answer_tail):
-            return len(so_far) - behind_end
-        # The rest of the conversation changed how this turn is written; it may still stand there word for word.
+        if full_text.startswith(so_far) and so_far.endswith(self._answer_tail):
+            return len(so_far) - after_end
+        # Later messages changed the rendering of this turn; the answer may still follow word for word.
         answer = messages[answer_index]["content"].strip()
-        start += len(whole[start:]) - len(whole[start:].lstrip())
-        if whole.startswith(answer + self._answer_end, start):
+        start += len(full_text[start:]) - len(full_text[start:].lstrip())
+        if full_text.startswith(answer + self._answer_end, start):
             return start + len(answer) + len(self._answer_end)
         return None
 
     def _marked_spans(self, messages: Messages, num_turns: int) -> tuple[str, Spans]:
-        """Spans from `{% generation %}`; a special token right behind the mark belongs to the answer."""
+        """Return the text, and the spans marked by `{% generation %}` with the special token that follows each."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         texts, marks = render_jinja_template(
@@ -126,14 +127,16 @@ class JinjaTemplate(ChatTemplate):
             **_FIXED,
             **self._tokenizer.special_tokens_map,
         )
-        whole, spans = texts[0], []
+        full_text, spans = texts[0], []
         for start, end in marks[0]:
-            end_token = self._special.match(whole, end)
+            end_token = self._special.match(full_text, end)
             spans.append((start, end_token.end() if end_token else end))
         if len(spans) != num_turns:
-            message = f"the template marks {len(spans)} answers by generation, the conversation has {num_turns}"
+            message = (
+                f"the template marks {len(spans)} answers with {{% generation %}}, the conversation has {num_turns}"
+            )
             raise InvalidRowError(REFUSED, message)
-        return whole, spans
+        return full_text, spans
 
     def _split(self, prompt: str, question: str, answer: str) -> RenderedTurn:
         for content in (question, question.strip()):
@@ -143,23 +146,25 @@ class JinjaTemplate(ChatTemplate):
         return RenderedTurn(prompt, None, "", answer)
 
     def _probe_template(self) -> None:
-        """Find out from a made-up turn what stands behind a question and behind an answer."""
+        """Find the text after a question and after an answer, by rendering a probe conversation."""
         question, answer = {"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}
         try:
             prompt = self._render([question], add_generation_prompt=True)
-            whole = self._render([question, answer], add_generation_prompt=False)
+            full_text = self._render([question, answer], add_generation_prompt=False)
         except InvalidRowError as error:
             raise ValueError(f"the chat template cannot render a question and an answer: {error}") from error
-        self._probe = whole
-        if prompt.count(_QUESTION) != 1 or whole.count(_ANSWER) != 1:
-            raise ValueError("the chat template does not write the user's and the assistant's words once each")
-        if not whole.startswith(prompt) and not self._is_marked:
+        self._probe = full_text
+        if prompt.count(_QUESTION) != 1 or full_text.count(_ANSWER) != 1:
             raise ValueError(
-                "the chat template writes a prompt for generation that does not begin its rendering of the answered "
-                f"question, so what to learn cannot be told; {_REMEDY}"
+                "the chat template does not write the words of user and assistant once each; use another template"
+            )
+        if not full_text.startswith(prompt) and not self._is_marked:
+            raise ValueError(
+                "the generation prompt of the chat template is not a prefix of the answered question, so that answers "
+                f"cannot be located; {_REMEDY}"
             )
         self._prompt_tail = prompt.partition(_QUESTION)[2]
-        self._answer_tail = whole.partition(_ANSWER)[2]
+        self._answer_tail = full_text.partition(_ANSWER)[2]
         self._answer_end = end_of_answer(self._answer_tail, self._special)
         self.ends_answers = bool(self._special.search(self._answer_end))
         self.stop_token_ids = stop_token_ids(self._answer_end, self._special, self._tokenizer)
@@ -170,7 +175,7 @@ class JinjaTemplate(ChatTemplate):
                 messages, chat_template=self.text, add_generation_prompt=add_generation_prompt, tokenize=False, **_FIXED
             )
         except TemplateError as error:
-            raise InvalidRowError(REFUSED, f"the chat template says: {error}") from error
+            raise InvalidRowError(REFUSED, f"the chat template raises: {error}") from error
 
 
 def _messages(conversation: Conversation) -> Messages:

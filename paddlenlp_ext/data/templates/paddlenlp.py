@@ -1,9 +1,9 @@
-"""PaddleNLP's `chat_template.json`: a conversation in pieces.
+"""Chat templates in PaddleNLP's format: `chat_template.json`, a conversation in pieces.
 
     {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
 
-Each piece is a small Jinja template. `conversation` is written for every turn; its first piece is read, its second is
-learned. `query` is what `conversation[0]` is when the model is asked. `system` is optional.
+Each piece is a small Jinja template. `conversation` is written for every turn: its first piece is the prompt, its
+second the answer. `query` replaces `conversation[0]` when the model is asked. `system` is optional.
 (Format: PaddleNLP 3.0, llm/docs/chat_template.md.)
 """
 
@@ -32,21 +32,21 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
 
 
 def is_paddlenlp_template(content: Any) -> bool:
-    """Whether parsed JSON looks like this format."""
+    """Return True if parsed JSON looks like PaddleNLP's format."""
     return isinstance(content, dict) and "conversation" in content
 
 
 class PaddleNLPTemplate(ChatTemplate):
-    """A conversation written piece by piece.
+    """Chat template that writes a conversation piece by piece.
 
     Args:
         content: the parsed JSON.
-        path: its file, for messages.
-        text: its source.
+        path: file of the template, for error messages.
+        text: source of the template.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: a piece is missing, of a wrong type, no Jinja, cannot be rendered, or does not use its variable.
+        ValueError: a piece is missing, has the wrong type, is not valid Jinja or does not use its variable.
     """
 
     def __init__(self, content: dict[str, Any], path: Path, text: str, tokenizer: Any) -> None:
@@ -54,20 +54,22 @@ class PaddleNLPTemplate(ChatTemplate):
         self.encoder = TextEncoder(tokenizer)
         pieces = content["conversation"]
         if not isinstance(pieces, list) or len(pieces) != 2:
-            raise ValueError(f'{path}: "conversation" is a list of two texts, for the user and for the bot')
+            raise ValueError(
+                f'{path}: "conversation" is not a list of two texts; write one for the user and one for the bot'
+            )
         self._before_user, self._after_user = _compile(pieces[0], "user", path)
         self._before_bot, after_bot = _compile(pieces[1], "bot", path)
         self._before_query, self._after_query = _compile(content.get("query"), "query", path)
         system = content.get("system", "")
         if not isinstance(system, str):
-            raise ValueError(f'{path}: "system" is text')
+            raise ValueError(f'{path}: "system" is not text; write a text with {{{{system}}}}')
         self._takes_system = "system" in system and "{{" in system
         try:
             self._system = _ENVIRONMENT.from_string(system)
             self._system.render()
             self._system.render(system=_PROBE)
         except TemplateError as error:
-            raise ValueError(f"{path}: the piece {system!r} is no Jinja template: {error}") from error
+            raise ValueError(f"{path}: the piece {system!r} is not valid Jinja: {error}") from error
         special = special_token_pattern(tokenizer)
         self._end = end_of_answer(after_bot, special)
         self.ends_answers = bool(special.search(self._end))
@@ -75,19 +77,19 @@ class PaddleNLPTemplate(ChatTemplate):
         self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
 
     def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
-        """See `ChatTemplate.render`."""
+        """Render as `ChatTemplate.render` describes."""
         head = self._render_system(conversation.system)
         turns = []
         for question, answer in conversation.turns:
-            learned = self._before_bot + answer + self._end
-            turns.append(RenderedTurn(head + self._before_user, question, self._after_user, learned))
+            target = self._before_bot + answer + self._end
+            turns.append(RenderedTurn(head + self._before_user, question, self._after_user, target))
             head = self._after_end
         return tuple(turns)
 
     def encode_prompt(
         self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
     ) -> list[int]:
-        """See `ChatTemplate.encode_prompt`."""
+        """Encode as `ChatTemplate.encode_prompt` describes."""
         texts = self.render(Conversation(system, tuple(history)))
         (turns,) = self.encode_turns([texts])
         before, _ = join_turns(turns)
@@ -98,19 +100,20 @@ class PaddleNLPTemplate(ChatTemplate):
     def _render_system(self, system: str | None) -> str:
         if system is not None and not self._takes_system:
             raise InvalidRowError(
-                "template refuses", "the template's \"system\" has no {{system}}: the row's would be lost"
+                "template refuses",
+                "the template's \"system\" has no {{system}}, so that the row's would be lost; add it",
             )
         return self._system.render(**({} if system is None else {"system": system}))
 
 
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
-    """What the piece writes before and behind its variable."""
+    """Return the text that a piece writes before and after its variable."""
     if not isinstance(piece, str):
-        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is text")
+        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not text; write one")
     try:
-        before, found, behind = _ENVIRONMENT.from_string(piece).render({variable: _PROBE}).partition(_PROBE)
+        before, found, after = _ENVIRONMENT.from_string(piece).render({variable: _PROBE}).partition(_PROBE)
     except TemplateError as error:
-        raise ValueError(f"{path}: the piece {piece!r} is no Jinja template: {error}") from error
+        raise ValueError(f"{path}: the piece {piece!r} is not valid Jinja: {error}") from error
     if not found:
-        raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}")
-    return before, behind
+        raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}; add it")
+    return before, after
