@@ -1,4 +1,4 @@
-"""Fold a LoKr adapter into its base model: python llm/merge_lokr_params.py --lokr_path ADAPTER --output_path MERGED"""
+"""Merge a LoKr adapter into its base model: python llm/merge_lokr_params.py --lokr_path ADAPTER --output_path MERGED"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge, check, and say what came out."""
+    """Merge, compare the logits, and print a summary."""
     arguments = merge_arguments(argv, __doc__, "--lokr_path", ("--merge_lokr_model_path",))
     from paddlenlp_ext import AutoModelForCausalLM
 

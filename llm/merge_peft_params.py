@@ -1,4 +1,4 @@
-"""Fold any adapter into its base model: python llm/merge_peft_params.py --peft_path ADAPTER --output_path MERGED"""
+"""Merge any adapter into its base model: python llm/merge_peft_params.py --peft_path ADAPTER --output_path MERGED"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge, check, and say what came out."""
+    """Merge, compare the logits, and print a summary."""
     arguments = merge_arguments(argv, __doc__, "--peft_path")
     from paddlenlp_ext import AutoModelForCausalLM
 
