@@ -44,7 +44,7 @@ def whole_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
 
 
 @both
-def test_logits_gradients_and_merged_weights_are_pefts(case: str):
+def test_adalora_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: str):
     golden, model, base = shared.golden_of(FOLDER / case), load(case), CASES[case]["base"]
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
@@ -54,7 +54,7 @@ def test_logits_gradients_and_merged_weights_are_pefts(case: str):
 
 
 @both
-def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path: Path):
+def test_adalora_each_step_has_peft_importance_budget_and_ranks(case: str, tmp_path: Path):
     golden, model, total = shared.golden_of(FOLDER / case), load(case).train(), CASES[case]["adalora"]["total_step"]
     optimizer, compared = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON), 0
     schedule = model.peft_config.schedule(
@@ -86,7 +86,7 @@ def test_importance_budget_and_ranks_are_pefts_at_every_step(case: str, tmp_path
 
 
 @both
-def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_path: Path):
+def test_adalora_finished_peft_adapter_round_trips(case: str, tmp_path: Path):
     model = load(case, "finished")
     shared.close(model(shared.ids_of(CASES[case]["base"])), shared.golden_of(FOLDER / case)["last_logits"])
     for save in (model.save_pretrained, model.save_finished):
@@ -100,7 +100,7 @@ def test_pefts_finished_adapter_loads_and_is_written_as_pefts(case: str, tmp_pat
 
 
 @both
-def test_the_finished_adapter_merges(case: str):
+def test_adalora_finished_adapter_merges_exactly(case: str):
     model = load(case, "finished")
     before = model(shared.ids_of(CASES[case]["base"])).numpy()
     shared.close(model.merge_and_unload()(shared.ids_of(CASES[case]["base"])), before)
@@ -121,7 +121,7 @@ def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
     return model, losses
 
 
-def test_it_learns_within_its_budget():
+def test_adalora_training_lowers_loss_within_budget():
     model, losses = trained(40)
     assert losses[-1] < 0.5 * losses[0]
     ranks = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
@@ -130,7 +130,7 @@ def test_it_learns_within_its_budget():
     assert (model.peft_config.tinit, model.peft_config.tfinal) == (4, 12)
 
 
-def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
+def test_save_finished_trained_adapter_is_smaller_with_equal_logits(tmp_path: Path):
     model, _ = trained(20)
     model.eval()
     model.save_pretrained(tmp_path / "checkpoint")
@@ -153,7 +153,7 @@ def test_what_a_finished_run_leaves_is_smaller_and_the_same(tmp_path: Path):
     assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), "the budget was met before"
 
 
-def test_a_layer_without_ranks_is_combined_and_saved_as_lora(tmp_path: Path):
+def test_adalora_layer_of_rank_zero_is_combined_and_saved_as_lora(tmp_path: Path):
     model, _ = trained(20)
     model.eval()
     model.save_finished(tmp_path / "finished")
@@ -167,7 +167,7 @@ def test_a_layer_without_ranks_is_combined_and_saved_as_lora(tmp_path: Path):
         np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=shared.TOLERANCE)
 
 
-def test_the_steps_that_a_run_decides_are_the_models_not_the_configs(tmp_path: Path):
+def test_plan_steps_unset_steps_changes_model_config_only(tmp_path: Path):
     config = AdaLoRAConfig(init_r=3, target_r=2)
     for total in (40, 20):
         model = get_peft_model(tiny_model(), config)
@@ -178,7 +178,7 @@ def test_the_steps_that_a_run_decides_are_the_models_not_the_configs(tmp_path: P
     assert (config.tinit, config.tfinal, config.total_step) == (None, None, None)
 
 
-def test_a_run_of_one_step_chooses_by_that_step():
+def test_after_step_single_step_run_selects_ranks():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2)).train()
     model.plan_steps(1)
     for layer in model.layers().values():
@@ -189,13 +189,13 @@ def test_a_run_of_one_step_chooses_by_that_step():
     assert sum(left) == 2 * len(left) and not model.importance.averages
 
 
-def test_a_schedule_that_does_not_fit_is_refused_before_the_first_step():
+def test_plan_steps_schedule_too_long_raises_before_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of 30 steps"):
         model.plan_steps(30)
 
 
-def test_a_run_that_is_too_short_fails_in_a_dry_run_and_before_its_first_step(run_folders: Path, tmp_path: Path):
+def test_adalora_run_too_short_raises_in_dry_run_and_training(run_folders: Path, tmp_path: Path):
     keys = run_keys(run_folders, adalora=True, adalora_tinit=3)
     (tmp_path / "run.json").write_text(json.dumps(keys))
     config = load_run_config([str(tmp_path / "run.json")], peft_methods())
@@ -210,13 +210,13 @@ def test_a_run_that_is_too_short_fails_in_a_dry_run_and_before_its_first_step(ru
     assert all(np.array_equal(tensor, before[name]) for name, tensor in trainer.model.adapter_state().items())
 
 
-def test_an_adapter_that_was_never_trained_is_saved_whole(tmp_path: Path):
+def test_save_finished_untrained_adapter_keeps_all_ranks(tmp_path: Path):
     model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2))
     model.save_finished(tmp_path)
     assert all(layer.rank == 3 for layer in PeftModel.from_pretrained(tiny_model(), tmp_path).layers().values())
 
 
-def test_budget_by_the_formula():
+def test_budget_schedule_follows_cubic_formula():
     schedule = BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=100)
     assert [schedule.budget(step) for step in (1, 10, 11, 45, 79, 80, 81, 100)] == [
         48, 48, int(32 * (69 / 70) ** 3 + 16), 20, 16, 16, 16, 16,
@@ -226,7 +226,7 @@ def test_budget_by_the_formula():
         BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
 
 
-def test_the_best_of_the_whole_model_stay():
+def test_select_kept_ranks_keeps_best_of_all_layers():
     scores = {"a": np.array([5.0, 1.0, 3.0]), "b": np.array([2.0, 4.0])}
     assert {name: kept.tolist() for name, kept in select_kept_ranks(scores, 3).items()} == {
         "a": [True, False, True],
@@ -245,12 +245,12 @@ def test_the_best_of_the_whole_model_stay():
         ({"dropout": 1.0}, "adalora_dropout"),
     ],
 )
-def test_values_out_of_range_are_named(options: dict[str, object], message: str):
+def test_adalora_config_value_out_of_range_raises(options: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         AdaLoRAConfig(**options)
 
 
-def test_over_a_half_precision_base_the_values_stay_float32_and_the_rest_is_the_bases(tmp_path: Path):
+def test_adalora_half_precision_base_keeps_singular_values_float32(tmp_path: Path):
     model = get_peft_model(tiny_model().to(dtype="float16"), AdaLoRAConfig(init_r=3, target_r=2))
     for layer in model.layers().values():
         assert (layer.lora_E.dtype, layer.lora_A.dtype) == (paddle.float32, paddle.float16)

@@ -36,7 +36,7 @@ def adapted(**options: Any) -> PeftModel:
 @pytest.mark.parametrize(
     ("kind", "activation"), list(itertools.product(("houlsby", "parallel"), ACTIVATIONS)), ids=lambda value: value
 )
-def test_forward_is_the_formula(kind: str, activation: str):
+def test_bottleneck_forward_matches_formula(kind: str, activation: str):
     layer = adapted(kind=kind, activation=activation, scale=1.7).base_model.model.layers[0].mlp
     x = np.random.default_rng(1).standard_normal((2, 3, 36)).astype(np.float32)
     h = layer.base(paddle.to_tensor(x)).numpy()
@@ -48,7 +48,7 @@ def test_forward_is_the_formula(kind: str, activation: str):
 
 
 @pytest.mark.parametrize("kind", ["houlsby", "parallel"])
-def test_gradients_are_the_formulas(kind: str):
+def test_bottleneck_gradients_match_formula(kind: str):
     """Of a relu adapter, by hand; y's gradient is g."""
     layer = adapted(kind=kind, activation="relu", scale=0.5).base_model.model.layers[1].mlp
     generator = np.random.default_rng(1)
@@ -73,7 +73,7 @@ def test_gradients_are_the_formulas(kind: str):
     ("where", "leaves"),
     [("attention", {"self_attn"}), ("mlp", {"mlp"}), ("both", {"self_attn", "mlp"})],
 )
-def test_it_goes_where_it_is_asked_to(where: str, leaves: set[str]):
+def test_bottleneck_where_selects_sublayers(where: str, leaves: set[str]):
     state = adapted(where=where).adapter_state()
     assert {name.split(".")[3] for name in state} == leaves
     assert len(state) == 4 * 2 * len(leaves)
@@ -81,21 +81,21 @@ def test_it_goes_where_it_is_asked_to(where: str, leaves: set[str]):
 
 
 @pytest.mark.parametrize("kind", ["houlsby", "parallel"])
-def test_it_starts_as_the_base_to_the_bit(kind: str):
+def test_bottleneck_start_equals_base_bitwise(kind: str):
     model = get_peft_model(tiny_model(), BottleneckConfig(kind=kind, activation="gelu"))
     model.eval()
     assert np.array_equal(logits_of(model), logits_of(tiny_model()))
 
 
 @pytest.mark.parametrize("kind", ["houlsby", "parallel"])
-def test_training_lowers_the_loss_clearly(kind: str):
+def test_bottleneck_training_lowers_loss(kind: str):
     model = get_peft_model(tiny_model(), BottleneckConfig(size=8, kind=kind))
     before = float(loss_of(model))
     train(model, steps=40)
     assert float(loss_of(model)) < 0.6 * before
 
 
-def test_every_option_is_kept_in_the_folder(tmp_path: Path):
+def test_bottleneck_saved_config_keeps_every_option(tmp_path: Path):
     options = {"size": 3, "where": "mlp", "kind": "parallel", "activation": "tanh", "scale": 4.0, "dropout": 0.1}
     model = adapted(**options)
     model.save_pretrained(tmp_path)
@@ -106,14 +106,14 @@ def test_every_option_is_kept_in_the_folder(tmp_path: Path):
     assert warm.peft_config == BottleneckConfig(**{**options, "dropout": 0.3, "path": str(tmp_path)})
 
 
-def test_dropout_is_for_training_alone():
+def test_bottleneck_dropout_acts_in_training_only():
     model = adapted(dropout=0.5)
     assert np.array_equal(logits_of(model), logits_of(model))
     model.train()
     assert not np.array_equal(logits_of(model), logits_of(model))
 
 
-def test_compute_and_parameters_are_in_the_bases_format():
+def test_bottleneck_parameters_and_output_have_base_dtype():
     paddle.set_default_dtype("float64")
     try:
         from paddlenlp_ext.nn.feed_forward import FeedForward
@@ -140,6 +140,6 @@ def state_of_dtype(layer: paddle.nn.Layer) -> list[paddle.Tensor]:
         ({"dropout": 1.0}, "adapter_dropout=1.0"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict, message: str):
+def test_bottleneck_config_value_out_of_range_raises(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         BottleneckConfig(**options)

@@ -1,4 +1,4 @@
-"""What DoRA promises beyond the conformance suite and PEFT's numbers."""
+"""DoRA: properties beyond the conformance suite and the golden files of PEFT."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def first_layer(model: PeftModel) -> DoRALinear:
     return next(adapter_layers(model.base_model))[1]
 
 
-def test_at_the_start_it_is_the_base_to_the_bit():
+def test_dora_start_equals_base_bitwise():
     assert np.array_equal(logits_of(adapted()), logits_of(tiny_model()))
 
 
-def test_the_lengths_are_those_of_the_changed_rows():
+def test_direction_norms_equal_norms_of_updated_rows():
     model = adapted(alpha=9.0)
     train(model, steps=3)
     for _, layer in adapter_layers(model.base_model):
@@ -39,7 +39,7 @@ def test_the_lengths_are_those_of_the_changed_rows():
         np.testing.assert_allclose(layer.direction_norms().numpy(), np.linalg.norm(directed, axis=1), rtol=1e-5)
 
 
-def test_the_gradient_takes_the_lengths_as_constants():
+def test_dora_gradient_treats_norms_as_constants():
     """dL/dB = s g^T (x A^T) with g = (m / c) dL/dy: no term of dc/dB."""
     model = adapted()
     train(model, steps=2)
@@ -51,7 +51,7 @@ def test_the_gradient_takes_the_lengths_as_constants():
     np.testing.assert_allclose(layer.lora_B.weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_leaves_the_base_its_whole_input():
+def test_dora_dropout_leaves_base_input_unchanged():
     """With all of the adapter's input dropped the output is the base's, less what only the stretch would add."""
     model = adapted(dropout=0.999999)
     train(model, steps=2)
@@ -61,7 +61,7 @@ def test_dropout_leaves_the_base_its_whole_input():
     assert np.array_equal(layer(x).numpy(), layer.base(x).numpy())
 
 
-def test_it_learns():
+def test_dora_training_lowers_loss():
     model = adapted()
     before = float(loss_of(model))
     train(model, steps=15)
@@ -71,7 +71,7 @@ def test_it_learns():
     )
 
 
-def test_it_is_no_low_rank_update(tmp_path: Path):
+def test_dora_save_as_lora_raises(tmp_path: Path):
     model = adapted()
     train(model)
     model.save_pretrained(tmp_path)
@@ -79,7 +79,7 @@ def test_it_is_no_low_rank_update(tmp_path: Path):
         load_combined(tiny_model(), {tmp_path: 1.0})
 
 
-def test_a_lora_does_not_go_on_from_it(tmp_path: Path):
+def test_lora_path_of_dora_adapter_raises(tmp_path: Path):
     adapted().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds an adapter of type LORA \(DoRAConfig\)"):
         get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""IA3's own rules: which features are scaled, biases, what is written."""
+"""IA3: scaled features, biases, saved fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paddlenlp_ext.trainer.optimizer import parameter_groups
 from tests.common.adapters import logits_of, tiny_model, train
 
 
-def test_keys_values_and_the_feedforwards_input_are_scaled():
+def test_ia3_scales_keys_values_and_feed_forward_input():
     model = get_peft_model(tiny_model(), IA3Config())
     shapes = {
         name.removeprefix("model.layers.0."): t.shape for name, t in model.adapter_state().items() if ".0." in name
@@ -65,19 +65,19 @@ def written_lists(folder: Path, **settings: object) -> tuple[list[str], list[str
         ),
     ],
 )
-def test_the_lists_are_written_so_that_the_one_holds_the_other(
+def test_ia3_saved_target_modules_contain_feedforward_modules(
     settings: dict, targets: list[str], feedforward: list[str], tmp_path: Path
 ):
     assert written_lists(tmp_path, **settings) == (targets, feedforward)
 
 
-def test_a_feedforward_module_that_is_no_target_is_an_error():
+def test_ia3_feedforward_module_not_in_targets_raises():
     config = IA3Config(target_modules=["q_proj"], feedforward_modules=["up_proj"])
     with pytest.raises(ValueError, match=r"ia3_feedforward_modules: 'up_proj' matches no .*Known: q_proj"):
         get_peft_model(tiny_model(), config)
 
 
-def test_merging_files_scales_the_biases_too(tmp_path: Path):
+def test_ia3_merged_files_scale_biases(tmp_path: Path):
     base = tiny_model("qwen2")
     for name, parameter in base.named_parameters():
         if name.endswith("bias"):
@@ -98,7 +98,7 @@ def test_merging_files_scales_the_biases_too(tmp_path: Path):
     assert "self_attn.q_proj.bias" not in changed
 
 
-def test_weight_decay_leaves_the_scales():
+def test_ia3_weight_decay_skips_scales():
     """A scale of 0 is no base: decay would pull the model away from it."""
     model = get_peft_model(tiny_model(), IA3Config())
     groups = parameter_groups(model, 0.1)
@@ -106,7 +106,7 @@ def test_weight_decay_leaves_the_scales():
     assert all(group["weight_decay"] == 0 for group in groups)
 
 
-def test_an_adapter_without_a_part_in_biases_is_not_made_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_merge_files_method_without_bias_change_skips_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tiny_model("qwen2").save_pretrained(tmp_path / "base")
     model = get_peft_model(tiny_model("qwen2"), LoRAConfig(rank=2, target_modules=["q_proj"]))
     train(model)

@@ -1,4 +1,4 @@
-"""LoftQ and PiSSA over quantized weights: where they start, held to the papers' formulas in NumPy."""
+"""LoftQ and PiSSA over quantized weights: initial factors compared with the papers' formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     "options", [NF4, INT8, QuantizationConfig(algo="fp4", double_quant=True)], ids=lambda o: o.algo
 )
 @pytest.mark.parametrize("iters", [1, 4])
-def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: QuantizationConfig):
+def test_loftq_alternates_quantization_and_error_svd(iters: int, options: QuantizationConfig):
     model, originals = adapted(LoftQConfig(rank=4, iters=iters, svd="exact"), options), tiny_model().state_dict()
     for name, layer in adapter_layers(model.base_model):
         weight = originals[f"{name}.weight"].numpy()
@@ -72,7 +72,7 @@ def test_it_alternates_quantizing_and_the_svd_of_the_error(iters: int, options: 
 
 
 @pytest.mark.parametrize("steps", LOFTQ_STEPS)
-def test_base_and_start_are_pefts(steps: int):
+def test_loftq_base_and_initial_factors_equal_peft(steps: int):
     with np.load(DATA / "loftq.npz") as golden:
         base, update = golden[f"{steps}/base"], golden[f"{steps}/update"]
     weight = paddle.to_tensor(loftq_weight())
@@ -93,7 +93,7 @@ def errors_of(config: Any, options: QuantizationConfig) -> float:
 
 
 @pytest.mark.parametrize("algo", ["nf4", "fp4", "weight_only_int4", "weight_only_int8"])
-def test_it_starts_nearer_to_the_original_than_quantizing_alone(algo: str):
+def test_loftq_start_is_closer_to_original_than_quantized_base(algo: str):
     options = QuantizationConfig(algo=algo)
     plain = errors_of(LoRAConfig(rank=4), options)
     once, often = (errors_of(LoftQConfig(rank=4, iters=iters), options) for iters in (1, 5))
@@ -103,13 +103,13 @@ def test_it_starts_nearer_to_the_original_than_quantizing_alone(algo: str):
     assert pissa < 0.9 * plain
 
 
-def test_with_one_step_the_base_is_the_plainly_quantized_one():
+def test_loftq_one_iteration_keeps_plain_quantized_base():
     ours, plain = quantized(LoftQConfig(iters=1)), quantized(LoRAConfig())
     for (name, tensor), (_, other) in zip(ours.state_dict().items(), plain.state_dict().items(), strict=True):
         assert np.array_equal(tensor.numpy(), other.numpy()), name
 
 
-def test_pissa_quantizes_the_residual():
+def test_pissa_quantized_base_holds_residual():
     config = PiSSAConfig(rank=4, svd="exact", alpha=8.0)
     model, originals = adapted(config), tiny_model().state_dict()
     for name, layer in adapter_layers(model.base_model):
@@ -120,7 +120,7 @@ def test_pissa_quantizes_the_residual():
         assert close.mean() > 0.999
 
 
-def test_over_a_base_that_lacks_the_start_it_is_not_taken_off_again():
+def test_pissa_residual_base_does_not_subtract_initial_factors():
     model = adapted(PiSSAConfig(rank=4))
     train(model, steps=2)
     _, layer = next(adapter_layers(model.base_model))
@@ -130,7 +130,7 @@ def test_over_a_base_that_lacks_the_start_it_is_not_taken_off_again():
     np.testing.assert_allclose(layer.delta_weight().numpy(), b @ a, atol=1e-6)
 
 
-def test_only_targets_are_touched():
+def test_loftq_before_quantizing_changes_targets_only():
     config = LoftQConfig(rank=4, iters=2, target_modules=["q_proj"])
     model = quantized(config)
     assert set(config.initial_factors) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
@@ -141,7 +141,7 @@ def test_only_targets_are_touched():
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
-def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, tmp_path: Path):
+def test_wrap_base_quantized_for_another_adapter_raises(config: Any, tmp_path: Path):
     with pytest.raises(ValueError, match="quantized before this adapter saw it in full precision"):
         get_peft_model(quantized(LoRAConfig()), config)
     model = adapted(config)
@@ -151,7 +151,7 @@ def test_a_base_that_was_quantized_for_another_adapter_is_refused(config: Any, t
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=3)], ids=["pissa", "loftq"])
-def test_over_the_original_base_its_files_differ_by_the_quantization_alone(config: Any, tmp_path: Path):
+def test_files_over_original_base_differ_by_quantization_only(config: Any, tmp_path: Path):
     """Merging into the original weights: W + s (B A - B' A')."""
     model = adapted(config, INT8)
     train(model, steps=3)
@@ -162,7 +162,7 @@ def test_over_the_original_base_its_files_differ_by_the_quantization_alone(confi
     assert 0 < np.abs(trained - merged).max() < 0.1 * effect
 
 
-def test_with_one_step_files_serve_any_plainly_quantized_base(tmp_path: Path):
+def test_loftq_one_iteration_files_load_on_any_quantized_base(tmp_path: Path):
     model = adapted(LoftQConfig(rank=4))
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -175,7 +175,7 @@ def test_with_one_step_files_serve_any_plainly_quantized_base(tmp_path: Path):
     assert len(starts) == 14 and not any(value.any() for value in starts)
 
 
-def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
+def test_loftq_path_continues_stored_adapter(tmp_path: Path):
     model = adapted(LoftQConfig(rank=4, iters=2))
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -187,9 +187,7 @@ def test_a_warm_start_goes_on_from_the_folder(tmp_path: Path):
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
-def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_before_quantizing_again_removes_stored_factors(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Not what the SVD of another device would find."""
     model = adapted(config)
     train(model, steps=2)
@@ -201,7 +199,7 @@ def test_the_base_of_a_stored_adapter_lacks_what_the_file_says(
     assert np.array_equal(logits_of(get_peft_model(quantized(warm), warm).eval()), logits_of(model))
 
 
-def test_trained_over_full_precision_it_goes_on_over_a_quantized_base(tmp_path: Path):
+def test_pissa_trained_in_full_precision_continues_on_quantized_base(tmp_path: Path):
     model = get_peft_model(tiny_model(), PiSSAConfig(rank=4))
     train(model, steps=2)
     model.save_pretrained(tmp_path)
@@ -212,7 +210,7 @@ def test_trained_over_full_precision_it_goes_on_over_a_quantized_base(tmp_path: 
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
-def test_no_other_adapter_takes_its_base(config: Any, tmp_path: Path):
+def test_get_peft_model_residual_base_of_other_adapter_raises(config: Any, tmp_path: Path):
     base = quantized(config)
     with pytest.raises(ValueError, match=r"another adapter holds .*load the original model again"):
         get_peft_model(base, LoRAConfig())
@@ -221,12 +219,12 @@ def test_no_other_adapter_takes_its_base(config: Any, tmp_path: Path):
         save_as_lora(model, tmp_path)
 
 
-def test_over_full_precision_it_begins_as_lora_does():
+def test_loftq_full_precision_base_starts_as_lora():
     config = LoftQConfig(rank=4)
     assert np.array_equal(logits_of(get_peft_model(tiny_model(), config)), logits_of(tiny_model()))
 
 
-def test_what_can_not_be_is_refused(tmp_path: Path):
+def test_loftq_invalid_config_raises(tmp_path: Path):
     with pytest.raises(ValueError, match="loftq_iters=0"):
         LoftQConfig(iters=0)
     with pytest.raises(ValueError, match=r"lora_rank=16 is more than .*k_proj has singular values"):

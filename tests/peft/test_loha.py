@@ -1,4 +1,4 @@
-"""LoHa's own rules: the formula, its two ways to compute, scale, ranges."""
+"""LoHa: formula, both forward paths, scale, ranges of options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_layer(rank: int, alpha: float) -> LoHaLinear:
 
 
 @pytest.mark.parametrize("rank", [1, 4, 5, 9])
-def test_both_ways_follow_the_formula(rank: int):
+def test_loha_both_forward_paths_match_formula(rank: int):
     """Up to rank 4 the forward goes through rank * rank columns here, beyond through the product itself."""
     layer = random_layer(rank, alpha=rank / 2)
     own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
@@ -30,7 +30,7 @@ def test_both_ways_follow_the_formula(rank: int):
     np.testing.assert_allclose(out, x @ wanted.T, rtol=1e-4, atol=1e-3)
 
 
-def test_its_factors_are_a_lora_of_the_squared_rank():
+def test_loha_low_rank_factors_have_squared_rank():
     layer = random_layer(3, alpha=6)
     a, b = layer.low_rank_factors()
     assert (a.shape, b.shape) == ([9, 36], [44, 9])
@@ -38,7 +38,7 @@ def test_its_factors_are_a_lora_of_the_squared_rank():
     assert random_layer(6, alpha=6).low_rank_factors() is None
 
 
-def test_the_update_starts_at_zero_and_can_leave_it():
+def test_loha_update_starts_at_zero_and_trains():
     layer = LoHaConfig(rank=4).wrap("x", Linear(36, 44), seed=0)
     assert not layer.delta_weight().numpy().any()
     assert {name for name, tensor in layer.own_state().items() if not tensor.numpy().any()} == {"hada_w2_b"}
@@ -50,7 +50,7 @@ def test_the_update_starts_at_zero_and_can_leave_it():
     ("settings", "scaling"),
     [({}, 1.0), ({"rank": 4}, 1.0), ({"rank": 4, "alpha": 6}, 1.5), ({"rank": 4, "rank_pattern": {"x": 2}}, 2.0)],
 )
-def test_scaling(settings: dict, scaling: float):
+def test_loha_scaling_follows_alpha_and_rank(settings: dict, scaling: float):
     assert LoHaConfig(**settings).wrap("x", Linear(36, 44), seed=0).scaling == pytest.approx(scaling)
 
 
@@ -63,6 +63,6 @@ def test_scaling(settings: dict, scaling: float):
         ({"alpha_pattern": {"q_proj": -1}}, "loha_alpha=-1"),
     ],
 )
-def test_values_out_of_range_are_errors(settings: dict, message: str):
+def test_loha_config_value_out_of_range_raises(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
         LoHaConfig(**settings)

@@ -1,4 +1,4 @@
-"""LoKr's own rules: sizes of the factors, scale, keys, PaddleNLP's folders."""
+"""LoKr: sizes of the factors, scale, keys, PaddleNLP's folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.common.adapters import logits_of, tiny_model, train
         (36, 5, (4, 9)),
     ],
 )
-def test_factorize(size: int, factor: int, parts: tuple[int, int]):
+def test_factorize_splits_into_nearest_divisors(size: int, factor: int, parts: tuple[int, int]):
     assert factorize(size, factor) == parts
 
 
@@ -52,7 +52,7 @@ def test_factorize(size: int, factor: int, parts: tuple[int, int]):
         ({"rank": 3, "decompose_both": True}, {"lokr_w1": [4, 6], "lokr_w2_a": [11, 3], "lokr_w2_b": [3, 6]}),
     ],
 )
-def test_factors_are_decomposed_where_they_are_large_beside_the_rank(settings: dict, shapes: dict):
+def test_lokr_factors_large_relative_to_rank_are_decomposed(settings: dict, shapes: dict):
     state = LoKrConfig(**settings).wrap("x", Linear(36, 44), seed=0).own_state()
     assert {name: tensor.shape for name, tensor in state.items()} == shapes
     assert {name for name, tensor in state.items() if not tensor.numpy().any()} == {
@@ -61,7 +61,7 @@ def test_factors_are_decomposed_where_they_are_large_beside_the_rank(settings: d
     } & shapes.keys()
 
 
-def test_the_update_is_the_kronecker_product():
+def test_lokr_update_equals_kronecker_product():
     layer = LoKrConfig(rank=2, alpha=3, decompose_both=True).wrap("x", Linear(36, 44), seed=0)
     generator = np.random.default_rng(0)
     for tensor in layer.own_state().values():
@@ -84,7 +84,7 @@ def test_the_update_is_the_kronecker_product():
         ({"rank": 4, "alpha": 6, "rank_pattern": {"x": 3}}, 2.0),
     ],
 )
-def test_scaling(settings: dict, scaling: float):
+def test_lokr_scaling_follows_alpha_and_rank(settings: dict, scaling: float):
     assert LoKrConfig(**settings).wrap("x", Linear(36, 44), seed=0).scaling == pytest.approx(scaling)
 
 
@@ -99,13 +99,13 @@ def test_scaling(settings: dict, scaling: float):
         ({"rank_pattern": {"q_proj": 0}}, "lokr_rank=0"),
     ],
 )
-def test_values_out_of_range_are_errors(settings: dict, message: str):
+def test_lokr_config_value_out_of_range_raises(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
         LoKrConfig(**settings)
 
 
 @pytest.mark.parametrize("rank_key", ["lokr_rank", "lokr_dim"])
-def test_every_key_arrives(rank_key: str, tmp_path: Path):
+def test_lokr_json_keys_reach_config(rank_key: str, tmp_path: Path):
     run = {
         "model_name_or_path": "m",
         "dataset_name_or_path": "d",
@@ -146,7 +146,7 @@ def as_paddlenlp(folder: Path, model: PeftModel, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"rank": 8}, {"rank": 2, "decompose_both": True, "factor": 4}])
-def test_paddlenlps_adapter_acts_as_it_was_trained(settings: dict, tmp_path: Path):
+def test_lokr_paddlenlp_adapter_has_scale_of_its_training(settings: dict, tmp_path: Path):
     """It records a scale of 0, trained with 1."""
     model = get_peft_model(tiny_model(), LoKrConfig(**settings, target_modules=["q_proj", "down_proj"]))
     train(model, steps=2)
@@ -157,7 +157,7 @@ def test_paddlenlps_adapter_acts_as_it_was_trained(settings: dict, tmp_path: Pat
     assert np.abs(logits_of(loaded) - logits_of(tiny_model())).max() > 1e-3
 
 
-def test_paddlenlps_alpha_counts_where_it_is_set_and_the_rest_is_refused(tmp_path: Path):
+def test_lokr_paddlenlp_alpha_is_read_and_unknown_fields_raise(tmp_path: Path):
     model = get_peft_model(tiny_model(), LoKrConfig(rank=4, alpha=6, target_modules=["q_proj", "down_proj"]))
     train(model, steps=2)
     as_paddlenlp(tmp_path / "theirs", model, lokr_alpha=6.0, scaling=1.5)

@@ -1,4 +1,4 @@
-"""LoRA's own rules: defaults, ranges, the formula, dropout, gradients beside frozen layers, cuts over devices."""
+"""LoRA: defaults, ranges, formula, dropout, gradients next to frozen layers, sharding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_layer(rank: int = 3, scaling: float = 0.7, dropout: float = 0.0) -> L
     return layer
 
 
-def test_forward_and_delta_follow_the_formula():
+def test_lora_forward_and_delta_match_formula():
     layer = random_layer()
     x = np.random.default_rng(0).standard_normal((2, 4, 7)).astype(np.float32)
     w, bias = layer.base.weight.numpy(), layer.base.bias.numpy()
@@ -50,7 +50,7 @@ def test_forward_and_delta_follow_the_formula():
         ({"rank": 4, "alpha": 6, "rslora": True}, 3.0),
     ],
 )
-def test_scaling(settings: dict, scaling: float):
+def test_lora_scaling_follows_alpha_and_rank(settings: dict, scaling: float):
     layer = LoRAConfig(**settings).wrap("x", Linear(7, 5), seed=0)
     assert layer.scaling == pytest.approx(scaling)
 
@@ -70,12 +70,12 @@ def test_scaling(settings: dict, scaling: float):
         ({"target_modules": []}, "lora_target_modules is an empty list"),
     ],
 )
-def test_values_out_of_range_are_errors(settings: dict, message: str):
+def test_lora_config_value_out_of_range_raises(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
         get_peft_model(tiny_model(), LoRAConfig(**settings))
 
 
-def test_a_starts_kaiming_uniform_whatever_else_is_adapted():
+def test_lora_a_starts_kaiming_uniform_independent_of_targets():
     layer = LoRALinear(Linear(400, 300), 64, 1.0, 0.0, seed=0, name="x")
     a = layer.lora_A.weight.numpy()
     bound = 400**-0.5
@@ -89,7 +89,7 @@ def test_a_starts_kaiming_uniform_whatever_else_is_adapted():
     assert all(np.array_equal(tensor.numpy(), among[name].numpy()) for name, tensor in alone.items())
 
 
-def test_dropout_acts_on_the_adapter_in_training_only():
+def test_lora_dropout_acts_in_training_only():
     layer = random_layer(dropout=0.5)
     x = paddle.ones([64, 7])
     layer.eval()
@@ -104,7 +104,7 @@ def test_dropout_acts_on_the_adapter_in_training_only():
 
 @pytest.mark.parametrize("layer_index", [0, 1])
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_one_adapted_linear_learns_beside_frozen_ones(leaf: str, layer_index: int):
+def test_lora_single_target_gets_gradient_next_to_frozen_linears(leaf: str, layer_index: int):
     """Its gradient is the one it has when everything is adapted: the others start at zero."""
     pattern = rf".*layers\.{layer_index}\..*{leaf}"
     alone = get_peft_model(tiny_model(), LoRAConfig(target_modules=[pattern]))
@@ -119,7 +119,7 @@ def test_one_adapted_linear_learns_beside_frozen_ones(leaf: str, layer_index: in
     assert any(tensor.grad.numpy().any() for tensor in alone.adapter_state().values())
 
 
-def test_lora_plus_scales_the_learning_rate_of_b_alone():
+def test_lora_plus_scales_learning_rate_of_b_only():
     model = get_peft_model(tiny_model(), LoRAConfig(plus_scale=16.0))
     scales = {name: model.learning_rate_scale(name) for name, p in model.named_parameters() if not p.stop_gradient}
     assert {scale for name, scale in scales.items() if name.endswith("lora_B.weight")} == {16.0}
@@ -128,7 +128,7 @@ def test_lora_plus_scales_the_learning_rate_of_b_alone():
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
-def test_cut_in_two_the_parts_make_the_whole(style: str):
+def test_sharding_axes_two_shards_give_unsharded_output(style: str):
     """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
     whole = random_layer()
     whole.base.bias.set_value(paddle.zeros([5]))
@@ -159,7 +159,7 @@ def test_print_trainable_parameters_counts_parameters_and_layers(capsys: pytest.
     assert "q_proj x2, down_proj x2" in report
 
 
-def test_generation_goes_through_the_adapter():
+def test_generate_uses_adapter():
     model = get_peft_model(tiny_model(), LoRAConfig())
     plain = model.generate([[1, 2, 3]], max_new_tokens=6)
     assert plain == generate(tiny_model(), [[1, 2, 3]], max_new_tokens=6)
@@ -175,7 +175,7 @@ def test_generation_goes_through_the_adapter():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_adapter_has_its_bases_format_on_disk_too(dtype: str, tmp_path: Path):
+def test_lora_saved_adapter_has_base_dtype(dtype: str, tmp_path: Path):
     """On the CPU a base in bfloat16 computes in float32, and the adapter is that."""
     own = {"bfloat16": "float32", "float16": "float16"}[dtype]
 
@@ -197,7 +197,7 @@ def test_the_adapter_has_its_bases_format_on_disk_too(dtype: str, tmp_path: Path
     assert np.array_equal(merged.numpy(), wanted.astype(dtype).numpy())
 
 
-def test_resuming_over_another_base_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_load_weights_other_base_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     def adapted(base: str) -> PeftModel:
         model = AutoModelForCausalLM.from_config(FAMILIES["llama"], name_or_path=base)
         return get_peft_model(model, LoRAConfig(rank=2))

@@ -1,4 +1,4 @@
-"""What LoRA-GA promises beyond the conformance suite; its start against torch is in test_lora_variants_golden.py."""
+"""LoRA-GA: properties beyond the conformance suite; test_lora_variants_golden.py compares its gradients with torch."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def started(**options: object) -> PeftModel:
     return model
 
 
-def test_the_started_model_is_the_base_to_the_bit():
+def test_before_training_model_equals_base_bitwise():
     model = started()
     assert all(layer.lora_B.weight.numpy().any() for _, layer in adapter_layers(model.base_model))
     assert np.array_equal(logits_of(model), logits_of(tiny_model()))
 
 
-def test_it_asks_for_as_many_batches_as_it_was_told():
+def test_before_training_runs_ga_batches():
     model, calls = get_peft_model(tiny_model(), LoRAGAConfig(rank=4, ga_batches=3)), []
     model.before_training(lambda: (calls.append(1), loss_of(model).backward()))
     assert len(calls) == 3
 
 
-def test_the_base_keeps_its_bits_and_gets_no_gradient():
+def test_before_training_base_is_unchanged_without_gradient():
     model = started()
     base = {name: p for name, p in model.named_parameters() if p.stop_gradient}
     assert all(p.grad is None for p in base.values())
@@ -51,7 +51,7 @@ def test_the_base_keeps_its_bits_and_gets_no_gradient():
     )
 
 
-def test_started_trained_and_saved_it_loads_over_the_original_base(tmp_path: Path):
+def test_lora_ga_saved_adapter_loads_on_original_base(tmp_path: Path):
     model = started()
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -66,7 +66,7 @@ def test_started_trained_and_saved_it_loads_over_the_original_base(tmp_path: Pat
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
 
-def test_a_warm_start_keeps_its_own_start(tmp_path: Path):
+def test_before_training_with_path_keeps_initial_factors(tmp_path: Path):
     model = started()
     train(model)
     model.save_pretrained(tmp_path)
@@ -77,7 +77,7 @@ def test_a_warm_start_keeps_its_own_start(tmp_path: Path):
     assert warm.peft_config.ga_batches == 5
 
 
-def test_the_first_step_lowers_the_loss_more_than_loras():
+def test_lora_ga_first_step_lowers_loss_more_than_lora():
     losses = []
     for model in (started(alpha=4.0), get_peft_model(tiny_model(), LoRAConfig(rank=4, alpha=4.0))):
         for _ in range(3):
@@ -90,14 +90,14 @@ def test_the_first_step_lowers_the_loss_more_than_loras():
     assert losses[0] < losses[1]
 
 
-def test_it_learns():
+def test_lora_ga_training_lowers_loss():
     model = started()
     before = float(loss_of(model))
     train(model, steps=15)
     assert float(loss_of(model)) < 0.8 * before
 
 
-def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_stand_for():
+def test_lora_ga_quantized_base_uses_gradient_of_dequantized_weights():
     config, model = LoRAGAConfig(rank=4, ga_batches=2), tiny_model()
     quantize_linears(model, QuantizationConfig(algo="nf4"))
     starts = []
@@ -113,7 +113,7 @@ def test_over_quantized_weights_it_starts_from_the_gradient_of_the_weights_they_
         np.testing.assert_allclose(over_quantized, over_plain, atol=1e-3 * np.abs(over_plain).max())
 
 
-def test_a_small_gradient_gives_what_it_has():
+def test_gradient_factors_small_gradient_uses_last_triplets():
     gradient = paddle.to_tensor(np.random.default_rng(0).standard_normal((6, 20)).astype(np.float32))
     a, b = gradient_factors(gradient, 4, 1.0, "w")
     u, _, v_t = np.linalg.svd(gradient.numpy(), full_matrices=False)
@@ -125,7 +125,7 @@ def test_a_small_gradient_gives_what_it_has():
         gradient_factors(gradient * float("nan"), 4, 1.0, "w")
 
 
-def test_a_start_that_no_file_holds_is_refused(tmp_path: Path):
+def test_lora_ga_peft_file_without_initial_factors_raises(tmp_path: Path):
     started().save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
     del fields["paddlenlp_ext"]

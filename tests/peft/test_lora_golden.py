@@ -22,7 +22,7 @@ def load(case: str) -> tuple[PeftModel, str, dict[str, np.ndarray]]:
     return PeftModel.from_pretrained(shared.base_model(base), folder), base, shared.golden_of(folder)
 
 
-def test_logits_gradients_and_merged_weights(case: str):
+def test_lora_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: str):
     model, base, golden = load(case)
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
@@ -31,7 +31,7 @@ def test_logits_gradients_and_merged_weights(case: str):
     shared.check_merged(model, base, golden, logits.numpy())
 
 
-def test_weights_after_some_steps_of_adamw_and_lora_plus(case: str):
+def test_lora_adamw_and_lora_plus_steps_give_peft_weights(case: str):
     model, base, golden = load(case)
     model.train()
     model.peft_config.plus_scale = CASES[case]["plus_ratio"]
@@ -41,7 +41,7 @@ def test_weights_after_some_steps_of_adamw_and_lora_plus(case: str):
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
-def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
+def test_lora_peft_adapter_round_trips(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
     load(case)[0].save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, DATA / "adapters" / case)

@@ -1,4 +1,4 @@
-"""LoRA's keys of a configuration file arrive in LoRAConfig."""
+"""JSON keys of LoRA reach LoRAConfig."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(folder: Path, *arguments: str, **keys: object) -> LoRAConfig | None:
     return load_run_config([str(file), *arguments], peft_methods()).peft
 
 
-def test_every_key_arrives(tmp_path: Path):
+def test_lora_json_keys_reach_config(tmp_path: Path):
     keys = {
         "lora_rank": 4,
         "lora_alpha": 9,
@@ -41,7 +41,7 @@ def test_every_key_arrives(tmp_path: Path):
     assert load(tmp_path, lora=True, **keys) == wanted
 
 
-def test_defaults_follow_the_rank(tmp_path: Path):
+def test_lora_defaults_follow_rank(tmp_path: Path):
     assert load(tmp_path) is None
     assert load(tmp_path, lora=True).alpha == 16
     assert load(tmp_path, lora=True, lora_rank=32).alpha == 64
@@ -60,13 +60,13 @@ def test_defaults_follow_the_rank(tmp_path: Path):
         ({"lora_rnk": 3}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),
     ],
 )
-def test_wrong_values_are_named(keys: dict, message: str, tmp_path: Path):
+def test_lora_wrong_json_values_are_reported(keys: dict, message: str, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, lora=True, **keys)
     assert message in str(raised.value)
 
 
-def test_a_key_that_the_variant_does_not_use_is_noted_as_that(tmp_path: Path):
+def test_lora_key_unused_by_variant_is_reported(tmp_path: Path):
     keys = {"lora": True, "use_mora": True, "lora_alpha": 9}
     load(tmp_path, **keys)
     file = tmp_path / "run.json"

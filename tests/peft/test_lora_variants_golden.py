@@ -35,7 +35,7 @@ def load(case: str) -> PeftModel:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_gradients_and_merged_weights_as_in_peft(case: str):
+def test_lora_variant_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
@@ -45,7 +45,7 @@ def test_logits_gradients_and_merged_weights_as_in_peft(case: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_after_some_steps_of_adamw_as_in_peft(case: str):
+def test_lora_variant_adamw_steps_give_peft_weights(case: str):
     golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.0, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
@@ -53,7 +53,7 @@ def test_weights_after_some_steps_of_adamw_as_in_peft(case: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_adapter_of_peft_saved_again_reads_as_pefts_own(case: str, tmp_path: Path):
+def test_lora_variant_peft_adapter_round_trips(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
     shared.check_config_fields(tmp_path, DATA / "adapters" / case)
@@ -61,7 +61,7 @@ def test_an_adapter_of_peft_saved_again_reads_as_pefts_own(case: str, tmp_path: 
 
 @pytest.mark.parametrize("svd", ["fast", "exact"])
 @pytest.mark.parametrize("case", ["llama_pissa", "qwen2_pissa"])
-def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str):
+def test_pissa_initial_product_equals_peft(case: str, svd: str):
     options = CASES[case]["lora"]
     config = PiSSAConfig(
         rank=options["r"],
@@ -81,7 +81,7 @@ def test_pissa_takes_the_part_of_the_weight_that_peft_takes(case: str, svd: str)
         shared.close(ours, product)
 
 
-def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path):
+def test_pissa_peft_adapter_continues_and_saves_as_lora(tmp_path: Path):
     base, theirs = CASES["llama_pissa"]["base"], DATA / "adapters" / "llama_pissa"
     model = get_peft_model(evaluated_base(base), PiSSAConfig(path=str(theirs)))
     optimizer = paddle.optimizer.AdamW(0.01, parameters=[p for p in model.parameters() if not p.stop_gradient])
@@ -100,14 +100,14 @@ def test_a_pissa_adapter_of_peft_goes_on_and_becomes_a_plain_lora(tmp_path: Path
     shared.close(plain(input_ids), logits)
 
 
-def test_pefts_conversion_of_a_pissa_adapter_is_the_same_model():
+def test_pissa_peft_conversion_to_lora_gives_equal_model():
     base = CASES["llama_pissa"]["base"]
     converted = PeftModel.from_pretrained(evaluated_base(base), DATA / "adapters" / "llama_pissa_converted")
     shared.close(converted(shared.ids_of(base)), shared.golden_of(DATA / "adapters" / "llama_pissa")["logits"])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_lora_ga_starts_from_the_gradient_that_torch_computes(recompute: bool):
+def test_lora_ga_gradient_equals_torch(recompute: bool):
     """A0 and B0 by the paper's formula in NumPy, from the base's own gradients."""
     gradients = np.load(DATA / "lora_ga_gradients.npz")
     config = LoRAGAConfig(rank=4, alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], ga_stable_gamma=9.0)

@@ -1,4 +1,4 @@
-"""MoRA: the folded square matrix, by the paper's formula written as loops, for sizes that divide and that don't."""
+"""MoRA: the paper's formula written as loops, for sizes that divide evenly and that do not."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def layer_of(in_features: int, out_features: int, rank: int, folding: str) -> tu
 
 @pytest.mark.parametrize("folding", FOLDINGS)
 @pytest.mark.parametrize(("in_features", "out_features", "rank"), SIZES)
-def test_forward_and_merged_weight_are_the_papers(in_features: int, out_features: int, rank: int, folding: str):
+def test_mora_forward_and_merged_weight_match_formula(in_features: int, out_features: int, rank: int, folding: str):
     layer, a = layer_of(in_features, out_features, rank, folding)
     x = np.random.default_rng(7).standard_normal((2, 3, in_features)).astype(np.float32)
     base = x @ layer.base.weight.numpy().T
@@ -78,7 +78,7 @@ def test_forward_and_merged_weight_are_the_papers(in_features: int, out_features
 
 
 @pytest.mark.parametrize("folding", FOLDINGS)
-def test_the_gradient_of_a_is_that_of_the_whole_matrix(folding: str):
+def test_mora_gradient_equals_gradient_of_full_matrix(folding: str):
     """dL/dA through the folded forward is the chain rule through delta_weight."""
     layer, _ = layer_of(36, 44, 1, folding)
     rng = np.random.default_rng(8)
@@ -91,7 +91,7 @@ def test_the_gradient_of_a_is_that_of_the_whole_matrix(folding: str):
     np.testing.assert_allclose(folded, layer.lora_A.weight.grad.numpy(), rtol=0, atol=1e-4)
 
 
-def test_it_has_as_many_parameters_as_a_lora():
+def test_mora_parameter_count_matches_lora():
     for in_features, out_features, rank in ((576, 1536, 8), (576, 192, 8), (37, 45, 3)):
         for folding in FOLDINGS:
             size = layer_of(in_features, out_features, rank, folding)[0].size
@@ -99,7 +99,7 @@ def test_it_has_as_many_parameters_as_a_lora():
             assert folding == "sharing" or size % 2 == 0
 
 
-def test_rotation_tells_groups_apart():
+def test_mora_rotated_folding_distinguishes_groups():
     """Without it each group of the input would meet the same matrix."""
     layer, a = layer_of(48, 48, 2, "rotated")
     q = layer.size
@@ -110,7 +110,7 @@ def test_rotation_tells_groups_apart():
 
 
 @pytest.mark.parametrize("folding", FOLDINGS)
-def test_it_learns_and_merges(folding: str):
+def test_mora_training_lowers_loss_and_merges(folding: str):
     model = get_peft_model(tiny_model("qwen2"), MoRAConfig(rank=4, folding=folding))
     before = float(loss_of(model))
     train(model, steps=20)
@@ -120,7 +120,7 @@ def test_it_learns_and_merges(folding: str):
     np.testing.assert_allclose(logits_of(model.merge_and_unload()), unmerged, rtol=0, atol=2e-5)
 
 
-def test_the_folding_is_saved(tmp_path: Path):
+def test_mora_saved_config_keeps_folding(tmp_path: Path):
     model = get_peft_model(tiny_model(), MoRAConfig(rank=2, folding="sharing", target_modules=["up_proj"]))
     train(model, steps=2)
     model.save_pretrained(tmp_path)
@@ -130,7 +130,7 @@ def test_the_folding_is_saved(tmp_path: Path):
     assert np.array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_paddlenlps_folder_is_read(tmp_path: Path):
+def test_mora_paddlenlp_folder_loads(tmp_path: Path):
     """There a group is multiplied by A from the left side, x A: our A is its transpose."""
     rng = np.random.default_rng(3)
     size = 12  # of in = 36, out = 12, rank = 3
@@ -146,7 +146,7 @@ def test_paddlenlps_folder_is_read(tmp_path: Path):
     np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=0, atol=1e-5)
 
 
-def test_wrong_values_are_refused():
+def test_mora_invalid_config_raises():
     with pytest.raises(ValueError, match="mora_folding='turned' is not known; allowed: rotated, sharing"):
         MoRAConfig(folding="turned")
     with pytest.raises(ValueError, match="lora_rank=0 is out of range"):

@@ -1,4 +1,4 @@
-"""MoSLoRA: LoRA with a mixer, by the paper's formula; it leaves a plain LoRA where it is asked to."""
+"""MoSLoRA: the paper's formula, and conversion to a plain LoRA."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained(**settings: object) -> PeftModel:
 
 
 @pytest.mark.parametrize(("settings", "scaling"), [({}, 2.0), ({"rslora": True, "alpha": 3}, 3 / 5**0.5)])
-def test_the_formula_of_every_layer(settings: dict, scaling: float):
+def test_moslora_forward_matches_formula(settings: dict, scaling: float):
     rng = np.random.default_rng(0)
     model = trained(rank=5, **settings)
     for _, layer in adapter_layers(model.base_model):
@@ -41,7 +41,7 @@ def test_the_formula_of_every_layer(settings: dict, scaling: float):
         np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=TOLERANCE)
 
 
-def test_the_gradient_of_the_mixer():
+def test_moslora_mixer_gradient_matches_formula():
     """dL/dM = s B^T G^T X A^T for y = X (s B M A)^T and G = dL/dy."""
     rng = np.random.default_rng(1)
     model = trained(rank=3, target_modules=["k_proj"])
@@ -52,7 +52,7 @@ def test_the_gradient_of_the_mixer():
     np.testing.assert_allclose(layer.lora_AB.weight.grad.numpy(), 2 * b.T @ g.T @ x @ a.T, rtol=1e-4, atol=TOLERANCE)
 
 
-def test_the_mixer_begins_at_random_and_trains():
+def test_moslora_mixer_starts_random_and_trains():
     start = get_peft_model(tiny_model(), MoSLoRAConfig(rank=4)).adapter_state()
     mixers = {name: tensor.numpy().copy() for name, tensor in start.items() if "lora_AB" in name}
     values = np.concatenate([mixer.ravel() for mixer in mixers.values()])
@@ -61,7 +61,7 @@ def test_the_mixer_begins_at_random_and_trains():
     assert all(np.abs(after[name].numpy() - mixer).max() > 1e-3 for name, mixer in mixers.items())
 
 
-def test_a_plain_lora_does_the_same(tmp_path: Path):
+def test_moslora_converted_lora_gives_equal_logits(tmp_path: Path):
     model = trained(rank=4)
     save_as_lora(model, tmp_path)
     assert set(json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]) >= {"q_proj", "down_proj"}
@@ -72,7 +72,7 @@ def test_a_plain_lora_does_the_same(tmp_path: Path):
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_what_a_run_leaves(tmp_path: Path, asked: bool):
+def test_save_finished_mixer_to_lora_saves_plain_lora(tmp_path: Path, asked: bool):
     model = trained(rank=4, mixer_to_lora=asked)
     model.save_pretrained(tmp_path / "checkpoint")
     model.save_finished(tmp_path / "end")
@@ -80,7 +80,7 @@ def test_what_a_run_leaves(tmp_path: Path, asked: bool):
     assert type(read_adapter(tmp_path / "end").config) is (LoRAConfig if asked else MoSLoRAConfig)
 
 
-def test_lora_plus_and_placements():
+def test_moslora_lora_plus_scale_and_sharding_axes():
     config = MoSLoRAConfig(rank=4, plus_scale=16)
     assert config.learning_rate_scale("x.lora_B.weight") == 16
     assert config.learning_rate_scale("x.lora_AB.weight") == 1
@@ -89,7 +89,7 @@ def test_lora_plus_and_placements():
     assert layer.sharding_axes("rowwise") == {"lora_A.weight": 1, "lora_AB.weight": None, "lora_B.weight": None}
 
 
-def test_paddlenlps_folder_is_read(tmp_path: Path):
+def test_moslora_paddlenlp_folder_loads(tmp_path: Path):
     rng = np.random.default_rng(2)
     a, mixer, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((36, 3), (3, 3), (3, 12)))
     fields = {"r": 3, "lora_alpha": 6, "lora_use_mixer": True, "target_modules": [".*layers.1.*k_proj.*"]}
@@ -102,14 +102,14 @@ def test_paddlenlps_folder_is_read(tmp_path: Path):
     np.testing.assert_allclose(layer.delta_weight().numpy(), 2 * (a @ mixer @ b).T, rtol=0, atol=1e-5)
 
 
-def test_an_adapter_without_a_mixer_is_no_start(tmp_path: Path):
+def test_moslora_path_of_lora_adapter_raises(tmp_path: Path):
     model = get_peft_model(tiny_model(), LoRAConfig(rank=2))
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds an adapter of type LORA"):
         get_peft_model(tiny_model(), MoSLoRAConfig(path=str(tmp_path)))
 
 
-def test_it_learns():
+def test_moslora_training_lowers_loss():
     model = get_peft_model(tiny_model(), MoSLoRAConfig(rank=4))
     before = float(loss_of(model))
     train(model, steps=20)

@@ -1,4 +1,4 @@
-"""OFT's own rules: the rotation is orthogonal, block sizes, PEFT's series, what is refused."""
+"""OFT: orthogonality of the rotation, block sizes, PEFT's series, rejected files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def skew_of(upper: np.ndarray, size: int) -> np.ndarray:
     return skew - skew.T
 
 
-def test_the_rotation_is_the_cayley_transform_of_each_block():
+def test_rotation_equals_cayley_transform_of_each_block():
     layer = random_layer(block_size=4)
     rotation = layer.rotation().numpy()
     assert rotation.shape == (3, 4, 4)
@@ -43,7 +43,7 @@ def test_the_rotation_is_the_cayley_transform_of_each_block():
         assert np.linalg.det(block) == pytest.approx(1, abs=1e-4)
 
 
-def test_lengths_and_angles_of_the_weights_rows_stay():
+def test_oft_preserves_norms_and_angles_of_rows():
     layer = random_layer(block_size=6)
     before = layer.base.weight.numpy()
     after = before + layer.delta_weight().numpy()
@@ -52,7 +52,7 @@ def test_lengths_and_angles_of_the_weights_rows_stay():
 
 
 @pytest.mark.parametrize(("terms", "highest"), [(2, 1), (3, 3), (4, 3), (5, 4), (7, 6)])
-def test_the_series(terms: int, highest: int):
+def test_cayley_series_matches_peft_terms(terms: int, highest: int):
     skew = 0.1 * skew_of(np.random.default_rng(0).standard_normal(10), 5)
     wanted = np.eye(5) + 2 * sum(np.linalg.matrix_power(skew, power) for power in range(1, highest + 1))
     wanted -= np.linalg.matrix_power(skew, highest) if highest > 1 else 0
@@ -76,11 +76,13 @@ def test_the_series(terms: int, highest: int):
         ({"num_blocks": 1}, 36, 36),
     ],
 )
-def test_the_nearest_block_size_is_taken(settings: dict, in_features: int, size: int):
+def test_block_size_of_returns_nearest_divisor(settings: dict, in_features: int, size: int):
     assert OFTConfig(**settings).block_size_of(in_features) == size
 
 
-def test_another_block_size_than_asked_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_oft_other_block_size_than_configured_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     with caplog.at_level(logging.INFO, "paddlenlp_ext"):
         get_peft_model(tiny_model(), OFTConfig())
@@ -99,12 +101,12 @@ def test_another_block_size_than_asked_is_said(caplog: pytest.LogCaptureFixture,
         ({"num_blocks": 36}, "oft_num_blocks=36 gives blocks of 1 of 36 inputs"),
     ],
 )
-def test_values_out_of_range_are_errors(settings: dict, message: str):
+def test_oft_config_value_out_of_range_raises(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
         get_peft_model(tiny_model(), OFTConfig(**settings))
 
 
-def test_a_prime_number_of_inputs_has_no_small_blocks():
+def test_block_size_of_prime_inputs_raises():
     with pytest.raises(ValueError, match="oft_block_size=2 gives blocks of 1 of 37 inputs"):
         OFTConfig(block_size=2).wrap("x", Linear(37, 4), seed=0)
 
@@ -118,7 +120,7 @@ def test_a_prime_number_of_inputs_has_no_small_blocks():
         ({"use_cayley_neumann": True, "peft_version": None}, "peft_version=None with use_cayley_neumann"),
     ],
 )
-def test_what_would_have_other_numbers_is_refused(fields: dict, message: str, tmp_path: Path):
+def test_oft_peft_file_with_unsupported_field_raises(fields: dict, message: str, tmp_path: Path):
     get_peft_model(tiny_model(), OFTConfig()).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))

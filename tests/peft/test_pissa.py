@@ -1,4 +1,4 @@
-"""What PiSSA promises beyond the conformance suite."""
+"""PiSSA: properties beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adapted(**options: object) -> PeftModel:
     return model
 
 
-def test_it_starts_at_the_leading_triplets_with_scale_one():
+def test_pissa_starts_at_leading_triplets_with_scale_one():
     model, base = adapted(), tiny_model().state_dict()
     for name, layer in adapter_layers(model.base_model):
         weight = base[f"{name}.weight"].numpy()
@@ -36,11 +36,11 @@ def test_it_starts_at_the_leading_triplets_with_scale_one():
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 12.0}, {"rslora": True}, {"svd": "exact"}])
-def test_at_the_start_it_is_the_base_to_the_bit(options: dict[str, object]):
+def test_pissa_start_equals_base_bitwise(options: dict[str, object]):
     assert np.array_equal(logits_of(adapted(**options)), logits_of(tiny_model()))
 
 
-def test_it_trains_the_residual_model_of_the_paper():
+def test_pissa_equals_residual_model_of_paper():
     """y = x (W - s B0 A0)^T + s x A^T B^T, and its gradients, in NumPy."""
     model = adapted(alpha=8.0)
     train(model, steps=2)
@@ -56,7 +56,7 @@ def test_it_trains_the_residual_model_of_the_paper():
     )
 
 
-def test_its_files_are_a_plain_lora_of_twice_the_rank(tmp_path: Path):
+def test_pissa_files_hold_lora_of_twice_the_rank(tmp_path: Path):
     model = adapted(rslora=True)
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -71,7 +71,7 @@ def test_its_files_are_a_plain_lora_of_twice_the_rank(tmp_path: Path):
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
 
-def test_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pissa_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = adapted()
     train(model)
     model.save_pretrained(tmp_path)
@@ -79,19 +79,19 @@ def test_loading_computes_no_svd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
 
 
-def test_it_learns():
+def test_pissa_training_lowers_loss():
     model = adapted()
     before = float(loss_of(model))
     train(model, steps=15)
     assert float(loss_of(model)) < 0.8 * before
 
 
-def test_a_rank_that_a_weight_has_not_is_an_error():
+def test_pissa_rank_above_weight_size_raises():
     with pytest.raises(ValueError, match=r"lora_rank=16 is more than .*k_proj has singular values .*\[12, 36\]"):
         adapted(rank=16)
 
 
-def test_a_start_that_no_file_holds_is_refused(tmp_path: Path):
+def test_pissa_peft_file_without_initial_factors_raises(tmp_path: Path):
     model = adapted()
     model.save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -101,7 +101,7 @@ def test_a_start_that_no_file_holds_is_refused(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
-def test_paddlenlps_folder_is_the_model_that_was_trained_there(tmp_path: Path):
+def test_pissa_paddlenlp_folder_gives_trained_model(tmp_path: Path):
     """There only A and B are stored, [in, r] and [r, out], and s is 1 whatever alpha says."""
     rng, tensors, base = np.random.default_rng(0), {}, tiny_model()
     wanted = tiny_model()
@@ -123,7 +123,7 @@ def test_paddlenlps_folder_is_the_model_that_was_trained_there(tmp_path: Path):
     np.testing.assert_allclose(logits_of(model.merge_and_unload()), logits_of(wanted), rtol=0, atol=1e-5)
 
 
-def test_a_plan_knows_its_shapes_without_weights():
+def test_pissa_lazy_model_has_shapes_without_weights():
     with paddle.LazyGuard():
         model = get_peft_model(CausalLM(DecoderConfig.from_dict(FAMILIES["llama"])), PiSSAConfig(rank=4))
     assert sum(p.size for p in model.parameters() if not p.stop_gradient) > 0

@@ -1,4 +1,4 @@
-"""What is special about a prefix: positions, projection, PaddleNLP's folders, learning."""
+"""Prefix tuning: positions, projection, PaddleNLP's folders, training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prefixed(**options: Any) -> PeftModel:
 
 
 @pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
-def test_training_lowers_the_loss_clearly(options: dict):
+def test_prefix_training_lowers_loss(options: dict):
     model = prefixed(**options)
     before = float(loss_of(model))
     train(model, steps=60)
@@ -39,7 +39,7 @@ def test_training_lowers_the_loss_clearly(options: dict):
 
 
 @pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
-def test_the_prefix_of_one_document_is_that_of_all_in_a_pack(options: dict):
+def test_prefix_packed_documents_match_single_documents(options: dict):
     """Packed, alone, and behind padding in a cache: generation gives what the logits say."""
     model = prefixed(**options)
     train(model, steps=5)
@@ -60,7 +60,7 @@ def test_the_prefix_of_one_document_is_that_of_all_in_a_pack(options: dict):
             assert model(ids).numpy()[0, len(prompt) - 1 :].argmax(-1).tolist() == tokens
 
 
-def test_recompute_and_dropout_give_the_same_gradients():
+def test_prefix_recompute_with_dropout_keeps_gradients():
     gradients = []
     for recompute in (False, True):
         model = prefixed(**PROJECTED, dropout=0.3).train()
@@ -74,7 +74,7 @@ def test_recompute_and_dropout_give_the_same_gradients():
         np.testing.assert_allclose(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_projection_is_saved_to_train_on_and_its_result_to_be_used(tmp_path: Path):
+def test_prefix_projection_files_hold_network_and_result(tmp_path: Path):
     model = prefixed(**PROJECTED)
     train(model, steps=3)
     model.save_pretrained(tmp_path / "whole")
@@ -90,7 +90,7 @@ def test_a_projection_is_saved_to_train_on_and_its_result_to_be_used(tmp_path: P
 
 
 @pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
-def test_layers_are_stored_in_their_order_however_they_come(options: dict[str, Any]):
+def test_to_stored_unordered_layers_are_sorted(options: dict[str, Any]):
     """Several processes give them by name, layer 10 before layer 2."""
     deep = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "num_hidden_layers": 12}, seed=3)
     model = get_peft_model(deep, PrefixTuningConfig(**{"num_tokens": 6, **options}))
@@ -121,7 +121,7 @@ def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}])
-def test_a_folder_of_paddlenlp_gives_its_scores(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_prefix_paddlenlp_folder_keeps_attention_scores(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """There a document's own positions begin at 0: the same model with an unshifted document is the judge."""
     sizes = {**FAMILIES["llama"], **({"rope_parameters": rope} if rope else {})}
     value = np.random.default_rng(0).standard_normal((2, 2, 2, 6, 6)).astype(np.float32)
@@ -138,7 +138,7 @@ def test_a_folder_of_paddlenlp_gives_its_scores(rope: dict, tmp_path: Path, monk
     np.testing.assert_allclose(logits, logits_of(judge), rtol=0, atol=1e-4)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path):
+def test_prefix_unreadable_files_raise(tmp_path: Path):
     as_paddlenlp(tmp_path / "flat", np.zeros((2, 2, 2, 6, 6), np.float32))
     np.save(tmp_path / "flat" / "pre_caches.npy", np.zeros((6, 12)))
     with pytest.raises(ValueError, match=r"pre_caches.npy: expected shape .* got \[6, 12\]"):
@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path):
         model.load_tensors({"prompt_embeddings": np.zeros((7, 48), np.float32)}, "here")
 
 
-def test_it_is_not_merged_into_files_either(tmp_path: Path):
+def test_merge_files_prefix_raises(tmp_path: Path):
     model = prefixed()
     model.save_pretrained(tmp_path / "prefix")
     with pytest.raises(ValueError, match=r"PREFIX_TUNING .*can't be merged"):
@@ -161,7 +161,7 @@ def test_it_is_not_merged_into_files_either(tmp_path: Path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_warm_start_keeps_the_runs_dropout(tmp_path: Path):
+def test_prefix_warm_start_keeps_run_dropout(tmp_path: Path):
     prefixed(**PROJECTED).save_pretrained(tmp_path)
     config = get_peft_model(tiny_model(), PrefixTuningConfig(path=str(tmp_path), num_tokens=3, dropout=0.2)).peft_config
     assert (config.num_tokens, config.projection, config.projection_hidden_size, config.dropout) == (6, True, 9, 0.2)
@@ -175,6 +175,6 @@ def test_a_warm_start_keeps_the_runs_dropout(tmp_path: Path):
         ({"projection_hidden_size": 0}, "prefix_projection_hidden_size=0"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict, message: str):
+def test_prefix_config_value_out_of_range_raises(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         PrefixTuningConfig(**options)

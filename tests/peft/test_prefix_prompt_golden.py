@@ -57,14 +57,14 @@ def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folder_of_peft_has_pefts_logits(case: str):
+def test_prefix_prompt_peft_folder_gives_peft_logits(case: str):
     base, folder = CASES[case]["base"], DATA / "adapters" / case
     model = PeftModel.from_pretrained(shared.base_model(base), folder)
     shared.close(model(shared.ids_of(base)), shared.golden_of(folder)["logits"])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case: str):
+def test_prefix_prompt_gradients_equal_peft(case: str):
     golden = shared.golden_of(DATA / "adapters" / case)
     model = learning_model(case, golden)
     shared.check_loss_and_go_back(model, CASES[case]["base"], golden)
@@ -72,7 +72,7 @@ def test_gradients(case: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_after_some_steps_of_adamw(case: str):
+def test_prefix_prompt_adamw_steps_give_peft_values(case: str):
     golden = shared.golden_of(DATA / "adapters" / case)
     model = learning_model(case, golden).train()
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
@@ -81,7 +81,7 @@ def test_values_after_some_steps_of_adamw(case: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
+def test_prefix_prompt_peft_adapter_round_trips(case: str, tmp_path: Path):
     """Same key, same bytes; a projection's learned parts beside it, and no field that PEFT does not write."""
     theirs = DATA / "adapters" / case
     learning_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)

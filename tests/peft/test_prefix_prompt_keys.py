@@ -1,4 +1,4 @@
-"""Keys of prefixes, prompts and bottleneck adapters arrive in their configs, and come back from them."""
+"""JSON keys of prefix tuning, prompt tuning and bottleneck adapters reach their configs and round-trip."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def load(folder: Path, keys: dict[str, Any]) -> Any:
 
 
 @names
-def test_every_key_arrives_and_comes_back(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
+def test_prefix_prompt_json_keys_reach_config_and_round_trip(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
     config = load(tmp_path, keys)
     assert config.peft == wanted
     flat, spellings = config.to_flat_dict(), known_keys(peft_methods()).keys
@@ -80,7 +80,7 @@ def test_every_key_arrives_and_comes_back(keys: dict[str, Any], wanted: PeftConf
 
 
 @names
-def test_defaults_are_the_classes(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
+def test_prefix_prompt_json_defaults_equal_config_class(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
     assert load(tmp_path, {next(iter(keys)): True}).peft == type(wanted)()
 
 
@@ -94,7 +94,7 @@ def test_defaults_are_the_classes(keys: dict[str, Any], wanted: PeftConfig, tmp_
         ({"adapter": True, "prefix_tuning": True}, "adapter and prefix_tuning are both on"),
     ],
 )
-def test_wrong_values_are_named(keys: dict[str, Any], message: str, tmp_path: Path):
+def test_prefix_prompt_wrong_json_values_are_reported(keys: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, keys)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""What is special about a prompt: vectors before every document, starts, learning."""
+"""Prompt tuning: vectors before every document, initialization, training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prompted(base: paddle.nn.Layer | None = None, **options: object) -> PeftMode
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "windowed"])
-def test_it_is_the_decoder_run_on_vectors_before_the_tokens(family: str):
+def test_prompt_hidden_states_equal_decoder_with_vectors_before_tokens(family: str):
     """Vectors of known tokens do what the tokens themselves do, in every document of a pack."""
     base = AutoModelForCausalLM.from_config(WINDOWED if family == "windowed" else FAMILIES[family], seed=3)
     base.eval()
@@ -44,14 +44,14 @@ def test_it_is_the_decoder_run_on_vectors_before_the_tokens(family: str):
         np.testing.assert_allclose(packed.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
 
 
-def test_training_lowers_the_loss_clearly():
+def test_prompt_training_lowers_loss():
     model = prompted(num_tokens=6)
     before = float(loss_of(model))
     train(model, steps=60)
     assert float(loss_of(model)) < 0.9 * before
 
 
-def test_generation_gives_what_the_logits_say():
+def test_prompt_generate_matches_logits():
     """Rows of unlike lengths."""
     model = prompted()
     prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :9].tolist(), INPUT_IDS[1, :5].tolist()]
@@ -62,7 +62,7 @@ def test_generation_gives_what_the_logits_say():
         assert logits[len(prompt_ids) - 1 :].argmax(-1).tolist() == tokens
 
 
-def test_neftune_and_a_prompt_compose():
+def test_prompt_with_neftune_trains():
     """The noise is for tokens, and of the size that their documents ask for."""
     model = prompted().train()
     noise = EmbeddingNoise(model, alpha=5.0)
@@ -73,7 +73,7 @@ def test_neftune_and_a_prompt_compose():
     assert float(loss_of(model)) == calm
 
 
-def test_starts():
+def test_prompt_init_sets_initial_vectors():
     table = tiny_model().model.embed_tokens.weight.numpy()
     drawn = prompted().adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
     assert all((table == row).all(axis=1).any() for row in drawn), "each is some token's embedding"
@@ -81,7 +81,7 @@ def test_starts():
     assert 0.8 * table.std() < noise.std() < 1.25 * table.std()
 
 
-def test_a_text_is_cut_or_repeated(monkeypatch: pytest.MonkeyPatch):
+def test_prompt_init_text_is_truncated_or_repeated(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(
         prompt_tuning, "load_tokenizer", lambda name: asked.append(name) or (lambda text: {"input_ids": [3, 5, 9]})
@@ -96,7 +96,7 @@ def test_a_text_is_cut_or_repeated(monkeypatch: pytest.MonkeyPatch):
         prompted(init="text", init_text="do it")
 
 
-def test_a_warm_start_needs_no_text(tmp_path: Path):
+def test_prompt_warm_start_needs_no_text(tmp_path: Path):
     model = prompted(num_tokens=3)
     train(model, steps=2)
     model.save_pretrained(tmp_path)
@@ -105,20 +105,20 @@ def test_a_warm_start_needs_no_text(tmp_path: Path):
     assert np.array_equal(logits_of(warm), logits_of(model))
 
 
-def test_a_plan_needs_no_weights():
+def test_prompt_lazy_model_needs_no_weights():
     with paddle.LazyGuard():
         model = get_peft_model(AutoModelForCausalLM.from_config(FAMILIES["llama"]), PromptTuningConfig(num_tokens=4))
     (trained,) = [p for p in model.parameters() if not p.stop_gradient]
     assert trained.shape == [4, 36]
 
 
-def test_it_is_not_merged_into_files_either(tmp_path: Path):
+def test_merge_files_prompt_raises(tmp_path: Path):
     prompted().save_pretrained(tmp_path / "prompt")
     with pytest.raises(ValueError, match=r"PROMPT_TUNING .*can't be merged"):
         merge_adapter(tmp_path / "prompt", tmp_path / "merged", AutoModelForCausalLM.from_pretrained, base="nowhere")
 
 
-def test_lengths_that_do_not_fill_the_rows_are_an_error():
+def test_prompt_document_lengths_not_matching_rows_raise():
     with pytest.raises(ValueError, match="do not add up"):
         prompted()(paddle.to_tensor(INPUT_IDS), document_lengths=((11,), (10,)))
 
@@ -132,6 +132,6 @@ def test_lengths_that_do_not_fill_the_rows_are_an_error():
         ({"init_text": "do it"}, "to 'text' and the text, or neither"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict, message: str):
+def test_prompt_config_value_out_of_range_raises(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         PromptTuningConfig(**options)

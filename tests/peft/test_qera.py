@@ -1,4 +1,4 @@
-"""QERA over quantized weights: its repairs held to the paper's formulas in NumPy."""
+"""QERA: corrections of quantized layers compared with the paper's formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def repair_of(layer: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [NF4, INT4], ids=lambda options: options.algo)
-def test_it_leaves_the_least_output_error(original: Path, options: QuantizationConfig):
+def test_minimize_output_error_is_optimal_for_rank(original: Path, options: QuantizationConfig):
     model, weights = started(original, options), tiny_model().state_dict()
     inputs = inputs_of(original, options)
     for name, layer in adapter_layers(model.base_model):
@@ -85,7 +85,7 @@ def test_it_leaves_the_least_output_error(original: Path, options: QuantizationC
         assert left[0] < 1.0001 * left[1] < left[2], name
 
 
-def test_independent_inputs_count_by_their_size_alone(original: Path):
+def test_qera_independent_inputs_use_diagonal_only(original: Path):
     model, weights = started(original, inputs="independent"), tiny_model().state_dict()
     inputs = inputs_of(original, NF4)
     for name, layer in adapter_layers(model.base_model):
@@ -97,7 +97,7 @@ def test_independent_inputs_count_by_their_size_alone(original: Path):
         assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), name
 
 
-def test_the_repaired_model_is_nearer_to_the_original(original: Path):
+def test_qera_corrected_model_is_closer_to_original(original: Path):
     wanted, plain = logits_of(tiny_model()), logits_of(adapted(original, LoRAConfig(rank=RANK)))
     independent, whole = (logits_of(started(original, inputs=inputs)) for inputs in ("independent", "correlated"))
     apart = [np.linalg.norm(logits - wanted) for logits in (plain, independent, whole)]
@@ -105,7 +105,7 @@ def test_the_repaired_model_is_nearer_to_the_original(original: Path):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_the_repair_does_not_train(original: Path, dropout: float):
+def test_qera_correction_stays_frozen(original: Path, dropout: float):
     model = started(original, dropout=dropout)
     before = {name: repair_of(layer) for name, layer in adapter_layers(model.base_model)}
     train(model, steps=2)
@@ -115,7 +115,7 @@ def test_the_repair_does_not_train(original: Path, dropout: float):
         assert np.array_equal(repair_of(layer), before[name]), name
 
 
-def test_in_one_product_or_two_it_is_the_same(original: Path):
+def test_qera_fused_and_separate_products_agree(original: Path):
     logits = []
     for dropout in (0.0, 0.3):
         model = started(original, dropout=dropout)
@@ -127,7 +127,7 @@ def test_in_one_product_or_two_it_is_the_same(original: Path):
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=2e-5)
 
 
-def test_layers_that_read_the_same_share_what_is_kept(original: Path):
+def test_input_recorder_layers_with_same_input_share_correlation(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     layers = dict(adapter_layers(model.base_model))
     model._record_inputs(layers, lambda: loss_of(model).backward())
@@ -137,7 +137,7 @@ def test_layers_that_read_the_same_share_what_is_kept(original: Path):
     assert len(set(sums.values())) == 4 * 2  # a layer reads four tensors: norms' two, attention's and the gate's
 
 
-def test_where_nothing_was_lost_nothing_is_repaired(original: Path, tmp_path: Path):
+def test_qera_full_precision_layers_get_no_correction(original: Path, tmp_path: Path):
     """A stored model whose weights are levels of nf4 already."""
     exact = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     dequantize_linears(exact)
@@ -146,7 +146,7 @@ def test_where_nothing_was_lost_nothing_is_repaired(original: Path, tmp_path: Pa
     assert all(np.abs(repair_of(layer)).max() < 1e-4 for _, layer in adapter_layers(model.base_model))
 
 
-def test_files_are_a_plain_lora_of_twice_the_rank(original: Path, tmp_path: Path):
+def test_qera_files_hold_lora_of_twice_the_rank(original: Path, tmp_path: Path):
     model = started(original)
     train(model)
     model.save_pretrained(tmp_path)
@@ -163,7 +163,7 @@ def test_files_are_a_plain_lora_of_twice_the_rank(original: Path, tmp_path: Path
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
 
-def test_a_warm_start_keeps_its_own_repairs(original: Path, tmp_path: Path):
+def test_qera_path_keeps_stored_corrections(original: Path, tmp_path: Path):
     model = started(original)
     model.save_pretrained(tmp_path)
     warm = adapted(original, QERAConfig(path=str(tmp_path), batches=5))
@@ -173,7 +173,7 @@ def test_a_warm_start_keeps_its_own_repairs(original: Path, tmp_path: Path):
     assert warm.peft_config.batches == 5
 
 
-def test_a_base_without_its_original_is_refused(original: Path, tmp_path: Path):
+def test_qera_base_without_original_weights_raises(original: Path, tmp_path: Path):
     quantized = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     quantized.save_pretrained(tmp_path)
     stored = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), QERAConfig(rank=RANK))
@@ -181,7 +181,7 @@ def test_a_base_without_its_original_is_refused(original: Path, tmp_path: Path):
         stored.before_training(lambda: None)
 
 
-def test_another_models_weights_are_refused(original: Path):
+def test_qera_weights_of_other_model_raise(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     other = AutoModelForCausalLM.from_config(tiny_model().config.source, seed=4)
     for name, layer in adapter_layers(model.base_model):
@@ -197,17 +197,17 @@ def test_another_models_weights_are_refused(original: Path):
         ({"inputs": "correlate"}, r"qera_inputs.*correlated"),
     ],
 )
-def test_a_value_out_of_range_is_refused(config: dict[str, Any], message: str):
+def test_qera_config_value_out_of_range_raises(config: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         QERAConfig(**config)
 
 
-def test_a_rank_beyond_the_layers_is_refused(original: Path):
+def test_qera_rank_above_layer_size_raises(original: Path):
     with pytest.raises(ValueError, match=r"lora_rank=20 is more than .*k_proj has singular values"):
         started(original, rank=20)
 
 
-def test_inputs_that_are_no_numbers_are_refused(original: Path):
+def test_qera_non_finite_inputs_raise(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     model.base_model.model.embed_tokens.weight.set_value(paddle.full([61, 36], float("nan")))
     with pytest.raises(ValueError, match="not finite"):

@@ -1,4 +1,4 @@
-"""ReFT: what it changes, where, and that its rotation stays one."""
+"""ReFT: selected positions, interventions, and orthonormality of the basis."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
         ("f7+l7", 0, []),
     ],
 )
-def test_first_and_last_positions_of_the_prompt_change_once(position: str, prompt: int, wanted: list[int]):
+def test_selected_indices_changes_first_and_last_positions_once(position: str, prompt: int, wanted: list[int]):
     model = trained(position=position, layers="1")
     inputs = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "prompt_lengths": [[prompt]]}
     assert changed_slots(model, **inputs) == [wanted]
 
 
-def test_without_prompt_lengths_all_of_a_document_is_prompt():
+def test_reft_without_prompt_lengths_uses_full_document():
     model = trained(layers="1")
     assert changed_slots(model, input_ids=paddle.to_tensor(INPUT_IDS)) == [[0, 1, 9, 10]] * 2
     packed = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "document_lengths": [[6, 5]]}
     assert changed_slots(model, **packed) == [[0, 1, 4, 5, 6, 7, 9, 10]]
 
 
-def test_prompts_of_a_batch_end_where_their_last_answers_begin():
+def test_reft_batch_prompts_end_at_last_answer():
     batch = collate([rows((5, 4), (3, 2, 4, 3)), rows((7, 2))], pad_to_length=24)
     # A row of L tokens takes L - 1 slots; the last slot of a prompt predicts the answer's first token.
     assert batch.document_lengths == ((8, 11, 5), (8, 16))
@@ -90,7 +90,7 @@ def test_prompts_of_a_batch_end_where_their_last_answers_begin():
     assert collate([[everything_learned]]).prompt_lengths == ((1,),)
 
 
-def test_packed_and_right_padded_rows_change_as_alone():
+def test_reft_packed_and_padded_rows_match_single_rows():
     model = trained()
     documents = rows((6, 3), (3, 2, 5, 4), (9, 2), (2, 3))
     batches = [collate([[row]]) for row in documents]
@@ -101,7 +101,7 @@ def test_packed_and_right_padded_rows_change_as_alone():
         assert abs(float(loss_sum(model, packed)[0]) - losses[0]) > 0.01
 
 
-def test_wrong_prompt_lengths_are_an_error():
+def test_reft_wrong_prompt_lengths_raise():
     model, ids = trained(), paddle.to_tensor(INPUT_IDS)
     for wrong in ([[12], [3]], [[3]], [[3, 3], [3, 3]], [[-1], [2]]):
         with pytest.raises(ValueError, match="do not match documents"):
@@ -109,7 +109,7 @@ def test_wrong_prompt_lengths_are_an_error():
 
 
 # -- generation -------------------------------------------------------------------------------------------------------
-def test_generation_changes_the_prompt_alone_in_batches():
+def test_reft_generation_changes_prompt_positions_only():
     """Left-padded prompts of unequal length, against forward passes over each row as it grows."""
     model = trained(10, position="f2+l3")
     prompts = [GENERATOR.integers(1, 61, length).tolist() for length in (3, 11, 6, 1)]
@@ -126,7 +126,7 @@ def test_generation_changes_the_prompt_alone_in_batches():
 
 
 # -- what -------------------------------------------------------------------------------------------------------------
-def test_a_rotation_starts_where_it_should_and_stays_orthonormal():
+def test_orthonormal_columns_start_at_given_matrix_and_stay_orthonormal():
     start = random_orthonormal(GENERATOR.standard_normal((37, 6)))
     columns = OrthonormalColumns(start)
     np.testing.assert_allclose(columns.matrix().numpy(), start, atol=1e-6)
@@ -139,7 +139,7 @@ def test_a_rotation_starts_where_it_should_and_stays_orthonormal():
     np.testing.assert_allclose(square.T @ square, np.eye(5), atol=1e-6)
 
 
-def test_training_moves_the_rotation_and_leaves_it_one():
+def test_reft_training_keeps_basis_orthonormal():
     model = trained(0)
     layers = [layer for _, layer in adapter_layers(model)]
     before = [layer.intervention.basis.matrix().numpy() for layer in layers]
@@ -151,7 +151,7 @@ def test_training_moves_the_rotation_and_leaves_it_one():
 
 
 @pytest.mark.parametrize("intervention_type", INTERVENTION_TYPES)
-def test_every_type_starts_as_the_base_and_learns(intervention_type: str, tmp_path: Path):
+def test_reft_every_type_starts_as_base_and_trains(intervention_type: str, tmp_path: Path):
     model = get_peft_model(tiny_model(), ReFTConfig(rank=4, intervention_type=intervention_type))
     np.testing.assert_allclose(logits_of(model), logits_of(tiny_model()), atol=1e-5)
     before = float(loss_of(model))
@@ -163,14 +163,14 @@ def test_every_type_starts_as_the_base_and_learns(intervention_type: str, tmp_pa
 
 @pytest.mark.parametrize("intervention_type", ["LoreftIntervention", "DireftIntervention", "NoreftIntervention"])
 @pytest.mark.parametrize("act_fn", ["relu", "tanh"])
-def test_activations_learn_too(intervention_type: str, act_fn: str):
+def test_reft_every_activation_trains(intervention_type: str, act_fn: str):
     model = get_peft_model(tiny_model(), ReFTConfig(rank=4, intervention_type=intervention_type, act_fn=act_fn))
     before = float(loss_of(model))
     train(model, 40)
     assert float(loss_of(model)) < 0.8 * before
 
 
-def test_the_tiny_intervention_follows_its_formula():
+def test_tiny_intervention_matches_formula():
     layer = next(layer for _, layer in adapter_layers(trained(intervention_type=TINY)))
     matrices = {name: tensor.numpy() for name, tensor in layer.intervention.named_parameters()}
     h = GENERATOR.standard_normal((5, 36)).astype(np.float32)
@@ -181,14 +181,14 @@ def test_the_tiny_intervention_follows_its_formula():
     assert np.abs(wanted - h).max() > 1e-3
 
 
-def test_dropout_acts_in_training_alone():
+def test_reft_dropout_acts_in_training_only():
     model = trained(dropout=0.5)
     assert np.array_equal(logits_of(model), logits_of(model))
     model.train()
     assert np.abs(logits_of(model) - logits_of(model)).max() > 1e-3
 
 
-def test_recompute_keeps_each_pass_its_own_positions():
+def test_reft_recompute_keeps_positions_of_each_pass():
     """Two forward passes before the first one's backward."""
     model = trained()
     model.base_model.enable_recompute()
@@ -223,19 +223,19 @@ def test_recompute_keeps_each_pass_its_own_positions():
         ({"intervention_type": TINY, "act_fn": "relu"}, "neither activation nor bias"),
     ],
 )
-def test_wrong_options_are_named(fields: dict[str, object], message: str):
+def test_reft_invalid_config_raises(fields: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         ReFTConfig(**fields)
 
 
-def test_what_the_model_lacks_is_an_error():
+def test_reft_layer_or_rank_beyond_model_raises():
     with pytest.raises(ValueError, match="this model has layers 0 to 1, not 2"):
         get_peft_model(tiny_model(), ReFTConfig(layers="0;2"))
     with pytest.raises(ValueError, match="rank=37 is out of range; allowed: at most the model's hidden size, 36"):
         get_peft_model(tiny_model(), ReFTConfig(rank=37))
 
 
-def test_the_documents_spelling_and_chosen_layers(capsys: pytest.CaptureFixture[str]):
+def test_reft_documented_spelling_and_layer_list_are_accepted(capsys: pytest.CaptureFixture[str]):
     model = get_peft_model(tiny_model(), ReFTConfig(layers="1", intervention_type="LoReftIntervention"))
     assert model.peft_config.intervention_type == "LoreftIntervention"
     assert [name for name, _ in adapter_layers(model.base_model)] == ["model.layers.1"]
@@ -243,14 +243,14 @@ def test_the_documents_spelling_and_chosen_layers(capsys: pytest.CaptureFixture[
     assert "layers x1" in capsys.readouterr().out
 
 
-def test_merging_files_is_one_clear_error(tmp_path: Path):
+def test_merge_files_reft_raises(tmp_path: Path):
     trained().save_pretrained(tmp_path / "reft")
     with pytest.raises(ValueError, match="REFT is no change of a weight: it can't be merged"):
         merge_adapter(tmp_path / "reft", tmp_path / "merged", lambda folder: tiny_model(), base="nowhere")
     assert not (tmp_path / "merged").exists()
 
 
-def test_paddlenlps_pickles_are_refused(tmp_path: Path):
+def test_reft_paddlenlp_pickle_raises(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"representations": [], "position": "f7+l7"}')
     (tmp_path / "intkey_layer.0.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(ValueError, match=r"pickled \(intkey_layer.0.bin\).*refused"):

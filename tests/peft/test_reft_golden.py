@@ -18,7 +18,7 @@ def load(case: str) -> PeftModel:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_gradients_and_rotation(case: str):
+def test_reft_pyreft_adapter_gives_pyreft_logits_gradients_and_basis(case: str):
     golden, model, base = shared.golden_of(DATA / "reft" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base), prompt_lengths=PROMPTS), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden, prompt_lengths=PROMPTS)
@@ -30,7 +30,7 @@ def test_logits_gradients_and_rotation(case: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_after_some_steps_of_adamw(case: str):
+def test_reft_adamw_steps_give_pyreft_values(case: str):
     golden, model = shared.golden_of(DATA / "reft" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.0, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"], prompt_lengths=PROMPTS))

@@ -1,4 +1,4 @@
-"""ReFT's keys, which have no prefix, arrive in ReFTConfig."""
+"""JSON keys of ReFT, which have no prefix, reach ReFTConfig."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(folder: Path, **keys: object) -> object:
     return load_run_config([str(file)], peft_methods())
 
 
-def test_every_key_arrives_and_comes_back(tmp_path: Path):
+def test_reft_json_keys_reach_config_and_round_trip(tmp_path: Path):
     keys = {
         "reft": True,
         "reft_path": "start",
@@ -43,7 +43,7 @@ def test_every_key_arrives_and_comes_back(tmp_path: Path):
     assert load(tmp_path, **{spellings[key]: value for key, value in keys.items()}).peft == config.peft
 
 
-def test_defaults_are_paddlenlps(tmp_path: Path):
+def test_reft_defaults_equal_paddlenlp(tmp_path: Path):
     peft = load(tmp_path, reft=True).peft
     assert (peft.layers, peft.position, peft.intervention_type) == ("all", "f7+l7", "LoreftIntervention")
     assert (peft.rank, peft.act_fn, peft.add_bias, peft.dropout) == (8, "linear", False, 0.0)
@@ -60,7 +60,7 @@ def test_defaults_are_paddlenlps(tmp_path: Path):
         ({"dropout": 1}, "dropout: 1.0 is out of range"),
     ],
 )
-def test_wrong_values_are_named(keys: dict[str, object], message: str, tmp_path: Path):
+def test_reft_wrong_json_values_are_reported(keys: dict[str, object], message: str, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, reft=True, **keys)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""SoRA by its paper's formulas in NumPy; what it leaves is a plain LoRA."""
+"""SoRA: the paper's formulas in NumPy, and the plain LoRA of a finished run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gates_of(model: SoRAModel) -> np.ndarray:
     return np.concatenate([layer.gate.numpy() for layer in model.layers().values()])
 
 
-def test_forward_gradients_and_delta_by_the_formula():
+def test_sora_forward_gradients_and_delta_match_formula():
     rng = np.random.default_rng(0)
     base = Linear(7, 5)
     base.weight.set_value(rng.standard_normal((5, 7)).astype(np.float32))
@@ -70,7 +70,7 @@ def test_forward_gradients_and_delta_by_the_formula():
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
-def test_a_step_is_adamw_then_the_soft_threshold_of_its_learning_rate(scale: float):
+def test_after_step_applies_soft_threshold_of_learning_rate(scale: float):
     model = make(sparse_lambda=0.5, penalty=0.2, gate_scale=scale)
     layer = next(iter(model.layers().values()))
     gate, count = layer.gate.numpy().copy(), gates_of(model).size
@@ -91,7 +91,7 @@ def test_a_step_is_adamw_then_the_soft_threshold_of_its_learning_rate(scale: flo
     np.testing.assert_allclose(layer.gate.numpy(), expected, atol=1e-5)
 
 
-def test_gates_within_the_threshold_are_exactly_zero():
+def test_after_step_gates_within_threshold_become_zero():
     model = make(sparse_lambda=10.0)
     for layer in model.layers().values():
         layer.gate.set_value(np.array([0.1, -0.1, 0.2, -0.21, 0.5, -1.0], np.float32))
@@ -100,7 +100,7 @@ def test_gates_within_the_threshold_are_exactly_zero():
     assert (gates_of(model)[:3] == 0).all()
 
 
-def test_it_learns_and_grows_sparse(tmp_path: Path):
+def test_sora_training_lowers_loss_and_closes_gates(tmp_path: Path):
     model = make(sparse_lambda=0.5)
     losses = train(model, 60)
     assert losses[-1] < 0.5 * losses[0]
@@ -111,7 +111,7 @@ def test_it_learns_and_grows_sparse(tmp_path: Path):
     assert (gates_of(dense) != 0).all()
 
 
-def test_a_finished_run_leaves_a_plain_smaller_lora(tmp_path: Path):
+def test_save_finished_saves_smaller_plain_lora(tmp_path: Path):
     model = make(sparse_lambda=0.5)
     train(model, 60)
     first, second, *_ = model.layers().values()
@@ -133,7 +133,7 @@ def test_a_finished_run_leaves_a_plain_smaller_lora(tmp_path: Path):
     assert np.array_equal(gates_of(again), gates_of(model)), "a checkpoint keeps the gates"
 
 
-def test_without_an_open_gate_a_lora_that_does_nothing_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_save_finished_all_gates_zero_saves_lora_without_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     model = make()
     for layer in model.layers().values():
         layer.gate.set_value(np.zeros(6, np.float32))
@@ -143,7 +143,7 @@ def test_without_an_open_gate_a_lora_that_does_nothing_is_left(tmp_path: Path, c
     assert np.array_equal(logits_of(loaded), logits_of(tiny_model()))
 
 
-def test_a_finished_run_is_no_start_for_another(tmp_path: Path):
+def test_sora_path_of_finished_run_raises(tmp_path: Path):
     model = make()
     model.save_finished(tmp_path)
     with pytest.raises(ValueError, match="holds an adapter of type LORA"):
@@ -160,12 +160,12 @@ def test_a_finished_run_is_no_start_for_another(tmp_path: Path):
         ({"dropout": 1.0}, "sora_dropout"),
     ],
 )
-def test_values_out_of_range_are_named(options: dict[str, object], message: str):
+def test_sora_config_value_out_of_range_raises(options: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         SoRAConfig(**options)
 
 
-def test_over_a_half_precision_base_the_gate_stays_float32_and_the_rest_is_the_bases(tmp_path: Path):
+def test_sora_half_precision_base_keeps_gate_float32(tmp_path: Path):
     model = get_peft_model(tiny_model().to(dtype="float16"), SoRAConfig(rank=3))
     for layer in model.layers().values():
         assert (layer.gate.dtype, layer.lora_A.weight.dtype) == (paddle.float32, paddle.float16)

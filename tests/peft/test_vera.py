@@ -1,4 +1,4 @@
-"""VeRA: Hugging Face PEFT's adapters give the same numbers here, the pair is shared, and its seed regenerates it."""
+"""VeRA: agreement with Hugging Face PEFT, shared matrices, and their regeneration from the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
 
 
 @with_golden
-def test_logits_gradients_and_merged_weights(case: str):
+def test_vera_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden)
@@ -44,7 +44,7 @@ def test_logits_gradients_and_merged_weights(case: str):
 
 
 @with_golden
-def test_vectors_after_some_steps_of_adamw(case: str):
+def test_vera_adamw_steps_give_peft_vectors(case: str):
     golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     optimizer = shared.adamw(model, LEARNING_RATE, 0.01, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
@@ -52,7 +52,7 @@ def test_vectors_after_some_steps_of_adamw(case: str):
 
 
 @with_golden
-def test_the_seed_gives_the_pair_that_peft_drew(case: str):
+def test_projections_of_key_equal_peft(case: str):
     golden = shared.golden_of(DATA / "adapters" / case)
     key = CASES[case]["settings"]["projection_prng_key"]
     rank = CASES[case]["settings"]["r"]
@@ -65,14 +65,14 @@ def test_the_seed_gives_the_pair_that_peft_drew(case: str):
 
 
 @with_golden
-def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
+def test_vera_peft_adapter_round_trips(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
     keys = shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
     assert ("base_model.vera_A" in keys) == ("stored" in case)
     shared.check_config_fields(tmp_path, DATA / "adapters" / case)
 
 
-def test_the_formula_of_one_layer():
+def test_vera_forward_matches_formula():
     model = get_peft_model(tiny_model(), VeRAConfig(rank=7))
     layers = dict(adapter_layers(model.base_model))
     assert all(layer.projections is layers["model.layers.0.mlp.up_proj"].projections for layer in layers.values())
@@ -91,7 +91,7 @@ def test_the_formula_of_one_layer():
         np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=1e-5)
 
 
-def test_only_two_vectors_a_layer_train_and_the_pair_is_stored_once(tmp_path: Path):
+def test_vera_trains_two_vectors_per_layer_and_stores_projections_once(tmp_path: Path):
     model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
     trained = trainable_parameters(model)
     layers = dict(adapter_layers(model.base_model))
@@ -107,7 +107,7 @@ def test_only_two_vectors_a_layer_train_and_the_pair_is_stored_once(tmp_path: Pa
     assert all(np.array_equal(before[name], after[name]) == (name in VeRAConfig.own_keys) for name in after)
 
 
-def test_without_the_pair_its_seed_is_enough(tmp_path: Path):
+def test_vera_without_stored_projections_redraws_them_from_key(tmp_path: Path):
     model = get_peft_model(tiny_model(), VeRAConfig(rank=8, save_projection=False), seed=5)
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -123,7 +123,7 @@ def test_without_the_pair_its_seed_is_enough(tmp_path: Path):
     assert json.loads((tmp_path / "again" / "adapter_config.json").read_text())["projection_prng_key"] == 5
 
 
-def test_parts_of_ranks_join_to_the_whole():
+def test_vera_two_shards_give_unsharded_output():
     model = get_peft_model(tiny_model(), VeRAConfig(rank=6))
     layer = dict(adapter_layers(model.base_model))["model.layers.0.mlp.up_proj"]
     layer.vera_lambda_b.set_value(paddle.linspace(-1, 1, layer.out_features))
@@ -137,14 +137,14 @@ def test_parts_of_ranks_join_to_the_whole():
     np.testing.assert_allclose(layer.delta_weight().numpy(), whole[half:], rtol=0, atol=1e-6)
 
 
-def test_it_learns():
+def test_vera_training_lowers_loss():
     model = get_peft_model(tiny_model(), VeRAConfig(rank=64))
     before = float(loss_of(model))
     train(model, steps=30)
     assert float(loss_of(model)) < 0.7 * before
 
 
-def test_it_can_be_written_as_a_plain_lora(tmp_path: Path):
+def test_save_as_lora_vera_gives_equal_logits(tmp_path: Path):
     model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
     train(model, steps=3)
     save_as_lora(model, tmp_path)
@@ -153,7 +153,7 @@ def test_it_can_be_written_as_a_plain_lora(tmp_path: Path):
     np.testing.assert_allclose(logits_of(loaded), logits_of(model), rtol=0, atol=shared.TOLERANCE)
 
 
-def test_a_lost_pair_is_named(tmp_path: Path):
+def test_vera_missing_projections_raise(tmp_path: Path):
     """A file that says it holds the pair and doesn't is not made up for."""
     model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
     tensors = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
@@ -162,13 +162,13 @@ def test_a_lost_pair_is_named(tmp_path: Path):
         model.load_tensors(tensors, str(tmp_path))
 
 
-def test_an_adapter_of_another_method_is_no_checkpoint(tmp_path: Path):
+def test_vera_checkpoint_of_other_method_raises(tmp_path: Path):
     get_peft_model(tiny_model(), LoRAConfig(rank=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds an adapter of type LORA"):
         get_peft_model(tiny_model(), VeRAConfig(rank=8)).load_weights(tmp_path)
 
 
-def test_wrong_values_are_refused():
+def test_vera_invalid_config_raises():
     with pytest.raises(ValueError, match="vera_alpha=16 differs from vera_rank=8, and VeRA has no scale"):
         VeRAConfig(rank=8, alpha=16)
     assert VeRAConfig(rank=8, alpha=8).alpha == 8
@@ -180,7 +180,7 @@ def test_wrong_values_are_refused():
         VeRAConfig(projection_prng_key=-1)
 
 
-def test_paddlenlps_folders_are_refused_with_a_way_out(tmp_path: Path):
+def test_vera_paddlenlp_folder_raises_with_remedy(tmp_path: Path):
     fields = {"r": 8, "vera_alpha": 8, "pissa_init": True, "target_modules": [".*q_proj.*"]}
     (tmp_path / "vera_config.json").write_text(json.dumps(fields))
     write_safetensors(tmp_path / "vera_model_state.safetensors", {"llama.x.vera_d": np.ones(8, np.float32)})
@@ -188,7 +188,7 @@ def test_paddlenlps_folders_are_refused_with_a_way_out(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
-def test_half_precision_weights_get_a_pair_of_their_format():
+def test_vera_half_precision_base_gets_projections_of_its_dtype():
     model = tiny_model()
     model.to(dtype="float16")
     adapted = get_peft_model(model, VeRAConfig(rank=8))

@@ -22,14 +22,14 @@ def load(case: str) -> PeftModel:
     return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
 
 
-def test_logits_and_gradients(case: str):
+def test_weight_adapter_peft_adapter_gives_peft_logits_and_gradients(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
     shared.check_loss_and_go_back(model, base, golden)
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
 
 
-def test_merged_weights_and_biases(case: str):
+def test_weight_adapter_merged_weights_and_biases_equal_peft(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     before = {name: parameter.numpy() for name, parameter in shared.base_model(base).named_parameters()}
     merged = dict(model.merge_and_unload().named_parameters())
@@ -42,7 +42,7 @@ def test_merged_weights_and_biases(case: str):
     assert merged_logits.shape[-1] == 96
 
 
-def test_weights_after_some_steps_of_adamw(case: str):
+def test_weight_adapter_adamw_steps_give_peft_weights(case: str):
     golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
     model.peft_config.decays = lambda name: True  # PyTorch's AdamW decayed IA3's scales too
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
@@ -50,7 +50,7 @@ def test_weights_after_some_steps_of_adamw(case: str):
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
-def test_saved_again_it_reads_as_pefts_own(case: str, tmp_path: Path):
+def test_weight_adapter_peft_adapter_round_trips(case: str, tmp_path: Path):
     """Same keys, same bytes of tensors, and no field that PEFT does not write."""
     theirs = DATA / "adapters" / case
     load(case).save_pretrained(tmp_path)

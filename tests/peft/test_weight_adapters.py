@@ -1,4 +1,4 @@
-"""What LoKr, LoHa, IA3 and OFT have in common: they learn, have their base's format, and can be cut over devices."""
+"""LoKr, LoHa, IA3 and OFT: merging, sharding, training and dtype."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def random_layer(config: PeftConfig, bias: bool = False) -> LinearAdapter:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_formula_of_merging_is_the_forward(method: str):
+def test_weight_adapter_delta_weight_matches_forward(method: str):
     layer = random_layer(METHODS[method], bias=True)
     x = np.random.default_rng(0).standard_normal((2, 5, 24)).astype(np.float32)
     merged = layer.base.weight.numpy() + layer.delta_weight().numpy()
@@ -60,7 +60,7 @@ def test_the_formula_of_merging_is_the_forward(method: str):
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 @pytest.mark.parametrize("method", METHODS)
-def test_cut_in_two_the_parts_make_the_whole(method: str, style: str):
+def test_weight_adapter_two_shards_give_unsharded_output(method: str, style: str):
     """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
     whole = random_layer(METHODS[method])
     axes = whole.sharding_axes(style)
@@ -90,7 +90,7 @@ def part_of(whole: LinearAdapter, axes: dict[str, int | None], base_axis: int | 
 
 
 @pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
-def test_training_lowers_the_loss_clearly(config: PeftConfig):
+def test_weight_adapter_training_lowers_loss(config: PeftConfig):
     model = get_peft_model(tiny_model(), config)
     before = float(loss_of(model))
     train(model, steps=40)
@@ -99,7 +99,7 @@ def test_training_lowers_the_loss_clearly(config: PeftConfig):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
-def test_the_adapter_has_its_bases_format_on_disk_too(config: PeftConfig, dtype: str, tmp_path: Path):
+def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: str, tmp_path: Path):
     """On the CPU a base in bfloat16 computes in float32, and the adapter is that."""
     own = {"bfloat16": "float32", "float16": "float16"}[dtype]
 
@@ -122,7 +122,7 @@ def test_the_adapter_has_its_bases_format_on_disk_too(config: PeftConfig, dtype:
 
 
 @pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
-def test_generation_goes_through_the_adapter(config: PeftConfig):
+def test_weight_adapter_generate_uses_adapter(config: PeftConfig):
     model = get_peft_model(tiny_model(), config)
     plain = model.generate([[1, 2, 3]], max_new_tokens=6)
     for _, layer in adapter_layers(model):
