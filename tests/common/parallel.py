@@ -1,4 +1,4 @@
-"""Runs of a tiny model that one process and several must agree on; what is launched reads its cases from a file."""
+"""Runs of a tiny model on one and several processes, whose results must agree; workers read their cases from a file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Case:
     """One training run.
 
     Attributes:
-        name: of its folder.
-        keys: flat configuration keys beside the defaults here.
+        name: name of its folder.
+        keys: flat configuration keys in addition to the defaults of `run_case`.
         model: changes to the tiny model's configuration.
         switch, peft: the adapter method's JSON switch and its options; None trains all weights.
     """
@@ -48,7 +48,7 @@ class Case:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def alone(self, data_ranks: int = 1) -> Case:
-        """The same run for one process: what the data ranks did side by side it does one after the other."""
+        """Return the same run for one process, which runs the micro-batches of all data ranks in sequence."""
         cuts = {key for key in self.keys if "parallel" in key or key.startswith("sharding")}
         keys = {key: value for key, value in self.keys.items() if key not in cuts}
         keys["gradient_accumulation_steps"] = keys.get("gradient_accumulation_steps", 1) * data_ranks
@@ -57,9 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: the loss and gradient norm of every step, the evaluation, how many numbers of the whole model
-    were said to train, and the saved weights.
-    """
+    """Results of a run: loss and gradient norm of every step, evaluation loss, trainable parameters, saved weights."""
 
     losses: np.ndarray
     norms: np.ndarray
@@ -70,12 +68,12 @@ class Outcome:
 
 
 def write_model(case: Case, folder: Path) -> Path:
-    """The case's model, saved; the same for the same changes to its configuration."""
+    """Save the case's model once; equal changes to the configuration give the same folder."""
     path = folder / "models" / ("-".join(f"{key}={value}" for key, value in sorted(case.model.items())) or "plain")
     if not path.is_dir():
         model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):  # zeros would hold nothing but what Adam makes of rounding
+            if name.endswith(".bias"):  # from zero, Adam would amplify rounding only
                 parameter.set_value(random_weight(name, tuple(parameter.shape), 1, 0.2))
         model.save_pretrained(path)
     return path
@@ -90,7 +88,7 @@ def run_case(case: Case, folder: Path) -> None:
         "per_device_eval_batch_size": 3,
         "max_steps": NUM_STEPS,
         "learning_rate": 1e-3,
-        # Adam divides by the gradient's own size: where one passes zero, its rounding becomes a whole step.
+        # Adam divides a gradient by its own size: near zero, rounding would become a full step.
         "adam_epsilon": 1e-4,
         "do_eval": True,
         "save_strategy": "no",
@@ -113,11 +111,11 @@ def run_case(case: Case, folder: Path) -> None:
 
 
 def watch_gradients(trainer: Any) -> dict[str, int]:
-    """Bytes of gradients that this process has, at most; filled while it trains.
+    """Return the most bytes of gradients that this process holds; filled during training.
 
-    "gradients": at the end of a window; "way back": whenever one more has come in a backward pass.
+    "gradients": at the end of a step's micro-batches; "backward": after each gradient of a backward pass.
     """
-    held, sum_gradients = {"gradients": 0, "way back": 0}, trainer.ranks.sum_gradients
+    held, sum_gradients = {"gradients": 0, "backward": 0}, trainer.ranks.sum_gradients
     trained = [parameter for parameter in trainer.model.parameters() if not parameter.stop_gradient]
 
     def look(when: str) -> None:
@@ -128,18 +126,18 @@ def watch_gradients(trainer: Any) -> dict[str, int]:
         sum_gradients(parameters)
 
     for parameter in trained:
-        parameter._register_backward_hook(lambda: look("way back"))
+        parameter._register_backward_hook(lambda: look("backward"))
     trainer.ranks.sum_gradients = sum_and_look
     return held
 
 
 def num_bytes(tensors) -> int:
-    """Of all tensors."""
+    """Return the bytes of all tensors."""
     return sum(tensor.size * tensor.element_size() for tensor in tensors)
 
 
 def outcome(case: Case, folder: Path) -> Outcome:
-    """What `run_case` left in its folder."""
+    """Read the results that `run_case` wrote."""
     history = json.loads((folder / case.name / "trainer_state.json").read_text())["log_history"]
     steps = [entry for entry in history if "loss" in entry]
     is_adapter = case.switch is not None
@@ -156,7 +154,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
 
 
 def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300.0) -> dict[str, Outcome]:
-    """Run the cases on so many processes, one after the other in a single start."""
+    """Run the cases in sequence on several processes, in a single launch."""
     for case in cases:
         write_model(case, folder)
     (folder / "cases.json").write_text(json.dumps([dataclasses.asdict(case) for case in cases]))
@@ -166,13 +164,13 @@ def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300
 
 
 def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """`python -m paddle.distributed.launch` with one thread a process; logs go to `folder/log`."""
+    """Run `python -m paddle.distributed.launch` with one thread per process; logs go to `folder/log`."""
     how = launching(processes, command, folder)
     return subprocess.run(**how, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def launching(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
-    """How `start` starts a process, in words of `subprocess`."""
+    """Return the keyword arguments of `subprocess.run` for `start`."""
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
     return {
         "args": [*launcher, "--backend", "gloo", "--log_dir", str(folder / "log"), *command],
@@ -182,15 +180,15 @@ def launching(processes: int, command: list[str], folder: Path) -> dict[str, Any
 
 
 def logs(folder: Path) -> str:
-    """The end of every process's log."""
+    """Return the end of every process's log."""
     files = sorted((folder / "log").glob("workerlog.*"))
     return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
 
 def differences(got: Outcome, want: Outcome) -> dict[str, float]:
-    """Relative differences of losses, norms, evaluation and weights, by name.
+    """Return relative differences of losses, norms, evaluation and weights, by name.
 
-    Of a weight it is that of the whole tensor, |got - want| / |want|: a single value near zero has none.
+    A weight is compared as a full tensor, |got - want| / |want|: single values near zero have no meaningful ratio.
     """
     assert got.weights.keys() == want.weights.keys()
     assert len(got.losses) == len(want.losses)
@@ -203,6 +201,6 @@ def differences(got: Outcome, want: Outcome) -> dict[str, float]:
 
 
 def assert_same_run(got: Outcome, want: Outcome, tolerance: float = 1e-5) -> None:
-    """No relative difference above `tolerance`; the message names those that are."""
+    """Assert that no relative difference exceeds `tolerance`; the message names those that do."""
     apart = {name: share for name, share in differences(got, want).items() if not share <= tolerance}
     assert not apart, apart

@@ -20,7 +20,7 @@ from tests.common.parallel import Case, run_case
 
 
 def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
-    """Let that process end where it is about to sum the gradients of step number `step`, counted from 1."""
+    """End one process right before it sums the gradients of step number `step`, counted from 1."""
     sum_gradients: Callable[..., None] = DistributedProcesses.sum_gradients
     steps = 0
 

@@ -1,7 +1,6 @@
-"""What every launched process runs: shipped configurations on tiny weights, one after the other, a step each.
+"""Worker of every launched process: runs shipped configurations on tiny weights in sequence, one step each.
 
-Left in FOLDER/outcomes-RANK.json: name of a job -> {"losses": [...]}, or {"refused": the error's text} where the
-program does not take the configuration.
+Writes FOLDER/outcomes-RANK.json: job name -> {"losses": [...]}, or {"refused": error message}.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ meshes, make_mesh = {}, Mesh.from_config
 
 
 def mesh_of(parallel) -> Mesh:
-    """One mesh a layout: dozens of them in one process are more groups than any run makes."""
+    """Return one mesh per layout: one process must not create the groups of dozens of meshes."""
     key = (complete_degrees(parallel, world_size()), parallel.hybrid_parallel_topo_order)
     if key not in meshes:
         meshes[key] = make_mesh(parallel)

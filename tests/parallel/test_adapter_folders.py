@@ -23,7 +23,7 @@ LAYOUTS = {
 
 
 def test_adapter_folder_with_layers_of_rank_zero_trains_in_every_layout(tmp_path):
-    """Their tensors are of no numbers: nothing to read, to gather, to share out or to send."""
+    """Empty tensors are read, gathered, assigned and sent without error."""
     run_case(FIRST, tmp_path)
     pattern = json.loads((tmp_path / "first" / "adapter_config.json").read_text())["rank_pattern"]
     assert not all(map(any, pattern.values())), "every layer has a rank left"

@@ -54,7 +54,7 @@ def test_numbers_of_a_process_match_the_model():
 
 
 def test_traffic_of_tensor_parallelism_matches_the_formula():
-    """Three micro-batches; 17 sums of the stream (the embedding's too), the head's; 2(t-1)/t is 1 for two ranks."""
+    """3 micro-batches; 17 all-reduces of hidden states (embedding included), and the lm_head's; 2(t-1)/t is 1."""
     head = 5 * 8 * 4 + 5 * 20
     layout = Layout(degrees=Degrees(tensor=2))
     assert sent(layout)["tensor"] == 3 * (17 * STREAM + head)
@@ -67,7 +67,7 @@ def test_traffic_of_tensor_parallelism_matches_the_formula():
 
 
 def test_traffic_of_a_pipeline_matches_the_formula():
-    """Four stages: the ends send once a micro-batch, the others twice; tied ends exchange the table's gradient."""
+    """4 stages: the ends send once per micro-batch, the others twice; tied ends exchange the table's gradient."""
     layout = Layout(degrees=Degrees(pipeline=4))
     assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * STREAM for n in (1, 2, 2, 1)]
     tied = [sent(layout, process=p, tie_word_embeddings=True)["pipeline"] for p in range(4)]
@@ -77,7 +77,7 @@ def test_traffic_of_a_pipeline_matches_the_formula():
 
 
 def test_traffic_of_a_pipeline_with_sequence_parallelism_is_split():
-    """Two stages of two layers: 8 sums each, at the ends half a sum to gather, at the first the embedding's."""
+    """2 stages of 2 layers: 8 all-reduces each, half of one to gather at the ends, and the embedding's on the first."""
     layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
     assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
     head, norms = 5 * 8 * 4 + 5 * 20, 2 * 16 * 4

@@ -22,7 +22,7 @@ DEATHS = {
     "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process has had enough"),
 }
 EACH_TIME, LESS_OFTEN = ("second-killed",), ("first-killed", "second-raises")
-"""The launcher's own waiting makes each of them twenty seconds."""
+"""Each takes 20 seconds, most of which the launcher waits."""
 _ABORTED = re.compile(r"^ERROR ([0-9-]+ [0-9:]+),\d+ .*ABORT!!!", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def run(folder: Path, case: Case, death: dict):
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory):
-    """Runs that ended in the middle of a step, each started once."""
+    """Run each case once, until a process dies in the middle of a step."""
     made = {}
 
     def get(name: str):

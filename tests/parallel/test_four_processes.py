@@ -23,7 +23,7 @@ OUTER = {"hybrid_parallel_topo_order": "sharding_first"}
 
 
 def shared(stage: int) -> dict[str, object]:
-    """Two tensor ranks by two sharding ranks."""
+    """Return keys of two tensor ranks times two sharding ranks."""
     return {**TENSOR, "sharding": f"stage{stage}", "sharding_parallel_degree": 2}
 
 
@@ -76,12 +76,12 @@ EIGHT = {
 
 
 def listed(runs: dict[int, list[Case]]) -> list:
-    """Replicas and case, for pytest."""
+    """Return (replicas, case) parameters for pytest."""
     return [pytest.param(replicas, case, id=case.name) for replicas, cases in runs.items() for case in cases]
 
 
 def steady(case: Case) -> Case:
-    """The case with less of what Adam makes of rounding: one process whose model is off by 1e-7 ends with 5e-5 else."""
+    """Return the case with a larger epsilon: else a model that is off by 1e-7 ends 5e-5 away on one process."""
     return replace(case, keys={"adam_epsilon": 1e-4, **case.keys})
 
 

@@ -57,7 +57,7 @@ def assert_the_same_answers(processes: int, cases: list[Case], folder: Path) -> 
 
 
 def answers_of(folder: Path) -> tuple[list[str], dict[str, float]]:
-    """The generated texts in the order of the questions, and what they scored."""
+    """Return the generated texts in the order of the prompts, and their scores."""
     lines = (folder / "generated_output.json").read_text().splitlines()
     scores = json.loads((folder / "eval_results.json").read_text())
     answers = [json.loads(line)["output"] for line in lines]

@@ -10,7 +10,7 @@ from paddlenlp_ext.parallel import gloo
 
 
 class Store:
-    """Counts, and meanwhile this process is asked to stop."""
+    """Store that counts, and sends this process a signal meanwhile."""
 
     def __init__(self):
         self.counted, self.got_inside, self.got = 0, [], []
@@ -25,7 +25,7 @@ class Store:
 
 
 def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
-    """What interrupts Paddle's store while it receives ends the run in an error."""
+    """A signal during a receive of Paddle's store would raise an error."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(gloo, "world_size", lambda: 2)
     monkeypatch.setenv("PADDLE_DISTRI_BACKEND", "gloo")

@@ -17,7 +17,7 @@ SCRIPT = str(LLM / "run_finetune.py")
 
 @pytest.fixture
 def command(run_folders):
-    """The command line of a small run."""
+    """Return the command line of a small run."""
     keys = {
         "model_name_or_path": str(run_folders / "model"),
         "dataset_name_or_path": str(run_folders / "data"),

@@ -32,7 +32,7 @@ WHOLE = ("norm.weight", "layernorm.weight")
 
 
 def write_shards(folder, tensor_degree, pipeline_degree, **changes):
-    """What PaddleNLP saves: [in, out], cut by its own rules, one pickle a rank; returns the model."""
+    """Save a model as PaddleNLP does: weights [in, out], its own sharding, one pickle per rank; return the model."""
     folder.mkdir()
     config = {**CONFIG, **changes}
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 
 
 
 def play(degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[list[Pass], list[int]]:
-    """All passes in an order in which processes could have made them, and the most that each kept."""
+    """Simulate the schedule; return the passes in a possible order, and each process's most micro-batches in flight."""
     left = [list(entries(process, degree, num_chunks, num_micro, learns)) for process in range(degree)]
     have: list[set[Pass]] = [set() for _ in range(degree)]
     made, kept, most = [], [0] * degree, [0] * degree

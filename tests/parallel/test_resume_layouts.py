@@ -13,7 +13,7 @@ from tests.common.parallel import Case, assert_same_run, launch, outcome, run_ca
 
 pytestmark = pytest.mark.layouts
 
-REPLICAS = 2  # of one process: what two data or sharding ranks do side by side
+REPLICAS = 2  # micro-batches of two data or sharding ranks, run in sequence on one process
 KEYS = {"gradient_accumulation_steps": REPLICAS}
 ONCE = {"gradient_accumulation_steps": 1}
 LAYOUTS = {
@@ -44,8 +44,8 @@ def resumed(case: Case, before: str, after: str, folder) -> Case:
 
 
 CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
-CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # enough where a method's own state is the point
-TENSOR = [("one", "tp2"), ("tp2", "tp2"), ("tp2", "one")]  # enough where parameters that are cut are
+CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # sufficient to test a method's own state
+TENSOR = [("one", "tp2"), ("tp2", "tp2"), ("tp2", "one")]  # sufficient to test sharded parameters
 RUNS = [
     (Case("sft", ONCE, {"attention_bias": True}), CROSS),
     (Case("adalora", ONCE, {}, "adalora", {"tinit": 2, "tfinal": 4}), CHAIN),
@@ -62,7 +62,7 @@ WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-shar
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of every layout, each saved half-way, and gone on with from there in the others."""
+    """Run every layout, save half-way, and resume from there in the others."""
     folder = tmp_path_factory.mktemp("layouts")
     for case, _ in RUNS:
         run_case(laid_out(case, "one", **HALF), folder)
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder_of_4(folder):
-    """The same with four processes."""
+    """Run and resume with four processes."""
     launch(4, [laid_out(case, layout, **HALF) for case in RUNS_OF_4 for layout in MIXED], folder, 600)
     launch(4, [resumed(case, *way, folder) for case in RUNS_OF_4 for way in WAYS_OF_4], folder, 600)
     for case in RUNS_OF_4:
@@ -110,7 +110,7 @@ def test_checkpoint_of_four_processes_has_the_same_files(folder_of_4, case, layo
 
 
 def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
-    """Two layouts that compute the same bits, at the start of a run, write the same bytes."""
+    """Two layouts that compute the same bits at the start of a run write the same bytes."""
     hashes = set()
     for layout in ("dp2", "sharding1", "sharding2", "sharding3"):
         file = folder / f"sft-{layout}" / "checkpoint-10" / "model.safetensors"
@@ -119,8 +119,10 @@ def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
 
 
 def assert_same_files(one, other):
-    """The same files: tensors of the same names, formats, shapes and places; values within 1e-6 of the largest, and
-    within 1e-5 in the optimizer's state, which has squares of gradients, and in LoRA's B, which begins at zero.
+    """Assert that two folders have the same files, whose tensors have equal names, dtypes, shapes and offsets.
+
+    Values agree within 1e-6 of the largest one; within 1e-5 in optimizer state (squares of gradients) and in LoRA's B,
+    which starts at zero.
     """
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
@@ -139,6 +141,6 @@ def assert_same_files(one, other):
 
 
 def header(path):
-    """Names, formats, shapes and places of a file's tensors, in their order."""
+    """Return names, dtypes, shapes and offsets of a file's tensors, in order."""
     with open(path, "rb") as file:
         return file.read(int.from_bytes(file.read(8), "little"))

@@ -1,6 +1,6 @@
-"""Every shipped file for Llama and Qwen under the launcher, with every documented combination, on tiny weights.
+"""Shipped configurations for Llama and Qwen under the launcher, in every documented layout, on tiny weights.
 
-It starts, makes a step and saves, or it is refused before any weight is read, with the nearest that can be had.
+A run makes one step and saves, or is refused before any weight is read, with the nearest supported option.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.common.scripts import LLM
 CONFIGS = LLM / "config"
 METHODS = sorted(path.name.removesuffix("_argument.json") for path in (CONFIGS / "llama").glob("*.json"))
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
-# Wide enough for the files' blocks and ranks, each half of a layer.
+# Wide enough for the files' quantization blocks and ranks on each half of a layer.
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 MODELS = {"llama": WIDE, "qwen": {**WIDE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}}
 
@@ -67,7 +67,7 @@ Jobs = dict[str, tuple[str, str, dict[str, object]]]
 
 
 def every_job(processes: int) -> Jobs:
-    """All files in all layouts; on four processes the one family's file or the other's, in turn."""
+    """Return all files in all layouts; on four processes, one family's file or the other's in turn."""
     return {
         f"{family} {method} {name}": (family, method, keys)
         for place, (name, keys) in enumerate(LAYOUTS[processes].items())
@@ -78,7 +78,7 @@ def every_job(processes: int) -> Jobs:
 
 
 def recompute_jobs() -> Jobs:
-    """All ways to compute again, with cut layers."""
+    """Return all recompute options with tensor parallelism."""
     return {
         f"{family} {method} {name}": (family, method, {**TENSOR, **keys})
         for name, keys in RECOMPUTE.items()
@@ -88,7 +88,7 @@ def recompute_jobs() -> Jobs:
 
 
 def some_jobs() -> Jobs:
-    """A file for each layout of two processes, and what is refused of them."""
+    """Return one file per layout of two processes, and files that are refused."""
     chosen = ["lora data", "qlora tensor", "sft sequence", "dora stages", "pt virtual", "lora_ga stage1", "sft stage2"]
     chosen += ["wint8_lora stage3", "mora tensor", "reft sequence"]
     jobs = every_job(2)
@@ -96,7 +96,7 @@ def some_jobs() -> Jobs:
 
 
 def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
-    """Words that name the nearest that can be had; None where the file runs."""
+    """Return words of the expected error message; None if the file runs."""
     if "pipeline_parallel_degree" in keys and keys.get("sharding") in ("stage2", "stage3"):
         return "use sharding stage1, or pipeline_parallel_degree 1"
     if method == "mora" and "tensor_parallel_degree" in keys:
@@ -108,7 +108,7 @@ def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
 
 
 def command_of(family: str, method: str, keys: dict[str, object], model: Path, folder: Path) -> list[str]:
-    """The file, and what makes it a small run."""
+    """Return the configuration file and the options of a small run."""
     values = {
         "model_name_or_path": model,
         "output_dir": folder,
@@ -128,7 +128,7 @@ def command_of(family: str, method: str, keys: dict[str, object], model: Path, f
 
 
 def assert_start_or_are_refused(jobs: Jobs, processes: int, folder: Path) -> None:
-    """Run the jobs one after the other in a single start; those that are refused find no weights to read."""
+    """Run the jobs in sequence in a single launch; for refused ones there are no weights to read."""
     commands = {}
     for name, (family, method, keys) in jobs.items():
         layers = {"num_hidden_layers": 4 if "virtual_pp_degree" in keys else 2}
@@ -156,7 +156,7 @@ def assert_start_or_are_refused(jobs: Jobs, processes: int, folder: Path) -> Non
 
 
 def without_weights(model: Path) -> Path:
-    """A folder with the model's configuration alone."""
+    """Return a folder with the model's configuration only."""
     bare = model.with_name(f"{model.name}-bare")
     bare.mkdir(exist_ok=True)
     shutil.copy(model / "config.json", bare)

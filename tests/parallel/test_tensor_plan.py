@@ -64,7 +64,7 @@ def test_apply_tensor_plan_keeps_and_reads_the_own_shard_only(tmp_path):
 
 
 class Slices(SafetensorsFile):
-    """Counts the numbers that are handed out."""
+    """File that counts the numbers read."""
 
     num_read = 0
 
@@ -133,7 +133,7 @@ def test_apply_tensor_plan_shards_an_adapter_as_its_base():
 
 @pytest.mark.parametrize("blocks", [{"num_blocks": 1}, {"block_size": 32}, {"block_size": 32, "block_share": True}])
 def test_apply_tensor_plan_through_a_block_of_oft_raises(blocks):
-    """An even number of tokens would be turned in blocks of two halves."""
+    """Each rank would rotate half a block."""
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), OFTConfig(**blocks))
     with pytest.raises(
         ValueError, match=r"leaves each process 16 inputs of a layer, not a multiple of .* 32; .* divisor"

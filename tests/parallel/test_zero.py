@@ -48,7 +48,7 @@ ONLY_STAGE3 = [
 
 
 def sharded(case: Case, stage: str) -> Case:
-    """The case with its state shared by all processes."""
+    """Return the case with its state sharded over all processes."""
     return Case(f"{case.name}-{stage}", {**case.keys, "sharding": stage}, case.model, case.switch, case.peft)
 
 
@@ -63,7 +63,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(runs):
-    """Each run on one process, made once for its three stages."""
+    """Run each case on one process, once for its three stages."""
     folder, made = runs[0], {}
 
     def run(case: Case):
@@ -94,11 +94,11 @@ def test_sharding_holds_sharded_state_once(runs, alone, stage):
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
 def test_sharding_releases_gradients_during_the_backward_pass(runs, alone, stage):
-    """Beside the owner's share: two layers of eight, and the tied embedding."""
-    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["way back"]
+    """In addition to the owner's share, at most two of eight layers and the tied embedding are held."""
+    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["backward"]
     for rank in range(2):
         held = json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text())
-        assert held["gradients"] < held["way back"] <= 0.7 * whole
+        assert held["gradients"] < held["backward"] <= 0.7 * whole
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
