@@ -1,6 +1,6 @@
-"""From flat JSON files and the command line to a tree of dataclasses. Nothing here imports Paddle.
+"""Configuration of a run: flat JSON files and the command line become a tree of dataclasses.
 
-`load_run_config` reads a run's configuration; `RunConfig` is what it becomes; `option` declares a key.
+`load_run_config` parses them into a `RunConfig`; `option` declares a key. Paddle is not imported.
 """
 
 from __future__ import annotations

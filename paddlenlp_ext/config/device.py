@@ -1,4 +1,4 @@
-"""Which device there is to compute on, found without loading Paddle."""
+"""Detect a usable GPU without importing Paddle."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def has_gpu() -> bool:
-    """Whether the installed Paddle was built for GPUs and this machine shows one that is not hidden from it."""
+    """Return whether the installed Paddle was built for GPUs and the machine has a visible one."""
     return not _gpus_hidden() and _paddle_built_for_gpu() and any(Path(node).exists() for node in _GPU_NODES)
 
 
 def _gpus_hidden() -> bool:
-    """CUDA takes the devices of the list up to the first that does not exist: "" and "-1" leave none."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA ignores the list from its first invalid entry on."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 
 def _paddle_built_for_gpu() -> bool:
-    # Read, not imported: importing Paddle takes seconds, and this room does not know it.
+    # Read, not imported: importing Paddle takes seconds.
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         return False

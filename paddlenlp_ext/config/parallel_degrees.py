@@ -1,4 +1,4 @@
-"""How many processes share each axis of a run: what the configuration leaves open is completed or refused here."""
+"""Number of processes along each axis of a run, completed from the configuration and the world size."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paddlenlp_ext.config.sections import ParallelConfig
 
 @dataclass(frozen=True)
 class Degrees:
-    """Processes along each axis; their product is the number of processes.
+    """Processes along each axis; the product is the world size.
 
     Attributes:
-        data: each has a copy of the weights and its own micro-batches.
-        sharding: each has its own micro-batches and a part of the optimizer's state (and gradients, and weights).
-        pipeline: each has some of the layers.
-        tensor: each has a part of every layer.
+        data: replicas with their own micro-batches.
+        sharding: replicas that also shard optimizer state (and gradients, and weights).
+        pipeline: stages, each with some of the layers.
+        tensor: shards of every layer.
     """
 
     data: int = 1
@@ -33,7 +33,7 @@ class Degrees:
 
 
 def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
-    """All degrees: -1 and 0 turn an axis off, sharding without a degree takes what is left, else data parallelism does.
+    """Return all degrees; -1 and 0 switch an axis off, the remaining processes go to sharding, else to data.
 
     Raises:
         ValueError: the degrees do not divide the processes; names the nearest ones that do.
@@ -56,7 +56,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
 
 
 def asked_degrees(degrees: Degrees) -> str:
-    """The degrees above 1, by their keys."""
+    """Return the degrees above 1 in words, by their keys."""
     keys = {
         "tensor_parallel_degree": degrees.tensor,
         "pipeline_parallel_degree": degrees.pipeline,
@@ -66,12 +66,12 @@ def asked_degrees(degrees: Degrees) -> str:
 
 
 def nearest_degrees(asked: Degrees, processes: int, most_tensor: int | None = None) -> Degrees:
-    """The combination least far from what was asked, as ratios count; on a tie the larger tensor degree.
+    """Return the combination closest to what was asked, by ratios; on a tie the one with the larger tensor degree.
 
     Args:
-        asked: the degrees that can't be had.
-        processes: how many there are.
-        most_tensor: the largest tensor degree that can be, None: any.
+        asked: the degrees that do not fit.
+        processes: the world size.
+        most_tensor: largest allowed tensor degree, None: any.
     """
 
     def distance(degrees: Degrees) -> float:

@@ -1,4 +1,4 @@
-"""`RunConfig`: the tree that a flat configuration becomes."""
+"""`RunConfig`: the configuration of a run as a tree of sections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything a run was told, checked. Sections and their fields are read, never written."""
+    """Checked configuration of a run; sections and their fields are read, never written."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -42,14 +42,14 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
     peft: Any = None
-    """The chosen adapter method's config, or None: all weights train."""
+    """Config of the chosen adapter method; None: all weights train."""
     peft_switch: str | None = None
-    """The key that chose it."""
+    """Key that chose the adapter method."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know: keys without effect, and why."""
+    """Messages for the user, such as keys without effect."""
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """The flat JSON that loads to this tree again; everything resolved, the command section left out."""
+        """Return the flat JSON object that loads to this tree again, without the command section."""
         flat: dict[str, Any] = {}
         for section, section_class in SECTIONS.items():
             if section != "command":
@@ -62,12 +62,12 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """The options of an adapter method's config class; the switch (or the method it refines) prefixes their keys."""
+    """Return the options of a method's config class; the switch (or the refined method's) prefixes their keys."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """The switches that must be on for a method: its own, and the one it refines (`pissa` refines `lora`)."""
+    """Return the switches a method needs: its own, and that of the method it refines (`pissa` refines `lora`)."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -1,1 +1,1 @@
-"""Small things that every floor may use. Nothing here imports Paddle."""
+"""Helpers for every layer: files, logging, registries, JSON. Paddle is not imported."""

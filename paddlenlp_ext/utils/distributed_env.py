@@ -1,4 +1,4 @@
-"""Which of the launcher's processes this one is."""
+"""Rank and world size, from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 def rank() -> int:
-    """This process's number, 0 without a launcher."""
+    """Return the rank of this process, 0 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
 def world_size() -> int:
-    """How many processes the launcher started, 1 without a launcher."""
+    """Return the number of processes, 1 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
 def is_main_rank() -> bool:
-    """Whether this is the process that logs and writes."""
+    """Return whether this process is rank 0, which logs and writes files."""
     return rank() == 0

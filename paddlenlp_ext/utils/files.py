@@ -1,9 +1,4 @@
-"""Reading a JSON object from a file, with errors that say which file and where.
-
-Files and folders that appear whole or not at all.
-
-Where the package keeps what it can make again.
-"""
+"""Read JSON objects, write files and folders atomically, and locate the cache folder."""
 
 from __future__ import annotations
 
@@ -20,10 +15,10 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-        ValueError: no such file, not UTF-8, not JSON, or not an object; the message names the file.
+        ValueError: the file is missing, not UTF-8, not JSON, or not an object; the message names it.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -43,10 +38,10 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a sibling folder to fill; it takes `target`'s name when the block ends well.
+    """Yield a sibling folder to fill, which is renamed to `target` when the block succeeds.
 
-    What stood at `target` is replaced. After an exception the sibling is removed and `target` is as it was; after a
-    kill the sibling (`.NAME.incomplete`) may stay behind, and the next attempt clears it.
+    An existing `target` is replaced. After an exception the sibling is removed and `target` is unchanged. After a kill
+    the sibling (`.NAME.incomplete`) may remain; the next attempt removes it.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +89,7 @@ def file_lock(folder: Path, remedy: str) -> Iterator[None]:
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file in one step: readers see the old content or the new, never a part."""
+    """Write a UTF-8 file atomically: readers see the old content or the new, never a part."""
     target = Path(target)
     draft = target.with_name(f".{target.name}.incomplete")
     draft.write_text(text, encoding="utf-8")
@@ -102,6 +97,6 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """`~/.cache/paddlenlp_ext/NAME`, or under XDG_CACHE_HOME where that is set. Not made here."""
+    """Return `~/.cache/paddlenlp_ext/NAME`, or its path under XDG_CACHE_HOME; the folder is not created."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "paddlenlp_ext" / name

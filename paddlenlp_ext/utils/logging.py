@@ -1,4 +1,4 @@
-"""One logger for the package. Of several processes the first one speaks, and every one that has a file of its own."""
+"""Logger of the package. Rank 0 logs at INFO; other ranks do so only if they have a log file of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 
 def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
-    """The package's logger (or a child of it), writing to standard error."""
+    """Return the package's logger or a child of it; it writes to standard error."""
     root = logging.getLogger("paddlenlp_ext")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -24,8 +24,8 @@ def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
 
 
 def _has_own_file() -> bool:
-    """Whether standard error goes to a file, as the launcher lets it for every process (log/workerlog.N)."""
+    """Return whether standard error is a file, such as the launcher's log/workerlog.N."""
     try:
         return stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode)
-    except (OSError, ValueError, AttributeError):  # closed, or an object in memory
+    except (OSError, ValueError, AttributeError):  # closed, or an in-memory stream
         return False

@@ -1,4 +1,4 @@
-"""How configurations name layers: by the end of a dotted name, or by a regular expression for all of it."""
+"""Match layer names: by a suffix of the dotted name, or by a regular expression for the full name."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 
 def matches(pattern: str, name: str, key: str) -> bool:
-    """Whether `pattern` means the layer `name`. `key` is the option it stands under, for the error.
+    """Return whether `pattern` matches the layer `name`; `key` is the option that holds it, for the error.
 
     Raises:
-        ValueError: it is not the name's end and no regular expression.
+        ValueError: the pattern is neither a suffix of the name nor a valid regular expression.
     """
     if name == pattern or name.endswith(f".{pattern}"):
         return True
     try:
         return re.fullmatch(pattern, name) is not None
     except re.error as error:
-        raise ValueError(f"{key}: {pattern!r} is no regular expression ({error}).") from None
+        raise ValueError(f"{key}: {pattern!r} is not a regular expression ({error})") from None
 
 
 def matching(pattern: str, names: Collection[str], key: str) -> list[str]:
-    """Those of the linear layers `names` that `pattern` means; at least one.
+    """Return the linear layers among `names` that `pattern` matches; at least one.
 
     Raises:
-        ValueError: it means none of them, or is no regular expression.
+        ValueError: the pattern matches none of them, or is not a regular expression.
     """
     found = [name for name in names if matches(pattern, name, key)]
     if not found:

@@ -1,4 +1,4 @@
-"""How a command of this project ends: a user's mistake is one clear message and exit code 2, not a traceback."""
+"""Run a command-line program: a user error becomes one message and exit code 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOST_ANOTHER = re.compile(
     r"gloo/transport/.*(Connection|TIMEOUT|Timed out|Broken pipe)|TCPStore|TcpStore|tcp_(store|utils)"
 )
 _PR_SET_PDEATHSIG = 1
-_LAUNCHER_LOOKS_EVERY = 4.0  # seconds, and a little: Paddle's looks every 3
+_LAUNCHER_LOOKS_EVERY = 4.0  # seconds, slightly more than the 3 of Paddle's launcher
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
-    """Call `main` with the command line and leave the process with 0, or with 2 after a user's mistake.
+    """Call `main` with the command line; exit with code 2 after a user error.
 
-    Only a `ValueError` or `ModuleNotFoundError` that this project itself raised is a user's mistake; the same error out
-    of a library, and any other, is a defect and keeps its traceback.
+    A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, and
+    any other error, is a defect and keeps its traceback.
     """
     _follow_launcher()
     try:
@@ -51,33 +51,35 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
 
 
 def _follow_launcher() -> None:
-    """Let the system send SIGTERM to this process of several when their launcher is gone, on Linux.
+    """Let Linux send SIGTERM to this process when its launcher dies.
 
-    Paddle's launcher over gloo has no handler for a SIGTERM of its own: its processes would go on without it.
+    Paddle's launcher over gloo does not handle SIGTERM, so its processes would continue without it.
     """
     if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_peer_failure(error: Exception) -> bool:
-    """Whether this process only noticed that it has lost another one of the run."""
-    # Where the launcher's store is gone, Paddle calls that an invalid argument: a ValueError.
+    """Return whether the error only reports the loss of another process of the run."""
+    # Paddle reports a lost launcher store as an invalid argument: a ValueError.
     return isinstance(error, (RuntimeError, ValueError)) and bool(_LOST_ANOTHER.search(str(error)))
 
 
 def _leave_it_to_the_other(error: Exception) -> NoReturn:
-    """End without an error of its own, late enough for the launcher to find, and name, the process that ended first."""
+    """Exit late enough for the launcher to find the process that failed first."""
     print(
-        f"error: another process of the run has ended, so this one can't go on ({error})", file=sys.stderr, flush=True
+        f"error: another process of the run has ended, so this one cannot continue ({error})",
+        file=sys.stderr,
+        flush=True,
     )
     time.sleep(_LAUNCHER_LOOKS_EVERY)
     sys.exit(1)
 
 
 def report_to_launcher(text: str) -> None:
-    """Show why this process of several ends, where a user looks: the launcher shows the first one's output alone.
+    """Write the error of a rank other than 0 to the launcher's standard error, on Linux.
 
-    It goes to the launcher's own standard error, on Linux; the process's log has it in any case.
+    The launcher shows the output of rank 0 only; other ranks write to their log files.
     """
     if is_main_rank() or "PADDLE_CURRENT_ENDPOINT" not in os.environ:
         return

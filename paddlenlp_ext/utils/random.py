@@ -1,4 +1,4 @@
-"""Seeds that follow from numbers that say where a run stands."""
+"""Seeds derived from a position in a run, such as (seed, step, micro-batch)."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def seed_of(*position: int) -> int:
-    """32 bits, well mixed from all of them."""
+    """Return a 32-bit seed that mixes all numbers of the position."""
     return int(np.random.SeedSequence(position).generate_state(1)[0])

@@ -1,7 +1,4 @@
-"""Names to objects, filled by the modules of a package as they are walked: no export list to keep.
-
-The nearest known word to a mistyped one.
-"""
+"""Registry that a package's modules fill when they are imported, and suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from typing import Generic, TypeVar
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None where nothing is close enough to be meant.
+    """Return the known word closest to `word`, or None where none is close enough.
 
-    A known word that is `word` behind a prefix (`use_dora` for `dora`) is nearer than any other spelling.
+    A known word that ends in `word` after a prefix (`use_dora` for `dora`) is preferred to any other spelling.
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
@@ -24,7 +21,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """How a sentence about an unknown word ends: `; did you mean 'x'?`, or just so."""
+    """Return the end of a sentence about an unknown word: `; did you mean 'x'?`, or a full stop."""
     match = nearest(word, known)
     return f"; did you mean {match!r}?" if match else "."
 
@@ -33,7 +30,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table of named things of one kind (`kind` is the word used in errors) living in `package`."""
+    """Table of named objects from the modules of `package`; `kind` names them in errors."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -42,7 +39,7 @@ class Registry(Generic[T]):
         self._walked = False
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Decorator: enter the object under each name. A name can be taken once."""
+        """Return a decorator that registers an object under each name; a name can be used once."""
 
         def enter(entry: T) -> T:
             for name in names:
@@ -53,10 +50,10 @@ class Registry(Generic[T]):
         return enter
 
     def get(self, name: str) -> T:
-        """The entry of that name.
+        """Return the entry with this name.
 
         Raises:
-            ValueError: no such entry; the message lists the known ones.
+            ValueError: there is no such entry; the message lists the known ones.
         """
         self._walk()
         if name not in self._entries:
@@ -65,12 +62,12 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         self._walk()
         return sorted(self._entries)
 
     def items(self) -> list[tuple[str, T]]:
-        """All (name, entry) pairs, sorted by name."""
+        """Return all (name, entry) pairs, sorted by name."""
         self._walk()
         return sorted(self._entries.items(), key=lambda item: item[0])
 

@@ -185,9 +185,9 @@ def test_what_recompute_keeps_is_read_and_checked(tmp_path):
         ({"refined_recompute": "mlp_row_ln:-2"}, "write mlp_row_ln:-1 (all layers)"),
         ({"refined_recompute": "mlp_row_ln:1,mlp_row_ln:2"}, "names mlp_row_ln twice"),
         ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave one of them out"),
-        ({"no_recompute_layers": [0, "last"]}, "'last' is no layer's number"),
-        ({"no_recompute_layers": [-1]}, "-1 is no layer's number"),
-        ({"no_recompute_layers": True}, "True is no layer's number"),
+        ({"no_recompute_layers": [0, "last"]}, "'last' is not a layer index"),
+        ({"no_recompute_layers": [-1]}, "-1 is not a layer index"),
+        ({"no_recompute_layers": True}, "True is not a layer index"),
     ],
     ids=str,
 )
