@@ -49,7 +49,7 @@ def test_selection(wanted: list[str] | str | None, count: int):
         (["lm_head"], "'lm_head' matches no"),
         (["embed_tokens"], "'embed_tokens' matches no"),
         (["proj"], "'proj' matches no"),
-        (["("], r"'\(' is no regular expression"),
+        (["("], r"'\(' is not a regular expression"),
         ([], "is an empty list"),
     ],
 )
