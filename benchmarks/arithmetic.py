@@ -1,7 +1,7 @@
-"""How many floating-point operations a training step needs, by formula: what a roofline divides by the machine's rate.
+"""FLOPs of a training step by formula, as the numerator of a roofline.
 
-A product of [m, k] and [k, n] is 2 m n k operations. Counted is what the mathematics asks for; what a program computes
-again to save memory, and everything elementwise, earns nothing.
+A product of [m, k] and [k, n] is 2 m n k operations. The count covers what the mathematics needs; recomputation that
+saves memory and elementwise work are not counted.
 T tokens, D hidden, I feed-forward, V vocabulary, N and K query and key-value heads, H head dimension, r rank.
 """
 
@@ -22,7 +22,7 @@ def linear_shapes(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
 def step_operations(
     shape: Mapping[str, Any], lengths: Sequence[int], learned: int, rank: int | None
 ) -> dict[str, float]:
-    """Operations of one step, forward and backward, part by part.
+    """Return the operations of one step, forward and backward, by part.
 
     Args:
         shape: a config.json of a Llama-like model with a tied head.

@@ -61,7 +61,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
-    """Why a case can't be measured here; None: it can."""
+    """Return why a case cannot be measured here, None if it can."""
     if "{gsm8k}" in case.programs[0].command and args.gsm8k is None:
         return "no --gsm8k FOLDER was given"
     missing = [program.environment for program in case.programs if not Path(args.pythons[program.environment]).exists()]
@@ -90,7 +90,7 @@ def run_module(python: str, command: str) -> dict[str, Any]:
 
 
 def prepare(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, str]:
-    """What stands for the words in braces; GSM8K's rows are exported if a case reads them."""
+    """Return the values of the words in braces; export GSM8K's rows if a case reads them."""
     words = {"model": str(resolve_model(MODEL)), "gsm8k": str(args.gsm8k), "rows": str(WORK / "gsm8k_rows.jsonl")}
     if any("{rows}" in program.command for case in cases.values() for program in case.programs):
         WORK.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def prepare(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, str]:
 def measure_all(
     cases: dict[str, Case], args: argparse.Namespace, words: dict[str, str], results: dict[str, Any]
 ) -> None:
-    """Round after round, every program of every case once; each round's lines are written out."""
+    """Run every program of every case once a round, and write the lines of each round."""
     for number in range(args.rounds):
         for name, case in cases.items():
             for program in case.programs:
@@ -118,7 +118,7 @@ def measure_all(
 
 
 def measure(program: Program, args: argparse.Namespace, words: dict[str, str]) -> dict[str, Any]:
-    """One process of one program; its command as cases.py has it, without this machine's folders."""
+    """Measure one program in a process of its own; the reported command is that of cases.py, without local folders."""
     steps = args.steps if program.steps is None else min(args.steps, program.steps)
     command = f"{program.command} --steps {steps}"
     figures = run_module(args.pythons[program.environment], command.format(**words))

@@ -1,4 +1,4 @@
-"""What bench.py writes: the raw lines, a table of medians and ratios, and a picture of the ratios."""
+"""Reports of bench.py: the raw lines, a table of medians and ratios, and a picture of the ratios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADINGS = ("", "program", "tokens/s", "spread", "peak memory", "our speed : its
 
 
 def summarize(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One entry a program, this project's first: medians over rounds, and the ratios to this project.
+    """Return one entry a program, this project's first: medians over rounds, and ratios to this project.
 
     `spread` is the largest minus the smallest rate, relative to the median. `speed` and `memory` are this project's
     figure divided by the program's, None for this project itself.
@@ -36,7 +36,7 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table, and under it where the figures come from."""
+    """Return the table, followed by the origin of the figures."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for case in results["cases"].values():
         for entry in summarize(case["runs"]):
@@ -59,7 +59,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw_ratios(results: dict[str, Any], file: Path) -> None:
-    """Two panels of bars, one bar a peer and case: how many times as fast, and what share of the memory."""
+    """Draw two panels of bars, one bar a peer and case: speed ratio and share of the memory."""
     bars = [
         (f"{case['title']}\nagainst {entry['label']}", entry["speed"], entry["memory"])
         for case in results["cases"].values()
@@ -86,7 +86,7 @@ def _draw_panel(axes: Axes, names: tuple[str, ...], values: tuple[float, ...], t
 
 
 def write_report(folder: Path, results: dict[str, Any]) -> None:
-    """bench.json, bench.md and bench.png in `folder`."""
+    """Write bench.json, bench.md and bench.png to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / "bench.md").write_text(markdown(results), encoding="utf-8")

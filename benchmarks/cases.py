@@ -1,4 +1,4 @@
-"""What `make bench` measures: data only. The words in braces are filled in by bench.py.
+"""Cases of `make bench`, as data. bench.py replaces the words in braces.
 
 {model}   the built-in SmolLM2-135M-Instruct, unpacked into a Hugging Face folder that all programs read
 {gsm8k}   the folder given by --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}

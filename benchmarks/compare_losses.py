@@ -21,18 +21,18 @@ Losses = Mapping[int, float]
 
 
 def read_losses(path: str | Path) -> Losses:
-    """The losses of a metrics.jsonl."""
+    """Return the losses of a metrics.jsonl by step."""
     entries = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
 
 
 def differences(first: Losses, other: Losses) -> Losses:
-    """How far `other` is from `first` at the steps of both, relative to `first`."""
+    """Return the difference of `other` to `first` relative to `first`, at the steps of both."""
     return {step: other[step] / first[step] - 1 for step in sorted(first.keys() & other.keys())}
 
 
 def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
-    """The curves on top of each other, and below them their differences to the first in percent."""
+    """Draw the curves in one panel, and below it their differences to the first in percent."""
     figure = Figure(figsize=(7, 6), layout="constrained")
     curves, apart = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     first = next(iter(runs.values()))
@@ -50,7 +50,7 @@ def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
 
 
 def describe(runs: Mapping[str, Losses]) -> list[str]:
-    """A line a run: the mean of the last ten losses, and how far it is from the first."""
+    """Return a line a run: the mean of the last ten losses, and its difference to the first run."""
     first = next(iter(runs.values()))
     lines = []
     for name, losses in runs.items():

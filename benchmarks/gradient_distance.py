@@ -1,4 +1,4 @@
-"""How far two sets of gradients are apart. No Paddle, no PyTorch: both programs' scripts use it."""
+"""Distances between two sets of gradients, without Paddle or PyTorch, so that both programs' scripts can import it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 
 def distance(one: np.ndarray, reference: np.ndarray) -> float:
-    """The norm of the difference over the norm of the reference, summed in float64."""
+    """Return the norm of the difference over the norm of the reference, summed in float64."""
     exact = reference.astype(np.float64)
     return float(np.linalg.norm(one - exact) / np.linalg.norm(exact))
 
 
 def distances(rounded: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float | str]:
-    """Of all gradients taken as one vector, and the median and the largest of the single ones; by parameter's name."""
+    """Return the distance of all gradients as one vector, and the median and largest distance of a single parameter."""
     single = {name: distance(rounded[name], exact[name]) for name in exact}
     whole = [np.concatenate([one[name].ravel() for name in exact]) for one in (rounded, exact)]
     return {

@@ -1,4 +1,4 @@
-"""How far the gradients of a bf16 step are from those of the same step in fp32.
+"""Distance of the gradients of a bf16 step to those of the same step in fp32.
 
     python -m benchmarks.gradient_precision [--documents 8] [--dataset_name_or_path FOLDER --lora_rank 8]
     python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer's on the same rows and adapter:
@@ -48,7 +48,7 @@ def started_model(config: RunConfig) -> Any:
 
 
 def gradients(config: RunConfig, batch: PackedBatch) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss per learned token and the gradient of every trainable parameter."""
+    """Return the loss per target token and the gradient of every trainable parameter."""
     model = started_model(config)
     with autocast(config.precision):
         loss = loss_sum(model, batch)[0] / batch.num_target_tokens

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices: oneDNN's plain products, called by themselves, on a step's own shapes."""
+"""Matrix multiplication rate of the machine: oneDNN's plain products on the shapes of a step."""
 
 from __future__ import annotations
 

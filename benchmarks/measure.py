@@ -1,4 +1,4 @@
-"""What every benchmark states: device, versions, commit; and how time and memory are read. No Paddle, no PyTorch."""
+"""Timing, memory and environment (device, versions, commit) of every benchmark, without Paddle or PyTorch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str,
 
 
 def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, object]:
-    """The median over steps of what each made of its own tokens, and the steps themselves."""
+    """Return the median of the steps' tokens per second, and the rate of each step."""
     rates = [count / time for count, time in zip(tokens, seconds, strict=True)]
     return {
         "tokens_per_second": round(statistics.median(rates), 1),
@@ -67,7 +67,7 @@ def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[s
 
 
 def peak_memory_gb() -> float:
-    """The most resident memory this process has held, in GB (10^9 bytes).
+    """Return the peak resident memory of this process in GB (10^9 bytes).
 
     From the kernel's own mark where there is one: getrusage also counts what the parent held when it started this one.
     """
@@ -79,7 +79,7 @@ def peak_memory_gb() -> float:
 
 
 def environment(*packages: str) -> dict[str, str]:
-    """Date, processor, Python, the named packages' versions and the commit."""
+    """Return date, processor, Python, the named packages' versions and the commit."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

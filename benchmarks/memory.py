@@ -93,7 +93,7 @@ and what the allocator keeps free is left out.
 
 
 def measure(model: str, documents: int, length: int, keys: str) -> float:
-    """GB at the peak of a process that loads the model and makes two steps."""
+    """Return the peak memory in GB of a process that loads the model and makes two steps."""
     shape = ["--documents", str(documents), "--length", str(length), "--steps", "1"]
     command = [sys.executable, "-m", "benchmarks.train_step", *shape, "--model_name_or_path", model, *keys.split()]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -101,13 +101,13 @@ def measure(model: str, documents: int, length: int, keys: str) -> float:
 
 
 def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
-    """What the dry run would name."""
+    """Return the peak that `--dry_run` predicts."""
     config = run_config(["--model_name_or_path", model, *keys.split()])
     return estimate_run(config, outline_model(ModelSource.from_config(config.model), config), tokens, tokens)
 
 
 def page(rows: Sequence[str], parts: Sequence[str]) -> str:
-    """The page with these lines of its two tables."""
+    """Return the page with these lines in its two tables."""
     where = json.dumps(environment("paddlepaddle"))
     return PAGE.format(measured="\n".join(rows), parts="\n".join(parts), where=f"    {where}")
 

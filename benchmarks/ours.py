@@ -1,4 +1,4 @@
-"""The parts of a training run that the benchmarks put together themselves: built by the package from a run's keys."""
+"""Parts of a training run for the benchmarks, built by the package from a run's keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_config(keys: Sequence[str]) -> RunConfig:
 
 
 def not_offered(keys: str) -> str | None:
-    """Why a run with these keys is not possible here, or would be the same without them; None: they are offered."""
+    """Return why a run with these keys is refused or why the keys have no effect, None if they are available."""
     words = shlex.split(keys)
     try:
         notes = run_config(words).notes
@@ -59,7 +59,7 @@ def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:
 
 
 def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable[[], StepReport]:
-    """The trainer's own optimizer step on one batch, again and again: forward, backward, clipping, update."""
+    """Return a function that makes the trainer's optimizer step on one batch: forward, backward, clipping, update."""
     model.train()
     options = StepOptions(
         seed=config.train.seed,

@@ -1,4 +1,4 @@
-"""How full packs get, and how long planning them takes.
+"""Fill rate of packs, and time to plan them.
 
     python -m benchmarks.packing                                    made-up lengths of five shapes, and a million rows
     python -m benchmarks.packing --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer

@@ -54,13 +54,13 @@ class Layout:
     keys: dict[str, Any]
 
     def refuses(self, method: str) -> bool:
-        """Whether the mathematics does not allow it, and the program says so."""
+        """Return whether the program refuses the layout because the mathematics does not allow it."""
         is_cut = "tensor_parallel_degree" in self.keys
         return (method == "MoRA" and is_cut) or (method == "ReFT" and "sequence_parallel" in self.keys)
 
 
 def layouts(tensor: int) -> list[Layout]:
-    """Of all dimensions; `tensor` is the degree that the model's heads allow."""
+    """Return the layouts of all dimensions; `tensor` is the degree that the model's heads allow."""
     cut, stages = {"tensor_parallel_degree": tensor}, {"pipeline_parallel_degree": 2}
     shared = {"sharding": "stage1", "sharding_parallel_degree": 2}
     return [
@@ -219,7 +219,7 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
 
 
 def cell(figures: tuple[float, ...] | None, number: int) -> str:
-    """What a table shows of a layout and method."""
+    """One cell of the table: a layout and a method."""
     return f"{figures[number]:.1e}" if figures else "-" if figures is None else ""
 
 

@@ -1,4 +1,4 @@
-"""How long PiSSA's start takes and how close it comes to the exact SVD.
+"""Time of PiSSA's initialization, and its distance to the exact SVD.
 
     python -m benchmarks.pissa_svd [--shape 4096 11008] [--rank 16] [--no_exact]
 

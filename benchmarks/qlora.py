@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, object]]:
-    """One row a kind, printed as a Markdown table too."""
+    """Measure each kind; print a Markdown table and write one row a kind."""
     peaks = {kind: peak_gb(model, documents, length, options) for kind, options in KINDS.items()}
     seconds = time_in_turn(model, documents, length, steps)
     rows: list[dict[str, object]] = []
@@ -91,7 +91,7 @@ def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, 
 
 
 def weight_bytes(model: str, options: QuantizationConfig | None) -> tuple[int, int]:
-    """How many weights the layers have that can be quantized, and the bytes they take."""
+    """Return the number of weights in the layers that can be quantized, and their bytes."""
     quantized = AutoModelForCausalLM.from_pretrained(model, quantization_config=options or KINDS["nf4"])
     layers = quantized_linears(quantized).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)

@@ -1,4 +1,4 @@
-"""How speed and memory grow with the work: longer packs, more documents, larger ranks, one and two cores.
+"""Growth of time and memory with the work: longer packs, more documents, larger ranks, one and two cores.
 
     python -m benchmarks.scaling [--only pack batch rank cores] [--steps 3] [--out FOLDER] [--bf16 true ...]
 

@@ -1,4 +1,4 @@
-"""What importing the package costs over Paddle, and how long the quick start's model takes to its first optimizer step.
+"""Time to import the package, and time from the command to the first optimizer step of the quick start's model.
 
     python -m benchmarks.startup [--repeats 5]
 
@@ -39,14 +39,14 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def seconds_of_import(statement: str) -> float:
-    """From the command to the end of a process that does nothing else."""
+    """Return the seconds from the command to the end of a process that runs the import alone."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", statement], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def seconds_to_first_step(config: str) -> float:
-    """From the command to the line that llm/run_finetune.py logs after its first optimizer step.
+    """Return the seconds from the command to the line that llm/run_finetune.py logs after its first optimizer step.
 
     Raises:
         RuntimeError: the command ended without one.
@@ -67,7 +67,7 @@ def seconds_to_first_step(config: str) -> float:
 
 
 def phases_to_first_step(config: str) -> dict[str, dict[str, float]]:
-    """What startup_phases.py says of one run."""
+    """Return the phases of one run, as startup_phases.py measures them."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.startup_phases", str(time.monotonic())]
         command += arguments(config, folder)
@@ -81,13 +81,13 @@ def arguments(config: str, folder: str) -> list[str]:
 
 
 def median_of(measure: Callable[[], float], repeats: int) -> float:
-    """Of `repeats` measurements after one that does not count."""
+    """Return the median of `repeats` measurements after a first one that is not counted."""
     measure()
     return round(statistics.median(measure() for _ in range(repeats)), 3)
 
 
 def median_phases(config: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Of every phase and clock, over `repeats` runs; the disk is warm."""
+    """Return the medians of every phase and clock over `repeats` runs with a warm disk."""
     runs = [phases_to_first_step(config) for _ in range(repeats)]
     return {
         phase: {clock: round(statistics.median(run[phase][clock] for run in runs), 3) for clock in runs[0][phase]}

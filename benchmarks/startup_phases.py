@@ -1,4 +1,4 @@
-"""llm/run_finetune.py with a clock in it: what the time to the first optimizer step consists of. For startup.py.
+"""llm/run_finetune.py with a clock: phases of the time to the first optimizer step, for startup.py.
 
     python -m benchmarks.startup_phases STARTED CONFIG.json [--key value ...]
 
@@ -23,7 +23,7 @@ class Clock:
         self._seen, self._seen_processor = started, 0.0
 
     def end(self, phase: str) -> None:
-        """What has passed since the phase before belongs to `phase`."""
+        """End a phase: the time since the end of the previous one is added to `phase`."""
         now, processor = time.monotonic(), sum(os.times()[:2])
         seconds, processor_seconds = now - self._seen, processor - self._seen_processor
         self.phases[phase] = {"seconds": round(seconds, 3), "processor_seconds": round(processor_seconds, 3)}

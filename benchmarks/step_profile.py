@@ -1,4 +1,4 @@
-"""Where the time of a step goes: Paddle's own profiler, and an event around every native op, in one trace.
+"""Profile of a step: Paddle's profiler and an event around every C++ op, in one trace.
 
 Import this before the ops: it puts itself around `native.function`.
 """

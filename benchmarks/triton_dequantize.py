@@ -1,4 +1,4 @@
-"""How close the 4-bit Triton kernels come to a GPU's memory, for weights of an 8B model, and what others take.
+"""Bandwidth of the 4-bit Triton kernels on a GPU for weights of an 8B model, compared with bitsandbytes.
 
 With PyTorch's tensors; needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), no Paddle, and
 measures `bitsandbytes` too where it is there. Prints one JSON line a shape and format:
@@ -63,7 +63,7 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Codes and scales."""
+        """Return the bytes of codes and scales."""
         return self.codes.numel() + self.scales.numel() * self.scales.element_size()
 
     @property
@@ -72,14 +72,14 @@ class PackedWeight:
         return (self.levels, self.scales, *self.nested)
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:
-        """By the kernel, into `out`."""
+        """Dequantize with the kernel, into `out`."""
         count, num_bytes = out.numel(), self.codes.numel()
         grid = (triton.cdiv(num_bytes, BYTES),)
         dequantize_kernel[grid](self.codes, *self.tables, out, count, num_bytes, 0, BYTES=BYTES, **self.format)
         return out
 
     def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
-        """The same in PyTorch's own operations."""
+        """Dequantize with PyTorch's own operations."""
         pairs = torch.stack([self.codes >> 4, self.codes & 15], dim=1).flatten()
         blocks = self.levels[pairs.int()].reshape(-1, self.format["BLOCK"]) * self.full_scales[:, None]
         return blocks.reshape(self.shape).to(dtype)

@@ -35,7 +35,7 @@ def run(title: str, *command: object) -> None:
 
 
 def read_results(folder: Path) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """What an evaluation wrote: its scores, and the generated answers in the order of the dev rows."""
+    """Return the scores of an evaluation, and the generated answers in the order of the eval rows."""
     scores = json.loads((ROOT / folder / "eval_results.json").read_text(encoding="utf-8"))
     lines = (ROOT / folder / "generated_output.json").read_text(encoding="utf-8").splitlines()
     return scores, [json.loads(line) for line in lines]
@@ -67,7 +67,7 @@ def show(seconds: float) -> None:
 
 
 def share_naming_the_word(answers: list[dict[str, str]]) -> float:
-    """How many answers have the right word somewhere: a model that speaks in sentences may still know it."""
+    """Return the share of answers that contain the right word, which also counts answers in whole sentences."""
     return sum(row["tgt"].lower() in re.findall(r"[a-z]+", row["output"].lower()) for row in answers) / len(answers)
 
 

@@ -1,4 +1,4 @@
-"""What is compared: the shipped configurations of one model, LoRA at several ranks, every other registered method."""
+"""Methods to compare: the shipped configurations of one model, LoRA at several ranks, every other registered method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of the runs: figures of one run, and of each method the run with the best learning rate."""
+"""Results of the runs: figures of one run, and for each method the run with the best learning rate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a method asks of the machine, from a run of its own with nothing beside it."""
+    """Speed and memory of a method, from a run alone on the machine."""
 
     method: str
     tokens_per_second: float
@@ -41,7 +41,7 @@ class Cost:
 
 
 def read_outcome(folder: Path, task: str, method: str, learning_rate: float) -> Outcome:
-    """The figures that a run's files give."""
+    """Return the figures in a run's files."""
     train, dev = _read(folder / "train_results.json"), _read(folder / "eval_results.json")
     return Outcome(
         task=task,
@@ -57,7 +57,7 @@ def read_outcome(folder: Path, task: str, method: str, learning_rate: float) -> 
 
 
 def read_cost(folder: Path, method: str) -> Cost:
-    """Speed and memory that a run's files give."""
+    """Return speed and memory from a run's files."""
     train = _read(folder / "train_results.json")
     return Cost(
         method=method,
@@ -67,7 +67,7 @@ def read_cost(folder: Path, method: str) -> Cost:
 
 
 def best_of_each(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Of each method, in the order of the runs of one task, the one whose dev loss is lowest (NaN loses).
+    """Return the run with the lowest eval loss for each method, in the order of the runs of one task; NaN loses.
 
     Raises:
         ValueError: the runs did not see the same number of tokens, so that they can't be compared.

@@ -52,7 +52,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def choose(entries: list[Entry], names: Sequence[str] | None) -> list[Entry]:
-    """The entries of these names.
+    """Return the entries of these names.
 
     Raises:
         ValueError: there is no such entry.
@@ -75,12 +75,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where its files go."""
+        """Return the folder of the run's files."""
         return self.out / self.task.name / self.entry.name / f"{self.learning_rate:.3g}"
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration, but for output_dir."""
+        """Return the run's configuration without output_dir."""
         return {**self.task.keys, "learning_rate": self.learning_rate, **self.entry.keys}
 
     def make(self, threads: int | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""What each method learns, and the short run that its speed and memory are read from."""
+"""Tasks that each method trains on, and the short run that measures its speed and memory."""
 
 from __future__ import annotations
 
