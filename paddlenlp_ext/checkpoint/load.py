@@ -60,13 +60,13 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource,
     """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]
-    surplus = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
+    unexpected = [name for name in stored if name not in expected and _TIED.get(name) not in expected]
     misshapen = [
         f"{name} (stored {list(source.shape(name))}, expected {list(expected[name])})"
         for name in stored
         if name in expected and source.shape(name) != tuple(expected[name])
     ]
-    groups = {"missing": missing, "unexpected": surplus, "misshapen": misshapen}
+    groups = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
     problems = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in groups.items() if names]
     problems += _untied(expected, stored, source)
     if problems:

@@ -77,18 +77,18 @@ class SafetensorsFile(WeightSource):
             )
         return FORMAT_OF_CODE[code]
 
-    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
             # Map instead of read: nothing is copied, and of a shard only its own pages come into memory. Mode "c"
             # (copy on write) lets the caller write into the array and leaves the file unchanged.
-            whole = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
+            full = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
                 f"{self.path}: the file ends inside tensor {name}; it was changed after it was opened"
             ) from error
-        values = np.asarray(whole) if cut is None else np.array(whole[cut.index])
+        values = np.asarray(full) if shard is None else np.array(full[shard.index])
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:
@@ -156,8 +156,8 @@ class ShardedSafetensors(WeightSource):
     def dtype(self, name: str) -> str:
         return self._shard_of[name].dtype(name)
 
-    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
-        return self._shard_of[name].read(name, dtype, cut)
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        return self._shard_of[name].read(name, dtype, shard)
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
@@ -247,7 +247,7 @@ def save_sharded(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _cut(_prepare(named_tensors, dtype), max_shard_bytes)
+    shards = _split_into_shards(_prepare(named_tensors, dtype), max_shard_bytes)
     if len(shards) == 1:
         files = [folder / "model.safetensors"]
     else:
@@ -298,7 +298,9 @@ def _num_bytes(tensor: LazyTensor) -> int:
     return int(np.prod(tensor.shape, dtype=np.int64)) * NUMPY_DTYPE[tensor.dtype].itemsize
 
 
-def _cut(tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int) -> list[list[tuple[str, LazyTensor]]]:
+def _split_into_shards(
+    tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int
+) -> list[list[tuple[str, LazyTensor]]]:
     """Fill shards in order; a new one begins where the next tensor would exceed the limit."""
     shards: list[list[tuple[str, LazyTensor]]] = [[]]
     filled = 0

@@ -29,14 +29,14 @@ class WeightSource(ABC):
         """Return the stored format, a NumPy name or `bfloat16`; of a quantized tensor, the format it is read in."""
 
     @abstractmethod
-    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         """Read a tensor or a shard of it.
 
         Args:
             name: one of `names()`.
             dtype: format to return, None for the stored one. `bfloat16` is returned as its bits in uint16 (see
                 dtypes.py).
-            cut: the shard to read; None for the full tensor.
+            shard: the shard to read; None for the full tensor.
 
         Returns:
             An array that may be read and written. It may be a view of the file: copy it to keep it after the file

@@ -46,8 +46,8 @@ class Linear(nn.Layer):
 
     def as_frozen_linear(self) -> FrozenLinear | None:
         """Return the layer as an operand of a fused adapter op; None if the weight or the bias trains."""
-        stands = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
-        return FrozenDense(self.weight, self.bias) if stands else None
+        is_frozen = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
+        return FrozenDense(self.weight, self.bias) if is_frozen else None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -65,9 +65,9 @@ class RecomputePlan:
         if missing:
             raise ValueError(f"no_recompute_layers names {missing}; the model's layers are 0 to {num_layers - 1}")
 
-    def saves(self, place: str, layer: int) -> bool:
+    def saves(self, region: str, layer: int) -> bool:
         """Return True if the region's result is saved in `layer`, which is recomputed."""
-        number = self.saved_regions.get(place, 0)
+        number = self.saved_regions.get(region, 0)
         return number == -1 or layer < number
 
     def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
@@ -83,11 +83,11 @@ class RecomputePlan:
         return _recompute(run, x, inputs) if self.granularity == "full" else run(x, inputs)
 
 
-def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def recompute_region(region: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return `function(*arguments)`, whose result a plan may save or compute again.
 
     Args:
-        place: name of the region.
+        region: name of the region.
         function: function of the tensors and of parameters; other values that it reads must not require gradients.
         arguments: tensors; at "full_attn" also other objects.
     """
@@ -95,9 +95,9 @@ def recompute_region(place: str, function: Callable[..., Any], *arguments: Any) 
     if state is None:
         return function(*arguments)
     granularity = state.plan.granularity
-    if granularity == _GRANULARITY_AT.get(place):
+    if granularity == _GRANULARITY_AT.get(region):
         return _recompute(function, *arguments)
-    if granularity == "full" and state.plan.saves(place, state.layer):
+    if granularity == "full" and state.plan.saves(region, state.layer):
         return state.keep(function, arguments)
     return function(*arguments)
 

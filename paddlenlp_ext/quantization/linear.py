@@ -57,13 +57,13 @@ class QuantizedLinear(nn.Layer):
         tensors: dict[str, Any] = {name: getattr(self, name, None) for name in _TENSORS}
         return dataclasses.replace(self._format, **tensors)
 
-    def shard_weight(self, cut: Shard) -> None:
+    def shard_weight(self, shard: Shard) -> None:
         """Replace the weight by a shard of it, along its outputs (axis 0) or inputs (axis 1); the bias is not changed.
 
         Raises:
             ValueError: as `slicing.sharded_block_size`.
         """
-        self._take(slice_weight(self.stored, cut))
+        self._take(slice_weight(self.stored, shard))
 
     @property
     def is_residual(self) -> bool:

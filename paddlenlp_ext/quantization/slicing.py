@@ -24,51 +24,54 @@ _SMALLEST_BLOCK = 16
 """Minimum number of weights that share a scale (unless the full weight has fewer): 2 bits per weight for the scales."""
 
 
-def slice_weight(weight: QuantizedWeight, cut: Shard) -> QuantizedWeight:
+def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Return a shard of a weight [out, in], one of equal parts along axis 0 or 1.
 
     Raises:
         ValueError: as `sharded_block_size`.
     """
-    block = sharded_block_size(weight.algo, weight.shape, weight.block_size, cut)
+    block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
     repeats = weight.block_size // block
     scales_B = block_scales(weight, 0, weight.scales.size).numpy().repeat(repeats)[: -(-weight.num_weights // block)]
     per_byte = 1 if weight.algo == "weight_only_int8" else 2
     arrays = {
-        "codes": _taken(weight.codes.numpy(), weight.shape, cut, per_byte),
-        "scales": _taken(scales_B, weight.shape, cut, block),
+        "codes": _taken(weight.codes.numpy(), weight.shape, shard, per_byte),
+        "scales": _taken(scales_B, weight.shape, shard, block),
     }
     tensors: dict[str, Any] = {
         name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()
     }
-    shape = (cut.stop - cut.start, weight.shape[1]) if cut.axis == 0 else (weight.shape[0], cut.stop - cut.start)
+    shape = (
+        (shard.stop - shard.start, weight.shape[1]) if shard.axis == 0 else (weight.shape[0], shard.stop - shard.start)
+    )
     plain_scales: dict[str, Any] = {"group_scales": None, "offset": None, "group_size": 0}
     return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
 
 
-def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, cut: Shard) -> int:
+def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard: Shard) -> int:
     """Return the number of weights that share a scale in each of equal shards of a weight [out, in].
 
     Raises:
         ValueError: blocks so small that the scales would outweigh the codes, or a shard boundary inside a byte.
     """
-    size = cut.stop - cut.start
-    run = size * shape[1] if cut.axis == 0 else math.gcd(shape[1], size)
+    size = shard.stop - shard.start
+    run = size * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
     block = math.gcd(block_size, run)
     parts_bytes = algo != "weight_only_int8" and run % 2
     if parts_bytes or block < min(block_size, _SMALLEST_BLOCK):
+        features = "outputs" if shard.axis == 0 else "inputs"
         raise ValueError(
-            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {cut.size} "
-            f"{'outputs' if cut.axis == 0 else 'inputs'} of a weight {list(shape)}: runs of {run} weights would share "
-            f"scales by {block}, and the minimum is {_SMALLEST_BLOCK}"
+            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {shard.size} {features} of a "
+            f"weight {list(shape)}: runs of {run} weights would share scales by {block}, and the minimum is "
+            f"{_SMALLEST_BLOCK}; use fewer ranks or larger blocks"
         )
     return block
 
 
-def _taken(stored: np.ndarray, shape: tuple[int, int], cut: Shard, unit: int) -> np.ndarray:
+def _taken(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
     """Slice an array that holds one number for each `unit` consecutive weights of the flattened weight."""
     out, width = shape
-    if cut.axis == 0:
-        return stored[cut.start * width // unit : -(-cut.stop * width // unit)]
-    columns = slice(cut.start // unit, cut.stop // unit)
+    if shard.axis == 0:
+        return stored[shard.start * width // unit : -(-shard.stop * width // unit)]
+    columns = slice(shard.start // unit, shard.stop // unit)
     return np.ascontiguousarray(stored.reshape(out, width // unit)[:, columns]).reshape(-1)

@@ -67,12 +67,12 @@ class QuantizedWeights(WeightSource):
         layer = self._stored_layer(name)
         return stored_dtype(layer, self._stored[layer], self._source) if layer else self._source.dtype(name)
 
-    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         packed = self.packed(name.removesuffix(".weight")) if name.endswith(".weight") else None
         if packed is None:
-            return self._source.read(name, dtype, cut)
-        whole = cast(dequantize(packed).numpy(), "float32", dtype or self.dtype(name))
-        return whole if cut is None else whole[cut.index]
+            return self._source.read(name, dtype, shard)
+        full = cast(dequantize(packed).numpy(), "float32", dtype or self.dtype(name))
+        return full if shard is None else full[shard.index]
 
     def _stored_layer(self, name: str) -> str | None:
         layer = name.removesuffix(".weight")

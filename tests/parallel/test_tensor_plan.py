@@ -52,7 +52,7 @@ def test_apply_tensor_plan_keeps_and_reads_the_own_shard_only(tmp_path):
             own = values[name] if cut is None else values[name][cut.index]
             seen[name][... if cut is None else cut.index] += 1
             assert np.array_equal(parameter.numpy(), own) and full_shape(parameter) == values[name].shape
-            assert np.array_equal(open_weights(tmp_path).read(name, cut=cut), own)
+            assert np.array_equal(open_weights(tmp_path).read(name, shard=cut), own)
             parameter.set_value(np.zeros(own.shape, np.float32))
         model.load_weights(str(tmp_path))
         for name, parameter in model.named_parameters():
@@ -68,8 +68,8 @@ class Slices(SafetensorsFile):
 
     num_read = 0
 
-    def read(self, name, dtype=None, cut=None):
-        values = super().read(name, dtype, cut)
+    def read(self, name, dtype=None, shard=None):
+        values = super().read(name, dtype, shard)
         self.num_read += values.size
         return values
 

@@ -59,12 +59,14 @@ class GgufWeights(WeightSource):
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")
 
-    def read(self, name: str, dtype: str | None = None, cut: Shard | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         values = read_gguf_tensor(self.file, self._stored_name[name])
         num_heads = self._permuted_heads(name)
         if num_heads:
             values = unpermute_rows(values, num_heads)
-        values = values if cut is None else values[cut.index]  # blocks of weights may cross shard boundaries: read all
+        values = (
+            values if shard is None else values[shard.index]
+        )  # blocks of weights may cross shard boundaries: read all
         stored = self.dtype(name)
         return cast(values, stored, dtype or stored)
 
