@@ -61,9 +61,9 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
     if parts_bytes or block < min(block_size, _SMALLEST_BLOCK):
         features = "outputs" if shard.axis == 0 else "inputs"
         raise ValueError(
-            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {shard.size} {features} of a "
-            f"weight {list(shape)}: runs of {run} weights would share scales by {block}, and the minimum is "
-            f"{_SMALLEST_BLOCK}; use fewer ranks or larger blocks"
+            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {shard.size} {features} "
+            f"of a weight {list(shape)}: runs of {run} weights would share scales by {block}, and the minimum is "
+            f"{_SMALLEST_BLOCK}; use fewer tensor-parallel ranks"
         )
     return block
 
