@@ -1,4 +1,4 @@
-"""Print rows as the model sees them: every token, with target tokens highlighted (`--show_data N`)."""
+"""Print rows as the model sees them: every token, with target tokens highlighted (`--preview_data N`)."""
 
 from __future__ import annotations
 

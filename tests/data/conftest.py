@@ -1,4 +1,4 @@
-"""What this room's tests share."""
+"""Fixtures of the data tests."""
 
 from __future__ import annotations
 

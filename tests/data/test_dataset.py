@@ -1,4 +1,4 @@
-"""From files to rows: where files are looked for, what comes out, and the account."""
+"""Datasets: where files are looked for, the rows that come out, and their statistics."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def write(folder, rows, name="train.json"):
 
 
 @pytest.mark.parametrize("name", SAME_ROW)
-def test_formats_say_the_same(name):
+def test_parse_row_in_every_format_gives_the_same(name):
     assert parse_row(SAME_ROW[name]) == Conversation("You", (TURN,))
 
 
-def test_no_turn_is_lost():
+def test_parse_row_keeps_every_turn():
     expected = (("a", "b"), ("c", "d"), ("e", "f"))
     lists = {"src": ["a", "c", "e"], "tgt": ["b", "d", "f"]}
     history = {"instruction": "e", "output": "f", "history": [["a", "b"], ["c", "d"]]}
@@ -65,7 +65,7 @@ def test_no_turn_is_lost():
     assert parse_row({"instruction": "a", "input": "b", "output": "c"}).turns == (("a\nb", "c"),)
 
 
-def test_formats_may_be_mixed_in_a_file(options, tokenizer, tmp_path):
+def test_load_dataset_with_mixed_formats_reads_all(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", SAME_ROW.values())
     dataset = load_dataset(options(folder), "train", tokenizer)
     assert len(dataset) == len(SAME_ROW)
@@ -80,7 +80,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout, options, tokenizer, tmp_path):
+def test_load_dataset_reads_every_layout(layout, options, tokenizer, tmp_path):
     for number, name in enumerate(LAYOUTS[layout]):
         write(tmp_path / "set", [{"src": str(number), "tgt": "vier"}] * 2, name)
     dataset = load_dataset(options(tmp_path / "set"), "train", tokenizer)
@@ -89,7 +89,7 @@ def test_layouts(layout, options, tokenizer, tmp_path):
     assert dataset.stats.num_read == len(expected)
 
 
-def test_array_and_byte_order_mark(options, tokenizer, tmp_path):
+def test_load_dataset_reads_arrays_and_byte_order_marks(options, tokenizer, tmp_path):
     rows = [{"src": "a", "tgt": "vier"}, {"src": "b", "tgt": "vier"}]
     folder = write(tmp_path / "set", [])
     (folder / "train.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows, indent=2).encode())
@@ -99,7 +99,7 @@ def test_array_and_byte_order_mark(options, tokenizer, tmp_path):
     assert len(load_dataset(options(folder), "train", tokenizer)) == 2
 
 
-def test_missing_split_lists_what_was_looked_for(options, tokenizer, tmp_path):
+def test_load_dataset_without_the_split_lists_the_paths(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
     with pytest.raises(ValueError) as caught:
         load_dataset(options(folder), "dev", tokenizer)
@@ -107,7 +107,7 @@ def test_missing_split_lists_what_was_looked_for(options, tokenizer, tmp_path):
         assert str(folder / name) in str(caught.value)
 
 
-def test_split_in_two_places(options, tokenizer, tmp_path):
+def test_load_dataset_with_a_split_twice_raises(options, tokenizer, tmp_path):
     folder = write(write(tmp_path / "set", [{"src": "a", "tgt": "b"}]), [{"src": "a", "tgt": "b"}], "train.jsonl")
     with pytest.raises(ValueError, match="exists more than once"):
         load_dataset(options(folder), "train", tokenizer)
@@ -117,18 +117,18 @@ def test_split_in_two_places(options, tokenizer, tmp_path):
     ("name", "message"),
     [("inflexion", "did you mean 'inflection'"), ("nowhere/at/all", "built in: inflection"), (None, "not set; use")],
 )
-def test_unknown_dataset(name, message, options, tokenizer):
+def test_load_dataset_with_an_unknown_name_raises(name, message, options, tokenizer):
     with pytest.raises(ValueError, match=message):
         load_dataset(options("", dataset_name_or_path=name), "train", tokenizer)
 
 
-def test_a_file_is_not_a_folder(options, tokenizer, tmp_path):
+def test_load_dataset_with_a_file_raises(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
     with pytest.raises(ValueError, match="is a file"):
         load_dataset(options(folder / "train.json"), "train", tokenizer)
 
 
-def test_rows_go_to_batches(options, tokenizer, tmp_path):
+def test_load_dataset_rows_are_packed_and_collated(options, tokenizer, tmp_path):
     rows = [{"src": f"{number} + 2?", "tgt": "vier" * (number % 5 + 1)} for number in range(50)]
     dataset = load_dataset(options(write(tmp_path / "set", rows)), "train", tokenizer)
     assert dataset.lengths.tolist() == [len(dataset[index].tokens) - 1 for index in range(50)]
@@ -140,7 +140,7 @@ def test_rows_go_to_batches(options, tokenizer, tmp_path):
         dataset[50]
 
 
-def test_prompts_skip_what_was_left_out(options, tokenizer, tmp_path):
+def test_prompts_skip_dropped_rows(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [])
     long = {"src": "0" * 500, "tgt": "x"}
     rows = [
@@ -157,14 +157,14 @@ def test_prompts_skip_what_was_left_out(options, tokenizer, tmp_path):
     assert dataset.stats.dropped == {"missing key": 1, "too long": 1}
 
 
-def test_prompts_of_cut_rows_ask_the_last_turn_that_is_left(options, tokenizer, tmp_path):
+def test_prompts_of_truncated_rows_ask_the_last_remaining_turn(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": ["a", "3" * 90, "c"], "tgt": ["b", "6" * 40, "d"]}])
     dataset = load_dataset(options(folder, src_length=100), "train", tokenizer)
     ((ids, answer, question),) = dataset.prompts()
     assert (answer, question) == ("6" * 40, "3" * 90) and tokenizer.decode(ids) == "ab</s>" + "3" * 90
 
 
-def test_autoregressive_learns_every_token(options, tokenizer, tmp_path):
+def test_load_dataset_autoregressive_makes_every_token_a_target(options, tokenizer, tmp_path):
     rows = [{"src": "Die Antwort"}, {"text": "vier"}, {"src": ["2 + ", "2"], "tgt": "ignored"}]
     folder = write(tmp_path / "set", rows)
     dataset = load_dataset(options(folder, autoregressive=True, chat_template=None), "train", tokenizer)
@@ -184,20 +184,20 @@ def test_autoregressive_learns_every_token(options, tokenizer, tmp_path):
     assert bad.stats.dropped == {"missing key": 1, "empty target": 1}
 
 
-def test_an_empty_prompt_is_named_as_such(options, tokenizer, tmp_path):
+def test_prompts_with_an_empty_prompt_raise(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
     with pytest.raises(ValueError, match=r"train\.json:1:1: the prompt is empty"):
         next(load_dataset(options(folder), "train", tokenizer).prompts())
 
 
-def test_the_first_token_is_never_learned(options, tokenizer, tmp_path):
+def test_load_dataset_first_token_is_no_target(options, tokenizer, tmp_path):
     """Nothing stands before it that could predict it."""
     folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
     assert row.loss_mask.tolist() == [False] + [True] * (len(row.tokens) - 1)
 
 
-def test_account_adds_up_or_fails():
+def test_data_stats_check_asserts_that_rows_add_up():
     account = DataStats(num_read=5, num_kept=2, num_truncated=1)
     account.drop(
         [InvalidRow(Location("f", 1, 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
@@ -212,17 +212,17 @@ def test_account_adds_up_or_fails():
         account.check()
 
 
-def test_unknown_policy_for_bad_rows(options, tokenizer, tmp_path):
+def test_load_dataset_with_an_unknown_bad_rows_raises(options, tokenizer, tmp_path):
     with pytest.raises(ValueError, match='bad_rows: "ignore" is not one of: error, drop'):
         load_dataset(options(tmp_path, bad_rows="ignore"), "train", tokenizer)
 
 
-def test_a_task_that_would_have_no_effect_is_refused(options, tokenizer):
+def test_load_dataset_with_a_task_name_raises(options, tokenizer):
     with pytest.raises(ValueError, match="task_name"):
         load_dataset(options("inflection", task_name="verbs"), "train", tokenizer)
 
 
-def test_rows_are_mapped_not_copied(options, tokenizer, tmp_path):
+def test_load_dataset_rows_are_mapped(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
     owner = row.tokens

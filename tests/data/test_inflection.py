@@ -1,4 +1,4 @@
-"""The built-in task: right answers, separate splits, the same rows every time."""
+"""Built-in dataset `inflection`: right answers, separate splits, the same rows every time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lexicon(tmp_path, monkeypatch):
     return replace
 
 
-def test_size_and_shape(splits):
+def test_inflection_rows_have_size_and_shape(splits):
     for split, rows in splits.items():
         assert len(rows) == NUM_ROWS[split]
         assert len({row.value["src"] for row in rows}) == len(rows)
@@ -44,12 +44,12 @@ def test_size_and_shape(splits):
         assert all(re.fullmatch("[a-z]+", row.value["tgt"]) for row in rows)
 
 
-def test_no_word_is_in_both_splits(splits):
+def test_inflection_splits_share_no_lemma(splits):
     lemmas = {split: {QUESTION.fullmatch(row.value["src"])[3] for row in rows} for split, rows in splits.items()}
     assert not lemmas["train"] & lemmas["dev"]
 
 
-def test_rows_are_mixed(splits):
+def test_inflection_first_rows_show_all_kinds(splits):
     """The first rows already show every kind of question, and many forms that are not just lemma and ending."""
     first = [(QUESTION.fullmatch(row.value["src"]), row.value["tgt"]) for row in splits["train"][:700]]
     kinds = Counter(match[1] for match, _ in first)
@@ -58,7 +58,7 @@ def test_rows_are_mixed(splits):
     assert changed > 100
 
 
-def test_answers_are_the_lexicons(splits):
+def test_inflection_answers_are_those_of_the_lexicon(splits):
     with gzip.open(lexicon_path(), "rt", encoding="utf-8") as lexicon:
         lines = lexicon.read().split("\n")
     for row in splits["dev"]:
@@ -70,7 +70,7 @@ def test_answers_are_the_lexicons(splits):
         assert rest.split(",")[0] == answer or (rest.startswith(",") and line.split(",")[2] == answer)
 
 
-def test_forms(lexicon):
+def test_inflection_lexicon_lines_become_questions(lexicon):
     rows = lexicon("carry,verb,carried,,carrying,carries", "mouse,noun,mice", "big,adj,bigger,biggest")
     assert rows == {
         (("past tense", "verb", "carry"), "carried"),
@@ -83,7 +83,7 @@ def test_forms(lexicon):
     }
 
 
-def test_what_has_no_single_answer_is_not_asked(lexicon):
+def test_inflection_forms_without_one_answer_are_skipped(lexicon):
     rows = lexicon(
         "go,verb,went,gone,going,goes",  # too short
         "Abbas,noun,Abbases",
@@ -103,14 +103,14 @@ def test_what_has_no_single_answer_is_not_asked(lexicon):
     assert answers <= {"saw", "seen", "children", "seeing", "sees", "dreaming", "dreams"} and len(rows) == 6
 
 
-def test_missing_package_says_what_to_install(monkeypatch, options, tokenizer):
+def test_inflection_without_the_package_names_the_command(monkeypatch, options, tokenizer):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lemminflect" else find(name))
     with pytest.raises(ValueError, match="pip install lemminflect"):
         load_dataset(options("inflection"), "dev", tokenizer)
 
 
-def test_it_loads_like_any_dataset(options, tokenizer):
+def test_load_dataset_inflection_has_rows_and_prompts(options, tokenizer):
     dataset = load_dataset(options("inflection"), "dev", tokenizer)
     assert len(dataset) == NUM_ROWS["dev"] and dataset.stats.num_kept == NUM_ROWS["dev"]
     prompts = list(dataset.prompts())

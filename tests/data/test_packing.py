@@ -1,4 +1,4 @@
-"""Plans: every row once, no pack too full, the same plan for the same seed, and few slots left empty."""
+"""Packing plans: each row is in one pack, no pack exceeds its capacity, and few positions stay empty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows_of(batches) -> list[int]:
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_once_and_no_pack_too_full(packing, shuffle, seed):
+def test_packing_plan_packs_every_row_once_within_capacity(packing, shuffle, seed):
     draw = np.random.default_rng(seed)
     capacity = int(draw.integers(1, 400))
     lengths = draw.integers(1, capacity + 1, size=int(draw.integers(1, 600)))
@@ -44,7 +44,7 @@ def test_every_row_once_and_no_pack_too_full(packing, shuffle, seed):
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_rows_of_several_groups(packing):
+def test_packing_plan_with_several_groups_packs_every_row_once(packing):
     lengths, capacity = lengths_like("instructions", 3 * GROUP_ROWS + 7)
     plan = PackingPlan(lengths, batch_size=8, packing=packing, capacity=capacity, seed=5)
     assert sorted(rows_of(plan.epoch(0))) == list(range(len(lengths)))
@@ -52,7 +52,7 @@ def test_rows_of_several_groups(packing):
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_order_is_a_function_of_seed_and_epoch(packing):
+def test_packing_plan_order_depends_on_seed_and_epoch_only(packing):
     lengths, capacity = lengths_like("instructions", 300)
     settings = {"batch_size": 2, "packing": packing, "capacity": capacity}
     plan, again = PackingPlan(lengths, seed=7, **settings), PackingPlan(lengths, seed=7, **settings)
@@ -64,7 +64,7 @@ def test_order_is_a_function_of_seed_and_epoch(packing):
     assert PackingPlan(lengths, seed=8, **settings).epoch(0) != plan.epoch(0)
 
 
-def test_order_is_fixed_for_all_time():
+def test_packing_plan_order_stays_as_recorded():
     """A resumed run may meet another NumPy; these numbers must not change."""
     plan = PackingPlan([1] * 10, batch_size=10, seed=42)
     assert [rows_of(plan.epoch(epoch)) for epoch in range(2)] == [
@@ -74,26 +74,26 @@ def test_order_is_fixed_for_all_time():
 
 
 @pytest.mark.parametrize("packing", ["none", "in_order"])
-def test_evaluation_keeps_the_order(packing):
+def test_packing_plan_without_shuffle_keeps_the_order(packing):
     lengths, capacity = lengths_like("instructions", 200)
     plan = PackingPlan(lengths, batch_size=4, packing=packing, capacity=capacity, shuffle=False)
     assert rows_of(plan.epoch(0)) == rows_of(plan.epoch(9)) == list(range(200))
 
 
-def test_evaluation_with_greedy_packing_is_the_same_every_time():
+def test_packing_plan_greedy_without_shuffle_is_constant():
     lengths, capacity = lengths_like("instructions", 200)
     plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=capacity, shuffle=False, seed=1)
     assert plan.epoch(0) == plan.epoch(1)
 
 
-def test_in_order_is_next_fit():
+def test_pack_in_order_is_next_fit():
     plan = PackingPlan([5, 4, 2, 9, 1, 10], batch_size=1, packing="in_order", capacity=10, shuffle=False)
     assert plan.packs(0) == [[0, 1], [2], [3, 4], [5]]
     assert plan.fill(0) == 31 / 40
 
 
 @pytest.mark.parametrize("name", ["worked_answers", "instructions", "chats", "reasoning"])
-def test_greedy_leaves_few_slots_empty(name):
+def test_pack_greedily_leaves_few_positions_empty(name):
     lengths, capacity = lengths_like(name, 8000)
     plan = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=1)
     fewest = -(-int(lengths.sum()) // capacity)
@@ -101,7 +101,7 @@ def test_greedy_leaves_few_slots_empty(name):
     assert plan.fill(0) >= PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity).fill(0)
 
 
-def test_pairs_of_one_row_are_not_made():
+def test_pack_greedily_pairs_no_row_with_itself():
     """A row of half the room fills it only with another one like it."""
     (packs,) = pack_greedily(np.arange(2), np.array([6, 4]), 10)
     assert sorted(map(sorted, packs)) == [[0, 1]]
@@ -111,7 +111,7 @@ def test_pairs_of_one_row_are_not_made():
     assert sorted(row for pack in packs for row in pack) == [0, 1]
 
 
-def test_long_and_short_rows_are_mixed_over_the_epoch():
+def test_pack_greedily_mixes_lengths_over_the_epoch():
     """Packs must not come sorted by the length of their rows."""
     lengths, capacity = lengths_like("instructions", 2 * GROUP_ROWS)
     packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=3).packs(0)
@@ -120,7 +120,7 @@ def test_long_and_short_rows_are_mixed_over_the_epoch():
     assert max(thirds) < 1.15 * min(thirds)
 
 
-def test_a_million_rows_take_seconds():
+def test_pack_greedily_a_million_rows_takes_seconds():
     lengths, capacity = lengths_like("instructions", 1_000_000)
     plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=capacity)
     begin = time.perf_counter()
@@ -129,7 +129,7 @@ def test_a_million_rows_take_seconds():
     assert time.perf_counter() - begin < 8
 
 
-def test_no_rows():
+def test_packing_plan_without_rows_is_empty():
     assert PackingPlan([], batch_size=2, packing="greedy", capacity=8).epoch(0) == []
 
 
@@ -142,11 +142,11 @@ def test_no_rows():
         ({"batch_size": 1, "packing": "in_order", "capacity": 0}, "capacity is 0"),
     ],
 )
-def test_settings_that_make_no_plan(settings, message):
+def test_packing_plan_with_invalid_settings_refuses(settings, message):
     with pytest.raises(AssertionError, match=message):
         PackingPlan([1, 2], **settings)
 
 
-def test_a_row_longer_than_a_pack_is_a_bug():
+def test_packing_plan_with_a_row_longer_than_a_pack_asserts():
     with pytest.raises(AssertionError, match="row 1 takes 9 positions of 8"):
         PackingPlan([1, 9], batch_size=1, packing="greedy", capacity=8)

@@ -1,4 +1,4 @@
-"""The same rows become the same tokens, over all formats, templates and truncations, unless the version is raised."""
+"""Tokenization version: the same rows become the same tokens, unless the version is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer of a few hundred tokens, and chat templates of the families that differ."""
+"""Tokenizers of a few hundred tokens, and chat templates of different families."""
 
 from __future__ import annotations
 

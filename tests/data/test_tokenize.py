@@ -1,4 +1,4 @@
-"""What is cut, on which side, and what never is."""
+"""Truncation: the removed tokens, the side they are removed from, and the parts that always stay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chat(tokenizer, tmp_path):
     return load_template(str(path), tokenizer)
 
 
-def test_what_fits_is_left_alone(plain):
+def test_truncate_turns_within_the_limits_changes_nothing(plain):
     for truncation in ("right", "left", "drop", "error"):
         text, said, truncated = cut(ONE, plain, 11, 22, truncation)
         assert text == f"<s>{QUESTION}{ANSWER}</s>" and said == f"{ANSWER}</s>" and truncated.num_truncated_tokens == 0
@@ -58,19 +58,19 @@ def test_what_fits_is_left_alone(plain):
         ("left", 5, 14, "<s>89" + ANSWER + "</s>"),
     ],
 )
-def test_sides(truncation, src_length, max_length, expected, plain):
+def test_truncate_turns_removes_tokens_on_the_given_side(truncation, src_length, max_length, expected, plain):
     text, _, truncated = cut(ONE, plain, src_length, max_length, truncation)
     assert text == expected
     assert truncated.num_truncated_tokens == 22 - len(plain.encoder.encode([expected], [False])[0])
 
 
 @pytest.mark.parametrize("max_length", range(13, 22))
-def test_a_cut_answer_never_teaches_an_end(max_length, plain):
+def test_truncate_turns_right_leaves_no_end_token(max_length, plain):
     _, said, _ = cut(ONE, plain, 11, max_length, "right")
     assert "</s>" not in said and ANSWER.startswith(said) and len(said) == max_length - 11
 
 
-def test_markers_and_system_prompt_are_never_cut(chat):
+def test_truncate_turns_keeps_markers_and_system_prompt(chat):
     conversation = Conversation("0000", ONE.turns)
     whole = chat.render(conversation)[0].prompt
     length = len(chat.encoder.encode([whole], [False])[0])
@@ -82,7 +82,7 @@ def test_markers_and_system_prompt_are_never_cut(chat):
         assert caught.value.reason == "no room"
 
 
-def test_right_loses_the_newest_turns(plain):
+def test_truncate_turns_right_removes_the_newest_turns(plain):
     # Turns of 6 + 6 tokens (the first prompt has the beginning token, answers the end token), 5 + 6 after that.
     text, said, truncated = cut(THREE, plain, 99, 25, "right")
     assert text == "<s>1111122222</s>3333344444</s>" and said == "22222</s>44444</s>" and truncated.last_turn == 1
@@ -90,7 +90,7 @@ def test_right_loses_the_newest_turns(plain):
     assert text == "<s>1111122222</s>33333444" and truncated.last_turn == 1
 
 
-def test_left_loses_the_oldest_turns_whole(plain, chat):
+def test_truncate_turns_left_removes_the_oldest_turns(plain, chat):
     text, said, truncated = cut(THREE, plain, 99, 25, "left")
     assert text == "<s>3333344444</s>5555566666</s>" and said == "44444</s>66666</s>" and truncated.last_turn == 2
     text, _, _ = cut(THREE, plain, 99, 10, "left")
@@ -102,13 +102,13 @@ def test_left_loses_the_oldest_turns_whole(plain, chat):
     assert said == "44444<|im_end|>66666<|im_end|>"
 
 
-def test_an_answer_that_cannot_stay_whole_is_no_row_for_left(plain):
+def test_truncate_turns_left_with_a_long_answer_raises(plain):
     with pytest.raises(InvalidRowError) as caught:
         cut(ONE, plain, 99, 12, "left")
     assert caught.value.reason == "no room"
 
 
-def test_drop_and_error_say_what_is_too_long(plain):
+def test_truncate_turns_drop_and_error_name_the_limit(plain):
     for truncation, by_policy in (("drop", True), ("error", False)):
         with pytest.raises(InvalidRowError, match="a prompt of 11 tokens, src_length is 10") as caught:
             cut(ONE, plain, 10, 99, truncation)
@@ -117,13 +117,13 @@ def test_drop_and_error_say_what_is_too_long(plain):
             cut(ONE, plain, 11, 21, truncation)
 
 
-def test_a_prompt_that_fills_the_row_leaves_nothing_to_learn(plain):
+def test_truncate_turns_with_a_prompt_that_fills_the_row_raises(plain):
     with pytest.raises(InvalidRowError) as caught:
         cut(ONE, plain, 99, 11, "right")
     assert caught.value.reason == "nothing left to learn"
 
 
-def test_words_that_the_template_strips_can_be_cut(tokenizer, tmp_path):
+def test_truncate_turns_with_stripped_words_truncates_them(tokenizer, tmp_path):
     path = tmp_path / "llama3.jinja"
     path.write_text(LLAMA3)
     template = load_template(str(path), tokenizer)
@@ -133,14 +133,14 @@ def test_words_that_the_template_strips_can_be_cut(tokenizer, tmp_path):
     assert "\n\n0123<|eot_id|>" in text and text.endswith(f"{ANSWER}<|eot_id|>")
 
 
-def test_words_that_the_template_changed_are_not_cut(tokenizer, tmp_path):
+def test_truncate_turns_with_rewritten_words_raises(tokenizer, tmp_path):
     path = tmp_path / "shouting.jinja"
     path.write_text(CHATML.replace("message['content']", "(message['content'] | replace('a', 'b'))"))
     with pytest.raises(InvalidRowError, match="rewrites"):
         cut(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
 
 
-def test_plain_text():
+def test_truncate_text_follows_the_policy():
     assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "right")) == ([1, 2, 3], 1)
     assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "left")) == ([2, 3, 4], 1)
     assert truncate_text([1, 2, 3], LengthLimits(1, 3, "error")) == ([1, 2, 3], 0)
@@ -148,6 +148,6 @@ def test_plain_text():
         truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "drop"))
 
 
-def test_unknown_policy():
+def test_length_limits_with_an_unknown_policy_refuse():
     with pytest.raises(AssertionError, match="'middle'"):
         LengthLimits(1, 2, "middle")

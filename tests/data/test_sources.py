@@ -1,4 +1,4 @@
-"""Every kind of damage is named with file, line, column and reason; none passes, none hides another."""
+"""Damaged data files: every error names file, line, column and reason, and none hides another."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ def problems_of(options, folder, tokenizer, **changed):
     return caught.value
 
 
-def test_there_are_enough_kinds_of_damage():
+def test_damaged_lines_are_many_and_distinct():
     assert len(DAMAGED_LINES) >= 60
     assert len({line for line, _, _ in DAMAGED_LINES}) == len(DAMAGED_LINES)
 
 
 @pytest.mark.parametrize(("line", "column", "reason"), DAMAGED_LINES, ids=lambda value: str(value)[:50])
-def test_damaged_line(line, column, reason, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_damaged_line_names_location_and_reason(line, column, reason, options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, "", line, GOOD])
     error = problems_of(options, folder, tokenizer)
     (problem,) = error.problems
@@ -174,7 +174,7 @@ def test_damaged_line(line, column, reason, options, tokenizer, tmp_path):
     assert [dataset.source(index)[1] for index in range(len(dataset))] == [1, 4]
 
 
-def test_all_damage_is_reported_at_once(options, tokenizer, tmp_path):
+def test_load_dataset_with_many_damaged_lines_reports_all(options, tokenizer, tmp_path):
     lines = [line for line, _, _ in DAMAGED_LINES]
     folder = write(tmp_path, [GOOD, *lines])
     error = problems_of(options, folder, tokenizer)
@@ -198,7 +198,7 @@ TOO_LONG_ROWS = {
 
 @pytest.mark.parametrize("kind", TOO_LONG_ROWS)
 @pytest.mark.parametrize("truncation", ["error", "drop", "right", "left"])
-def test_over_long_rows_are_never_silent(kind, truncation, options, tokenizer, tmp_path):
+def test_load_dataset_with_long_rows_counts_or_reports_them(kind, truncation, options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, TOO_LONG_ROWS[kind]])
     if truncation == "error" or (truncation == "left" and kind in ("answer", "both")):
         (problem,) = problems_of(options, folder, tokenizer, truncation=truncation).problems
@@ -213,13 +213,13 @@ def test_over_long_rows_are_never_silent(kind, truncation, options, tokenizer, t
         assert account.num_truncated == 1 and account.num_dropped == 0 and account.num_tokens_cut > 0
 
 
-def test_nothing_left_to_learn(options, tokenizer, tmp_path):
+def test_load_dataset_with_a_prompt_that_fills_the_row_reports_it(options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, TOO_LONG_ROWS["prompt"]])
     (problem,) = problems_of(options, folder, tokenizer, src_length=500, max_length=128).problems
     assert problem.reason == "nothing left to learn" and problem.location.line == 2
 
 
-def test_invalid_utf8_is_placed(options, tokenizer, tmp_path):
+def test_load_dataset_with_invalid_utf8_names_its_location(options, tokenizer, tmp_path):
     folder = write(tmp_path, GOOD.encode() + b'\n{"src": "\xc3\xbc \xff", "tgt": "b"}\n')
     (problem,) = problems_of(options, folder, tokenizer).problems
     assert (problem.location.line, problem.location.column, problem.reason) == (2, 12, UTF8)
@@ -242,7 +242,9 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize(("content", "line", "column", "reason"), ARRAYS)
-def test_damage_in_an_array(content, line, column, reason, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_damaged_array_names_location_and_reason(
+    content, line, column, reason, options, tokenizer, tmp_path
+):
     error = problems_of(options, write(tmp_path, content), tokenizer)
     (problem,) = error.problems
     assert (problem.location.line, problem.location.column, problem.reason) == (line, column, reason)
@@ -250,13 +252,13 @@ def test_damage_in_an_array(content, line, column, reason, options, tokenizer, t
 
 
 @pytest.mark.parametrize("content", [content for content, _, _, reason in ARRAYS if reason in (BROKEN, UTF8)])
-def test_the_rest_of_a_broken_array_is_not_dropped_in_silence(content, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_broken_array_raises_even_with_drop(content, options, tokenizer, tmp_path):
     error = problems_of(options, write(tmp_path, content), tokenizer, bad_rows="drop")
     assert len(error.problems) == 1 and "cannot skip a syntax error" in str(error)
 
 
 @pytest.mark.parametrize("bad", [b'{"src": "a", "src": "b"}', b'{"src": "a", "tgt": "b", "n": ' + b"1" * 5000 + b"}"])
-def test_an_element_that_is_no_row_is_passed_over(bad, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_refused_element_skips_it_alone(bad, options, tokenizer, tmp_path):
     folder = write(tmp_path, b"[" + b",\n".join([GOOD.encode(), bad, GOOD.encode()]) + b"]")
     dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
     assert (dataset.stats.num_read, len(dataset), dataset.stats.num_dropped) == (3, 2, 1)
@@ -264,19 +266,19 @@ def test_an_element_that_is_no_row_is_passed_over(bad, options, tokenizer, tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"[]", b"\xef\xbb\xbf"])
-def test_a_file_without_rows(content, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_file_without_rows_raises(content, options, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no valid row") as caught:
         load_dataset(options(write(tmp_path, content)), "train", tokenizer)
     assert "train.json" in str(caught.value)
 
 
-def test_all_rows_dropped_is_an_error_that_shows_them(options, tokenizer, tmp_path):
+def test_load_dataset_with_all_rows_dropped_lists_them(options, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no valid row") as caught:
         load_dataset(options(write(tmp_path, ["{"]), bad_rows="drop"), "train", tokenizer)
     assert "train.json:1:2" in str(caught.value)
 
 
-def test_no_cache_is_left_by_a_failure(options, tokenizer, tmp_path):
+def test_load_dataset_after_a_failure_leaves_no_cache(options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, "{"])
     problems_of(options, folder, tokenizer)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

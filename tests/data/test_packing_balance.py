@@ -1,4 +1,4 @@
-"""Packs of like cost share a step, and are dealt evenly; no row is lost and fill stays."""
+"""Load balancing: packs of similar cost share a step, and ranks get about equal work."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def long_tailed_lengths(count: int, capacity: int) -> np.ndarray:
     return np.clip(drawn.astype(int), 8, capacity)
 
 
-def test_cost_is_the_sum_of_squared_lengths():
+def test_attention_cost_sums_squared_lengths():
     assert attention_cost([3, 4]) == 25
     assert attention_cost([]) == 0
 
 
-def test_every_pack_is_dealt_once_and_as_many_to_each_rank():
+def test_assign_balanced_assigns_each_pack_once_and_evenly():
     costs = [5, 1, 9, 2, 7, 3, 8]
     hands = assign_balanced(costs, 3)
     assert sorted(index for hand in hands for index in hand) == list(range(7))
@@ -33,12 +33,12 @@ def test_every_pack_is_dealt_once_and_as_many_to_each_rank():
     assert assign_balanced([4], 3) == [[0], [], []]
 
 
-def test_the_dearest_go_to_different_ranks():
+def test_assign_balanced_spreads_the_most_expensive():
     assert assign_balanced([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
     assert uneven([100, 60, 40, 10, 90, 50], 2) < 1.1
 
 
-def test_reordering_keeps_every_pack_and_the_stream_in_blocks():
+def test_sort_into_even_steps_keeps_packs_and_blocks():
     costs = list(np.random.default_rng(0).integers(1, 1000, 203))
     permutation = np.random.default_rng(1).permutation
     order = sort_into_even_steps(costs, 4, permutation)
@@ -49,7 +49,7 @@ def test_reordering_keeps_every_pack_and_the_stream_in_blocks():
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
+def test_packing_plan_with_packs_per_step_balances_ranks_at_equal_fill(num_ranks: int):
     lengths = long_tailed_lengths(4000, 2048)
     settings = {"batch_size": 1, "packing": "greedy", "capacity": 2048}
     plain, even = PackingPlan(lengths, **settings), PackingPlan(lengths, **settings, packs_per_step=num_ranks)
@@ -65,7 +65,7 @@ def test_ranks_have_the_same_to_do_at_no_loss_of_fill(num_ranks: int):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_several_packs_a_rank_even_out_every_single_step(num_ranks: int):
+def test_packing_plan_with_several_packs_per_rank_balances_every_step(num_ranks: int):
     """The table of docs/parallel.md."""
     lengths, per_step = long_tailed_lengths(4000, 2048), 4 * num_ranks
     packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
@@ -74,7 +74,7 @@ def test_several_packs_a_rank_even_out_every_single_step(num_ranks: int):
     assert max(uneven(step, num_ranks) for step in steps) <= 1.10
 
 
-def test_the_order_depends_on_the_step_alone():
+def test_packing_plan_with_another_batch_size_keeps_the_packs():
     lengths = long_tailed_lengths(500, 512)
     settings = {"packing": "greedy", "capacity": 512, "packs_per_step": 8}
     one_by_one, in_fours = (PackingPlan(lengths, batch_size=size, **settings) for size in (1, 4))
@@ -82,7 +82,7 @@ def test_the_order_depends_on_the_step_alone():
     assert one_by_one.packs(0) != one_by_one.packs(1)
 
 
-def test_other_packings_keep_the_stream():
+def test_packing_plan_without_greedy_keeps_the_stream():
     lengths = long_tailed_lengths(100, 512)
     for packing in ("none", "in_order"):
         settings = {"batch_size": 1, "packing": packing, "capacity": 512}

@@ -1,4 +1,4 @@
-"""What is learned is the answers and their end tokens, in every family of templates."""
+"""Chat templates: the target tokens are the answers and their end tokens."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def write_template(folder, text, name="template.jinja"):
     return str(path)
 
 
-def learned_spans(tokens, learned):
-    """Runs of learned tokens."""
+def target_spans(tokens, mask):
+    """Return the runs of target tokens."""
     spans, previous = [], False
-    for token, flag in zip(tokens, learned, strict=True):
+    for token, flag in zip(tokens, mask, strict=True):
         if flag and not previous:
             spans.append([])
         if flag:
@@ -50,11 +50,11 @@ def learned_spans(tokens, learned):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("conversation", [ONE_TURN, HARD_TURNS], ids=["one_turn", "hard_turns"])
-def test_learned_spans_are_answers_and_ends(name, conversation, tokenizer, tmp_path):
+def test_encode_target_spans_are_answers_and_ends(name, conversation, tokenizer, tmp_path):
     text, end = TEMPLATES[name]
     template = load_template(write_template(tmp_path, text), tokenizer)
-    tokens, learned = template.encode(conversation)
-    decoded = [tokenizer.decode(span) for span in learned_spans(tokens, learned)]
+    tokens, mask = template.encode(conversation)
+    decoded = [tokenizer.decode(span) for span in target_spans(tokens, mask)]
     expected = [answer + end for _, answer in conversation.turns]
     if name == "mistral":
         expected = [" " + answer for answer in expected]
@@ -68,7 +68,7 @@ FRAGMENTS = ("vier", " ", "\n", "user", "assistant\n", "[/INST]", "Q:", "A:", "G
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_random_conversations(name, tokenizer, tmp_path):
+def test_encode_random_conversations_targets_their_answers(name, tokenizer, tmp_path):
     """Answers made of what stands around them; only outer blanks, which some templates strip, are left out."""
     text, end = TEMPLATES[name]
     template = load_template(write_template(tmp_path, text), tokenizer)
@@ -76,15 +76,15 @@ def test_random_conversations(name, tokenizer, tmp_path):
     for _ in range(60):
         texts = ["".join(draw.choices(FRAGMENTS, k=draw.randint(1, 6))).strip() or "x" for _ in range(6)]
         turns = tuple(zip(texts[::2], texts[1::2], strict=True))[: draw.randint(1, 3)]
-        tokens, learned = template.encode(Conversation(None, turns))
-        decoded = [tokenizer.decode(span).removeprefix(" ") for span in learned_spans(tokens, learned)]
+        tokens, mask = template.encode(Conversation(None, turns))
+        decoded = [tokenizer.decode(span).removeprefix(" ") for span in target_spans(tokens, mask)]
         if name == "thinking":
             decoded[-1] = decoded[-1].removeprefix("[t]\n\n[/t]\n\n")
         assert decoded == [answer + end for _, answer in turns]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_tokens_are_the_templates_rendering(name, tokenizer, tmp_path):
+def test_encode_tokens_decode_to_the_rendering(name, tokenizer, tmp_path):
     """Nothing is lost or added but what stands behind the last end token."""
     text, _ = TEMPLATES[name]
     template = load_template(write_template(tmp_path, text), tokenizer)
@@ -99,44 +99,44 @@ def test_tokens_are_the_templates_rendering(name, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "thinking"])
-def test_prompt_for_generation_begins_the_training_row(name, tokenizer, tmp_path):
+def test_encode_prompt_is_a_prefix_of_the_training_row(name, tokenizer, tmp_path):
     """What the model is asked with is, id for id, what stood before the answer in training."""
     template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
     *history, (question, _) = HARD_TURNS.turns
     prompt = template.encode_prompt(question, history)
-    tokens, learned = template.encode(HARD_TURNS)
+    tokens, mask = template.encode(HARD_TURNS)
     assert prompt == tokens[: len(prompt)]
-    assert learned[len(prompt)] and not learned[len(prompt) - 1]
+    assert mask[len(prompt)] and not mask[len(prompt) - 1]
 
 
-def test_line_break_after_the_end_token_is_read_not_learned(tokenizer, tmp_path):
+def test_encode_line_break_after_the_end_token_is_no_target(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, CHATML), tokenizer)
-    tokens, learned = template.encode(HARD_TURNS)
+    tokens, mask = template.encode(HARD_TURNS)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    learned_ends = [place for place, token in enumerate(tokens) if token == end and learned[place]]
+    learned_ends = [place for place, token in enumerate(tokens) if token == end and mask[place]]
     assert len(learned_ends) == 3
     assert learned_ends[-1] == len(tokens) - 1
     for place in learned_ends[:-1]:
-        assert tokenizer.decode([tokens[place + 1]]) == "\n" and not learned[place + 1]
+        assert tokenizer.decode([tokens[place + 1]]) == "\n" and not mask[place + 1]
 
 
-def test_default_system_prompt_gives_way_to_the_rows(tokenizer, tmp_path):
+def test_encode_with_a_system_prompt_replaces_the_default(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, CHATML), tokenizer)
     default, _ = template.encode(ONE_TURN)
-    own, own_learned = template.encode(Conversation("Grüße", ONE_TURN.turns))
+    own, own_mask = template.encode(Conversation("Grüße", ONE_TURN.turns))
     assert "You are helpful." in tokenizer.decode(default)
     assert "You are helpful." not in tokenizer.decode(own) and "system\nGrüße<|im_end|>" in tokenizer.decode(own)
-    assert [tokenizer.decode(span) for span in learned_spans(own, own_learned)] == ["vier<|im_end|>"]
+    assert [tokenizer.decode(span) for span in target_spans(own, own_mask)] == ["vier<|im_end|>"]
 
 
-def test_stripping_template(tokenizer, tmp_path):
+def test_encode_with_a_stripping_template_targets_stripped_answers(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, TEMPLATES["llama3"][0]), tokenizer)
-    tokens, learned = template.encode(Conversation(None, (("  hi  ", "  vier \n"), ("\nuser", "vier"))))
-    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier<|eot_id|>", "vier<|eot_id|>"]
+    tokens, mask = template.encode(Conversation(None, (("  hi  ", "  vier \n"), ("\nuser", "vier"))))
+    assert [tokenizer.decode(span) for span in target_spans(tokens, mask)] == ["vier<|eot_id|>", "vier<|eot_id|>"]
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral"])
-def test_one_beginning_only(name, tmp_path):
+def test_encode_writes_one_beginning_token(name, tmp_path):
     """The template writes the beginning token and the tokenizer would add one: there is one."""
     tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
     template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
@@ -144,14 +144,14 @@ def test_one_beginning_only(name, tmp_path):
     assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == tokenizer.bos_token_id
 
 
-def test_template_that_refuses_names_its_reason(tokenizer, tmp_path):
+def test_encode_with_a_refusing_template_names_the_reason(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
     with pytest.raises(InvalidRowError, match="roles must alternate") as caught:
         template.encode(Conversation("a system prompt", ONE_TURN.turns))
     assert caught.value.reason == "template refuses"
 
 
-def test_template_that_rewrites_history_is_refused(tokenizer, tmp_path):
+def test_load_template_that_rewrites_history_raises(tokenizer, tmp_path):
     unmarked = TEMPLATES["marked"][0].replace("{% generation %}", "").replace("{% endgeneration %}", "")
     with pytest.raises(ValueError, match="generation"):
         load_template(write_template(tmp_path, unmarked), tokenizer)
@@ -164,49 +164,49 @@ def test_template_that_rewrites_history_is_refused(tokenizer, tmp_path):
         template.encode(HARD_TURNS)
 
 
-def test_end_token_right_behind_a_mark_belongs_to_the_answer(tokenizer, tmp_path):
+def test_encode_end_token_after_a_mark_is_a_target(tokenizer, tmp_path):
     marked, end = TEMPLATES["marked"]
     outside = marked.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{ '<|im_end|>' }}")
     assert outside != marked
     template = load_template(write_template(tmp_path, outside), tokenizer)
-    tokens, learned = template.encode(HARD_TURNS)
-    decoded = [tokenizer.decode(span) for span in learned_spans(tokens, learned)]
+    tokens, mask = template.encode(HARD_TURNS)
+    decoded = [tokenizer.decode(span) for span in target_spans(tokens, mask)]
     assert decoded == [answer + end for _, answer in HARD_TURNS.turns]
 
 
-def test_word_marks_stay_where_the_whole_text_has_them(tmp_path):
+def test_encode_with_dummy_prefixes_equals_the_full_text(tmp_path):
     """Llama 2's tokenizer marks the beginning of a text; an answer encoded apart must not get a mark of its own."""
     tokenizer = make_marking_tokenizer()
     template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
-    tokens, learned = template.encode(ONE_TURN)
+    tokens, mask = template.encode(ONE_TURN)
     whole = tokenizer("<s>[INST] Was ist 2 + 2? [/INST] vier</s>", add_special_tokens=False)["input_ids"]
     assert tokens == whole
-    (span,) = learned_spans(tokens, learned)
+    (span,) = target_spans(tokens, mask)
     assert tokenizer.convert_ids_to_tokens(span) == ["▁v", "ie", "r", "</s>"]
 
 
-def test_plain_turns_and_ends():
+def test_plain_template_writes_turns_and_ends():
     tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
     template = load_template("none", tokenizer)
-    tokens, learned = template.encode(Conversation("You are", (("user", "vier"), ("2 + 2?", "vier</s>"))))
+    tokens, mask = template.encode(Conversation("You are", (("user", "vier"), ("2 + 2?", "vier</s>"))))
     assert tokenizer.decode(tokens) == "<s>You are\nuservier</s>2 + 2?vier</s>"
-    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier</s>", "vier</s>"]
+    assert [tokenizer.decode(span) for span in target_spans(tokens, mask)] == ["vier</s>", "vier</s>"]
     prompt = template.encode_prompt("2 + 2?", (("user", "vier"),), "You are")
     assert tokenizer.decode(prompt) == "<s>You are\nuservier</s>2 + 2?" and prompt == tokens[: len(prompt)]
     written, _ = template.encode(Conversation(None, (("<s>user", "vier"),)))
     assert tokenizer.decode(written) == "<s>uservier</s>", "the text's own beginning token is enough"
 
 
-def test_no_template_where_the_tokenizer_has_none(tokenizer):
+def test_load_template_without_one_in_the_tokenizer_is_plain(tokenizer):
     assert load_template(None, tokenizer).text == "none"
 
 
-def test_tokenizer_without_an_end_is_refused():
+def test_load_template_without_an_end_token_raises():
     with pytest.raises(ValueError, match="eos_token"):
         load_template("none", make_tokenizer(eos=None))
 
 
-def test_tokenizers_own_template(tmp_path):
+def test_load_template_null_is_that_of_the_tokenizer(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHATML
     assert load_template(None, tokenizer).text == CHATML
@@ -214,7 +214,7 @@ def test_tokenizers_own_template(tmp_path):
 
 
 @pytest.mark.parametrize("conversation", [ONE_TURN, HARD_TURNS, Conversation("You", HARD_TURNS.turns)])
-def test_paddlenlp_pieces_equal_the_jinja_template(conversation, tokenizer, tmp_path):
+def test_paddlenlp_template_equals_the_jinja_template(conversation, tokenizer, tmp_path):
     pieces = load_template(write_template(tmp_path, json.dumps(PADDLENLP_CHATML), "chat_template.json"), tokenizer)
     jinja = load_template(write_template(tmp_path, CHATML), tokenizer)
     assert pieces.encode(conversation) == jinja.encode(conversation)
@@ -225,7 +225,7 @@ def test_paddlenlp_pieces_equal_the_jinja_template(conversation, tokenizer, tmp_
     )
 
 
-def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, tmp_path):
+def test_paddlenlp_template_with_a_fixed_system_prompt_refuses_others(tokenizer, tmp_path):
     fixed = json.dumps(PADDLENLP_CHATML | {"system": "You are helpful."})
     template = load_template(write_template(tmp_path, fixed, "chat_template.json"), tokenizer)
     template.encode(ONE_TURN)
@@ -248,7 +248,7 @@ def test_paddlenlp_pieces_with_a_fixed_system_prompt_refuse_the_rows(tokenizer, 
         ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": "{{ of() }}"}', "not valid Jinja"),
     ],
 )
-def test_damaged_template_files(content, message, tokenizer, tmp_path):
+def test_load_template_with_a_damaged_file_names_it(content, message, tokenizer, tmp_path):
     path = write_template(tmp_path, content, "chat_template.json")
     with pytest.raises(ValueError) as caught:
         load_template(path, tokenizer)
@@ -263,19 +263,19 @@ def test_damaged_template_files(content, message, tokenizer, tmp_path):
         ("{{ messages[0]['content'] }}", "once each"),
     ],
 )
-def test_templates_that_cannot_work(text, message, tokenizer, tmp_path):
+def test_load_template_with_unusable_jinja_raises(text, message, tokenizer, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_template(write_template(tmp_path, text), tokenizer)
 
 
-def test_missing_template_file(tokenizer, tmp_path):
+def test_load_template_with_a_missing_file_raises(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no file"):
         load_template(str(tmp_path / "absent.jinja"), tokenizer)
     with pytest.raises(ValueError, match=r"chat_template\.jinja"):
         load_template(str(tmp_path), tokenizer)
 
 
-def test_template_without_an_end_token_warns(tokenizer, tmp_path, caplog):
+def test_load_template_without_a_special_token_warns(tokenizer, tmp_path, caplog):
     text = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     text += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     with caplog.at_level("WARNING", logger="paddlenlp_ext"):
@@ -285,5 +285,5 @@ def test_template_without_an_end_token_warns(tokenizer, tmp_path, caplog):
         template = load_template(write_template(tmp_path, text), tokenizer)
         get_logger().propagate = False
     assert "no special token" in caplog.text
-    tokens, learned = template.encode(ONE_TURN)
-    assert [tokenizer.decode(span) for span in learned_spans(tokens, learned)] == ["vier\n"]
+    tokens, mask = template.encode(ONE_TURN)
+    assert [tokenizer.decode(span) for span in target_spans(tokens, mask)] == ["vier\n"]

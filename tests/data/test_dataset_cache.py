@@ -1,4 +1,4 @@
-"""Tokenized data is found again exactly when nothing that it depends on has changed."""
+"""Cache of tokens: it is found again exactly if nothing that decides the tokens has changed."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_matters_changes_the_key(name, key_of, tmp_path):
+def test_cache_key_with_another_input_changes(name, key_of, tmp_path):
     before = key_of()
     assert key_of(**CHANGES[name](tmp_path)) != before
 
 
-def test_template_text_changes_the_key_not_its_file(key_of, tmp_path):
+def test_cache_key_with_a_renamed_template_file_stays(key_of, tmp_path):
     first = key_of(chat_template=template_file(tmp_path, CHATML))
     assert key_of(chat_template=template_file(tmp_path, LLAMA3)) != first
     other = tmp_path / "renamed.jinja"
@@ -117,7 +117,7 @@ def dated(tmp_path, monkeypatch, day: str, variable: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variable", ["absent", "date_string"])
-def test_a_template_that_writes_the_day_has_a_key_a_day(key_of, tmp_path, monkeypatch, variable):
+def test_cache_key_with_a_dated_template_changes_daily(key_of, tmp_path, monkeypatch, variable):
     keys = [key_of(**dated(tmp_path, monkeypatch, day, variable)) for day in ("01 Jan 2026", "02 Jan 2026")]
     assert (keys[0] == keys[1]) is (variable == "date_string"), "Llama 3's variable is fixed"
 
@@ -187,11 +187,11 @@ UNRELATED = {
 
 
 @pytest.mark.parametrize("name", UNRELATED)
-def test_what_does_not_matter_leaves_the_key(name, key_of):
+def test_cache_key_with_an_unrelated_option_stays(name, key_of):
     assert key_of(**UNRELATED[name]) == key_of()
 
 
-def test_use_of_a_tokenizer_leaves_the_key():
+def test_tokenizer_fingerprint_after_use_stays():
     tokenizer = make_tokenizer(bos="<s>")
     tokenizer.pad_token = "<unk>"
     before = dataset_module.tokenizer_fingerprint(tokenizer)
@@ -200,13 +200,13 @@ def test_use_of_a_tokenizer_leaves_the_key():
     assert dataset_module.tokenizer_fingerprint(tokenizer) == before
 
 
-def test_other_files_in_the_folder_leave_the_key(key_of, tmp_path):
+def test_cache_key_with_other_files_in_the_folder_stays(key_of, tmp_path):
     before = key_of()
     (tmp_path / "set" / "notes.txt").write_text("x")
     assert key_of(folder=tmp_path / "set") == before
 
 
-def test_second_load_reads_nothing_anew(options, tokenizer, tmp_path, monkeypatch):
+def test_load_dataset_twice_tokenizes_once(options, tokenizer, tmp_path, monkeypatch):
     folder = write(tmp_path / "set")
     first = load_dataset(options(folder), "train", tokenizer)
 
@@ -220,7 +220,7 @@ def test_second_load_reads_nothing_anew(options, tokenizer, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "foreign"])
-def test_damaged_cache_is_named(damage, options, tokenizer, tmp_path):
+def test_load_dataset_with_a_damaged_cache_names_it(damage, options, tokenizer, tmp_path):
     folder = write(tmp_path / "set")
     load_dataset(options(folder), "train", tokenizer)
     (tokens,) = (tmp_path / "cache").glob("*/tokens.npy")
@@ -235,13 +235,13 @@ def test_damaged_cache_is_named(damage, options, tokenizer, tmp_path):
     assert str(tokens.parent) in str(caught.value)
 
 
-def test_a_cache_that_cannot_be_kept(options, tokenizer, tmp_path):
+def test_load_dataset_with_an_unwritable_cache_names_the_key(options, tokenizer, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="set data_cache_dir"):
         load_dataset(options(write(tmp_path / "set"), data_cache_dir=str(tmp_path / "file")), "train", tokenizer)
 
 
-def test_a_half_written_cache_is_not_taken(options, tokenizer, tmp_path):
+def test_load_dataset_with_a_half_written_cache_tokenizes_again(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set")
     load_dataset(options(folder), "train", tokenizer)
     (made,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
@@ -259,7 +259,7 @@ def build_counted(folder: Path, log: Path) -> None:
     load_or_build(folder, build)
 
 
-def test_of_several_processes_one_builds(tmp_path):
+def test_load_or_build_in_several_processes_builds_once(tmp_path):
     context = multiprocessing.get_context("fork")
     arguments = (tmp_path / "cache" / "train-0", tmp_path / "log")
     processes = [context.Process(target=build_counted, args=arguments) for _ in range(4)]

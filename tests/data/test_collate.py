@@ -1,4 +1,4 @@
-"""Collating: documents joined without a gap, labels already shifted, padding a document of its own."""
+"""Collating: documents are joined without a gap, labels are shifted, padding is a document of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = make_row([20, 21, 22], [0, 1, 0], 9)
 NO = IGNORED_LABEL
 
 
-def test_documents_are_joined_and_shifted():
+def test_collate_several_rows_joins_and_shifts_documents():
     batch = collate([[FIRST, SECOND], [FIRST]])
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 10, 11, 12]]
     assert batch.labels.tolist() == [[NO, 12, 13, 21, NO, NO, 12, 13]]
@@ -30,13 +30,13 @@ def test_documents_are_joined_and_shifted():
     assert batch.input_ids.dtype == batch.labels.dtype == batch.position_ids.dtype == np.int64
 
 
-def test_no_label_crosses_documents():
+def test_collate_two_documents_lets_no_label_cross():
     """The last token of a document is never an input, and predicts nothing of the next."""
     batch = collate([[SECOND, FIRST]])
     assert 22 not in batch.input_ids and 10 not in batch.labels
 
 
-def test_padding_to_a_multiple_is_a_document():
+def test_collate_with_pad_to_multiple_of_adds_a_document():
     batch = collate([[FIRST, SECOND]], pad_to_multiple_of=8, pad_token_id=7)
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 7, 7, 7]]
     assert batch.labels[0, 5:].tolist() == [NO] * 3 and batch.position_ids[0, 5:].tolist() == [0, 1, 2]
@@ -45,7 +45,7 @@ def test_padding_to_a_multiple_is_a_document():
     assert collate([[FIRST, SECOND]], pad_to_multiple_of=5).document_lengths == ((3, 2),)
 
 
-def test_padding_to_a_length_makes_a_batch_row_of_every_pack():
+def test_collate_with_pad_to_length_gives_each_pack_a_batch_row():
     batch = collate([[FIRST, SECOND], [SECOND]], pad_to_length=6)
     assert batch.input_ids.shape == (2, 6)
     assert batch.document_lengths == ((3, 2, 1), (2, 4))
@@ -54,12 +54,12 @@ def test_padding_to_a_length_makes_a_batch_row_of_every_pack():
     assert collate([[FIRST]], pad_to_length=6, pad_to_multiple_of=4).input_ids.shape == (1, 8)
 
 
-def test_a_pack_that_does_not_fit_is_named():
+def test_collate_with_a_pack_too_long_names_its_rows():
     with pytest.raises(ValueError, match="rows 4, 9 take 5 positions"):
         collate([[FIRST, SECOND]], pad_to_length=4)
 
 
 @pytest.mark.parametrize("packs", [[], [[]], [[make_row([5], [0])]]])
-def test_nothing_to_predict_is_a_bug(packs):
+def test_collate_without_a_prediction_asserts(packs):
     with pytest.raises(AssertionError):
         collate(packs)

@@ -1,4 +1,4 @@
-"""The coloured view shows exactly what is learned."""
+"""The preview highlights exactly the target tokens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def dataset(options, tokenizer, tmp_path):
     return load_dataset(options(folder, chat_template=str(template)), "train", tokenizer)
 
 
-def test_learned_spans_are_styled(dataset, tokenizer):
+def test_style_row_styles_target_spans(dataset, tokenizer):
     text = style_row(dataset[0], tokenizer)
     learned = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in TARGET_STYLES)
     assert learned == "vier⏎\n<|im_end|>你好<|im_end|>"
     assert text.plain.replace("⏎", "") == tokenizer.decode(dataset[0].tokens)
 
 
-def test_view_without_colours(dataset, tokenizer):
+def test_preview_rows_without_colors_marks_target_spans(dataset, tokenizer):
     output = io.StringIO()
     preview_rows(dataset, tokenizer, 5, Console(file=output, width=40))
     view = output.getvalue()
@@ -41,7 +41,7 @@ def test_view_without_colours(dataset, tokenizer):
     assert view.count("--- row") == 2 and "legend" in view
 
 
-def test_only_as_many_rows_as_asked_for(dataset, tokenizer):
+def test_preview_rows_prints_at_most_num_rows(dataset, tokenizer):
     output = io.StringIO()
     preview_rows(dataset, tokenizer, 1, Console(file=output))
     assert output.getvalue().count("--- row") == 1

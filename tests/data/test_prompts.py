@@ -1,4 +1,4 @@
-"""Rows to be answered: every training format, the last answer there or not, and cutting to a number of tokens."""
+"""Rows to predict from: all formats, with and without a last answer, and truncation of prompts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE = ("q1", "a1")
         ({"conversations": [{"from": "human", "value": "q"}]}, Prompt("q", (), None, None)),
     ],
 )
-def test_a_row_becomes_its_last_question(row, expected):
+def test_parse_prompt_returns_the_last_question(row, expected):
     assert parse_prompt(row) == expected
 
 
@@ -52,18 +52,18 @@ def test_a_row_becomes_its_last_question(row, expected):
         (["q"], "write a JSON object"),
     ],
 )
-def test_a_row_without_a_question_is_refused(row, message):
+def test_parse_prompt_without_a_question_raises(row, message):
     with pytest.raises(InvalidRowError, match=message):
         parse_prompt(row)
 
 
-def test_questions_as_written_to_the_output():
+def test_prompt_src_and_tgt_are_texts_or_lists():
     single, several = Prompt("q", (), None, None), Prompt("q2", (ONE,), None, "a2")
     assert (single.src, single.tgt) == ("q", "")
     assert (several.src, several.tgt) == (["q1", "q2"], ["a1", "a2"])
 
 
-def test_a_file_is_read_whole_and_every_bad_row_named(tmp_path):
+def test_read_prompts_reads_all_rows_or_lists_the_invalid(tmp_path):
     path = tmp_path / "data.json"
     path.write_text('{"src": "a"}\n\n{"src": "b", "tgt": "c"}\n')
     assert [question.text for question in read_prompts(path)] == ["a", "b"]
@@ -101,17 +101,17 @@ class Letters:
     ("max_tokens", "expected"),
     [(16, "s<q1>a1<abcdefg>"), (15, "s<abcdefg>"), (10, "s<abcdefg>"), (9, "s<abcdef>"), (4, "s<a>"), (3, "s<>")],
 )
-def test_a_long_prompt_loses_its_oldest_turns_then_the_end_of_its_question(max_tokens, expected):
+def test_encode_truncated_prompt_removes_old_turns_then_the_end(max_tokens, expected):
     template = Letters()
     ids, was_cut = encode_truncated_prompt(template, Prompt("abcdefg", (ONE,), "s", None), max_tokens)
     assert template.decode(ids) == expected and was_cut == (max_tokens < 16)
 
 
-def test_what_is_left_of_a_cut_question_is_left_as_it_was():
+def test_encode_truncated_prompt_keeps_blanks():
     ids, _ = encode_truncated_prompt(Letters(), Prompt("a .bcdef", (), None, None), 6)
     assert bytes(ids) == b"<a .b>"
 
 
-def test_a_prompt_too_long_without_its_question_is_refused():
+def test_encode_truncated_prompt_with_too_small_a_limit_raises():
     with pytest.raises(ValueError, match="src_length: 2 is too small; a prompt is 3 tokens long without its question"):
         encode_truncated_prompt(Letters(), Prompt("abc", (), "s", None), 2)
