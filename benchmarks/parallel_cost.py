@@ -1,9 +1,9 @@
-"""Bytes sent and memory a process of every layout: the formulas of benchmarks/parallel_cost_model.py, counted runs, and large models.
+"""Communication and memory of every layout: formulas (parallel_cost_model.py), measured runs, and large models.
 
     python -m benchmarks.parallel_cost                  # writes docs/parallel_cost.md; about three minutes
     python -m benchmarks.parallel_cost --on_paper_only  # the part that needs no run
 
-A run is started as a user starts it, over gloo; this file is what every process runs, too (`--counted_run`).
+Runs are started as a user starts them, over gloo; this file is also the worker of every process (`--counted_run`).
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
 
 
 def micro_batches(layout: Layout) -> int:
-    """Of a replica: the step's micro-batches are dealt over data and sharding ranks."""
+    """Return the micro-batches of one replica: a step's are distributed over data and sharding ranks."""
     return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
 
 
 def step_of(layout: Layout, keys: dict[str, Any]) -> Step:
-    """The step that the runs make: every token but a document's first is learned."""
+    """Return the step that the runs make: every token but the first of a document is a target token."""
     plan = RecomputePlan() if keys.get("recompute") else None
     return Step(tokens=LENGTH, learned=LENGTH - 1, micro_batches=micro_batches(layout), plan=plan)
 
 
 # -- what runs in every process ----------------------------------------------------------------------------------------
 def work(folder: Path, keys: dict[str, Any]) -> None:
-    """Train two steps; leave the bytes of the second and what memory grew by in the folder."""
+    """Train two steps; write the bytes sent in the second and the growth of memory to the folder."""
     from benchmarks.counted_run import train_and_count
 
     result = train_and_count(MODEL, folder, {**keys, "max_steps": NUM_STEPS}, LENGTH)
@@ -112,7 +112,7 @@ def work(folder: Path, keys: dict[str, Any]) -> None:
 
 
 def launch(processes: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
-    """What every process of a run counted."""
+    """Run one layout and return the measurements of every process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable]
@@ -132,7 +132,7 @@ def launch(processes: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 def table(heads: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
@@ -142,7 +142,7 @@ def pair(predicted: float, counted: float, unit: float) -> str:
 
 
 def measured_tables() -> str:
-    """Formula beside count, for the process of each run that sends most, and for the fullest one."""
+    """Compare formula and measurement, for the process that sends most and the one that needs most memory."""
     config, sent, kept = DecoderConfig.from_dict(MODEL), [], []
     for name, processes, layout, keys in RUNS:
         print(name, flush=True)
@@ -158,7 +158,7 @@ def measured_tables() -> str:
         cells = [f"{value / 1e6:.0f}" for value in parts.values()]
         kept.append([name, *cells, f"{sum(parts.values()) / 1e6:.0f}", f"{counted[full]['grown'] / 1e6:.0f}"])
     bytes_table = table(["layout", "processes", "tensor", "pipeline", "data and sharding"], sent)
-    heads = ["layout", "weights", "gradients", "optimizer", "activations", "loss", "sum", "grown by"]
+    heads = ["layout", "weights", "gradients", "optimizer", "activations", "loss", "sum", "measured"]
     return MEASURED.format(bytes=bytes_table, memory=table(heads, kept), where=json.dumps(environment("paddlepaddle")))
 
 
@@ -188,13 +188,13 @@ _GLOBAL_BATCH, _PAPER_LENGTH = 512, 8192
 
 
 def paper_config(size: str) -> DecoderConfig:
-    """Llama 3's shape; the vocabulary rounded up to what every degree divides."""
+    """Return Llama 3's shape, with the vocabulary rounded up to a multiple of every degree."""
     shape = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 8192}
     return DecoderConfig.from_dict({**shape, "tie_word_embeddings": False, **LLAMA3[size]})
 
 
 def paper_table() -> str:
-    """Large models on many GPUs."""
+    """Format the table of large models on many GPUs."""
     rows = []
     for size, gpus, tensor, pipeline, virtual, sharding, stage in ON_PAPER:
         data = gpus // (tensor * pipeline * sharding)
@@ -228,52 +228,60 @@ def paper_table() -> str:
 
 
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
-HEAD = """# What a layout costs
+HEAD = """# Communication and memory of parallel layouts
 
-Written by `python -m benchmarks.parallel_cost`; the formulas are `benchmarks/parallel_cost_model.py`, with numbers worked by
-hand in `tests/parallel/test_cost_model.py`.
+Written by `python -m benchmarks.parallel_cost`; the formulas are in `benchmarks/parallel_cost_model.py`.
+`tests/parallel/test_cost_model.py` compares them with numbers worked out by hand.
 
-| What is sent in a step, by each process | Formula |
+| Layout | Bytes that each process sends per step |
 | --- | --- |
-| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times a layer and micro-batch, and for the embedding and the learned tokens of the head; with full recompute 6 times a layer, 5 or 4 with `refined_recompute` of the `row` places |
-| with sequence parallelism | the same, a sum being a reduce_scatter and an all_gather; an all_gather at each end of the model, and the norms' gradients |
-| pipeline | b · T · D a micro-batch for every end of a chunk that is not the model's, with sequence parallelism b · T/t · D; the tied table's gradient once a step |
+| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times per layer and micro-batch, once for the embedding, and for the target tokens at the lm_head; with full recompute 6 times per layer, 5 or 4 with `refined_recompute` of the `row` regions |
+| with sequence parallelism | the same, as reduce-scatter and all-gather instead of all-reduce; an all-gather at each end of the model, and the gradients of the norms |
+| pipeline | b · T · D per micro-batch for every end of a chunk that is not an end of the model, with sequence parallelism b · T/t · D; the tied embedding's gradient once per step |
 | data, r replicas | 2(r-1)/r · b · trained |
-| sharding stage 1, s ranks | that, and (s-1)/s · b · trained to send what was updated |
-| stage 2 | (s-1)/s · b · trained for every micro-batch, and the same once to send what was updated |
-| stage 3 | (s-1)/s · b · (trained + 2 · layers + the rest) for every micro-batch |
+| sharding stage 1, s ranks | as data parallelism, and (s-1)/s · b · trained to broadcast updated values |
+| stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
+| stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
-b bytes a number, T tokens of a micro-batch, D hidden size. Collectives are counted as rings. Of LoRA the adapter's
-numbers are what trains, and stages 2 and 3 leave its gradients where they are.
+b bytes per value, T tokens per micro-batch, D hidden size; "trained" and "layers" are numbers of parameters. Collectives
+are counted as rings. With LoRA only the adapter trains, and stages 2 and 3 do not shard its gradients.
 """
 MEASURED = """
-## Counted, against the formula
+## Formula and measurement
 
-Two steps of a Llama of 8 layers, D 256, 4,096 tokens of vocabulary, tied; 4 micro-batches of 128 tokens in every step,
-dealt over the replicas; fp32, AdamW, gloo on one machine. The process that sends most, formula / counted, MB a step. What
-passes the collectives in the second step was counted; gloo's own algorithm was not looked into.
+Llama with 8 layers, D 256, a tied vocabulary of 4,096; 2 steps of 4 micro-batches of 128 tokens, distributed over the
+replicas; fp32, AdamW, gloo on one machine. MB per step of the process that sends most, formula / counted. Counted are
+the arguments of the collectives in the second step, not the traffic of gloo's own algorithms.
 
 {bytes}
 
-Memory of the fullest process, MB: the formula's parts and their sum, and by how much the process grew beyond what it
-held before the model was made (`VmHWM`). The growth holds more than the parts: buffers between them that the allocator
-keeps, copies in which gradients travel, gloo's own.
+Memory in MB of the process that needs most: the formula's parts, their sum, and the measured growth of the process since
+before the model was built (`VmHWM`). The growth also includes buffers that the allocator keeps, copies of gradients for
+communication, and gloo's own memory.
 
 {memory}
 
 {where}
 """
 PAPER = """
-## On paper: Llama 3 8B and 70B
+## Estimates for Llama 3 8B and 70B
 
-Nothing of this part was run. Assumptions: all weights train in bf16 with gradients in bf16 and AdamW's moments and a
-copy of the weights in fp32 (16 bytes a number in all); 512 sequences of 8,192 tokens in a step, one to a micro-batch;
-full recompute; all tokens learned; sequence parallelism wherever there is tensor parallelism. GB (10^9 bytes) a step and GPU, of the one that sends most; memory of the fullest one, without the libraries' own and without what
-is unused between buffers. "over 80" does not fit a GPU of 80 GB. What the links between GPUs make of these bytes
-(tensor parallelism wants one machine's) is not in the table. Sharding is counted in even shares that stand between
-passes. A run has more at its fullest: parameters are shared out whole, so that of 32 ranks the owner of the 8B's embedding
-has twice an even share (2 GB more of state); in stages 2 and 3 every process has, on the way back, the gradients of the
-embedding, the head and a layer or two beside its share, and in stage 3 their values on loan.
+Nothing of this part was run. Assumptions:
+
+- all weights train in bf16, with gradients in bf16, and AdamW's moments and master weights in fp32 (16 bytes per parameter);
+- 512 sequences of 8,192 tokens per step, one per micro-batch; all tokens are target tokens;
+- full recompute; sequence parallelism wherever there is tensor parallelism.
+
+Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is that of the GPU that needs most, without
+libraries and fragmentation; "over 80" does not fit a GPU of 80 GB. The speed of the links between GPUs is not considered
+(tensor parallelism needs those within a machine).
+
+Sharded state is counted as even shares, between forward/backward passes. The peak of a run is higher:
+
+- full parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding holds twice an even share
+  (2 GB more);
+- in the backward pass of stages 2 and 3, every process also holds the gradients of the embedding, the lm_head and one or two
+  layers, and in stage 3 their gathered values.
 
 """
 

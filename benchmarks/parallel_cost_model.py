@@ -1,8 +1,12 @@
-"""What a layout costs, from shapes alone: bytes that a process sends in a step, and its memory, part by part.
+"""Cost model of a layout, from shapes alone: bytes that a process sends per step, and its memory by part.
 
-Collectives are counted as rings (Patarasuk and Yuan 2009): of n bytes among g processes each one sends 2(g-1)/g n in an
-all_reduce, (g-1)/g n in an all_gather that gives n, in a reduce_scatter, a broadcast and a reduce of n; n in a send.
-Control numbers (token counts, norms, flags) are left out. benchmarks/parallel_cost.py holds this against runs.
+Collectives are counted as rings (Patarasuk and Yuan 2009). Bytes that each of g processes sends for n bytes:
+
+    all-reduce                                      2 (g-1)/g n
+    all-gather, reduce-scatter, broadcast, reduce   (g-1)/g n
+    send                                            n
+
+Control values (token counts, norms, flags) are ignored. benchmarks/parallel_cost.py compares the model with runs.
 """
 
 from __future__ import annotations
@@ -18,20 +22,20 @@ from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
 
 LOSS_CHUNK = 256
-"""Learned positions whose logits stand at one time."""
+"""Target positions whose logits exist at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step as one replica sees it.
+    """One optimizer step of one replica.
 
     Attributes:
-        tokens: slots of a micro-batch.
-        learned: tokens of a micro-batch that are learned.
-        micro_batches: of a replica.
-        value_bytes: of a weight, an activation, a gradient: 4 for fp32, 2 for bf16.
-        lora_rank: of LoRA on every linear of the layers; 0 trains all weights.
-        plan: what is computed again.
+        tokens: positions of a micro-batch.
+        learned: target tokens of a micro-batch.
+        micro_batches: micro-batches of the replica.
+        value_bytes: bytes of a weight, an activation or a gradient: 4 for fp32, 2 for bf16.
+        lora_rank: rank of LoRA on all linear layers; 0 trains all weights.
+        plan: what is recomputed.
     """
 
     tokens: int
@@ -44,13 +48,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a run is cut.
+    """Layout of a run.
 
     Attributes:
-        degrees: processes along each axis.
-        stage: of sharding, 0 for none.
-        sequence_parallel: whether tensor ranks divide the stream.
-        virtual: chunks of layers a process of the pipeline has.
+        degrees: number of processes along each axis.
+        stage: ZeRO stage; 0 for none.
+        sequence_parallel: whether tensor ranks split the positions.
+        virtual: chunks of layers per pipeline process.
     """
 
     degrees: Degrees
@@ -61,10 +65,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Parameters that one process holds: of its layers, of embedding and head, and those that train.
+    """Numbers of parameters that one process holds.
 
     Attributes:
-        partial: trained ones that are whole on every tensor rank, whose gradients these sum.
+        layers: parameters of its layers.
+        ends: parameters of embedding, last norm and lm_head.
+        trained: trainable ones.
+        partial: trainable ones that every tensor rank holds in full, whose gradients are summed over the ranks.
     """
 
     layers: int
@@ -74,12 +81,12 @@ class Numbers:
 
     @property
     def held(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         return self.layers + self.ends
 
 
 def all_reduce(size: float, ranks: int) -> float:
-    """Bytes that a process sends."""
+    """Return the bytes that a process sends in an all-reduce."""
     return 2 * _ring(size, ranks)
 
 
@@ -88,7 +95,7 @@ def _ring(size: float, ranks: int) -> float:
 
 
 def numbers(config: Any, layout: Layout, step: Step, process: int) -> Numbers:
-    """What the pipeline's process number `process` holds, one tensor rank of it."""
+    """Return the parameters of one tensor rank of pipeline stage `process`."""
     tensor, own = layout.degrees.tensor, len(_own_layers(config, layout, step, process))
     hidden, rank = config.hidden_size, step.lora_rank
     queries, keys = config.head_dim * config.num_attention_heads, config.head_dim * config.num_key_value_heads
@@ -108,7 +115,7 @@ def numbers(config: Any, layout: Layout, step: Step, process: int) -> Numbers:
 
 
 def bytes_sent(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
-    """Bytes that a process sends in a step, by the axis it sends along."""
+    """Return the bytes that a process sends in a step, by axis."""
     held = numbers(config, layout, step, process)
     return {
         "tensor": _tensor_bytes(config, layout, step, process, held),
@@ -118,7 +125,10 @@ def bytes_sent(config: Any, layout: Layout, step: Step, process: int = 0) -> dic
 
 
 def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: Numbers) -> float:
-    """A layer makes two sums of [tokens, hidden] each way, and those forwards again where it is run again."""
+    """Return the bytes of tensor parallelism: per layer two all-reduces of [tokens, hidden] forward, and two backward.
+
+    Recomputed layers repeat those of the forward pass.
+    """
     tensor, micro = layout.degrees.tensor, step.micro_batches
     if tensor == 1:
         return 0.0
@@ -128,19 +138,19 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
     total = micro * all_reduce(sums * stream, tensor)
     if is_first:
         total += micro * all_reduce(stream, tensor)  # the embedding's vectors
-        if step.lora_rank and step.plan is None:  # nothing below the first layer trains
+        if step.lora_rank and step.plan is None:  # below the first layer nothing trains
             total -= micro * all_reduce(stream, tensor)
-    if layout.sequence_parallel:  # gradients are gathered in front of the layers, the stream is behind them
+    if layout.sequence_parallel:  # gradients are gathered before the layers, hidden states after them
         total += micro * (is_first + is_last) * _ring(stream, tensor)
     if is_last:
         hidden = step.learned * config.hidden_size * step.value_bytes
-        by_chunk = step.learned * (4 + 8 + 2 * 4)  # largest logits, places of hits, sums of exponentials and labels
+        by_chunk = step.learned * (4 + 8 + 2 * 4)  # maximum logits, argmax, sums of exponentials and label logits
         total += micro * all_reduce(hidden + by_chunk, tensor)
     return total + all_reduce(held.partial * step.value_bytes, tensor)
 
 
 def _sums_again(plan: RecomputePlan | None, layer: int) -> int:
-    """Sums behind o_proj and down_proj that are made a second time in a layer that is run again."""
+    """Return the number of all-reduces (after o_proj and down_proj) that a recomputed layer repeats."""
     if plan is None or layer in plan.excluded_layers or plan.granularity == "core_attn":
         return 0
     if plan.granularity == "full_attn":
@@ -149,9 +159,10 @@ def _sums_again(plan: RecomputePlan | None, layer: int) -> int:
 
 
 def _pipeline_bytes(config: Any, layout: Layout, step: Step, process: int) -> float:
-    """The stream goes on behind every chunk but the last, its gradient goes back before every chunk but the first.
+    """Return the bytes of the pipeline.
 
-    Where it is divided, a rank sends its part.
+    Hidden states are sent after each chunk but the last, gradients before each chunk but the first. Under sequence
+    parallelism a rank sends its part.
     """
     degree = layout.degrees.pipeline
     if degree == 1:
@@ -168,13 +179,13 @@ def _pipeline_bytes(config: Any, layout: Layout, step: Step, process: int) -> fl
 
 
 def _replica_bytes(layout: Layout, step: Step, held: Numbers) -> float:
-    """Gradients of replicas, and what sharding sends around (sharding.py); an adapter's gradients stay with all."""
+    """Return the bytes of gradient sums and ZeRO (parallel/zero.py); an adapter's gradients are not sharded."""
     data, sharding, size = layout.degrees.data, layout.degrees.sharding, step.value_bytes
     trained, is_adapter = held.trained * size, step.lora_rank > 0
     updated = _ring(trained, sharding)
     if layout.stage <= 1 or (is_adapter and layout.stage == 2):
         return all_reduce(trained, data * sharding) + (updated if layout.stage else 0.0)
-    lent = 2 * held.layers + held.ends  # a layer comes forwards and backwards, embedding and head once a pass
+    lent = 2 * held.layers + held.ends  # layers are gathered forward and backward, the ends once
     borrowed = step.micro_batches * _ring(lent * size, sharding) if layout.stage == 3 else 0.0
     if is_adapter:
         return all_reduce(trained, data * sharding) + updated + borrowed
@@ -183,11 +194,11 @@ def _replica_bytes(layout: Layout, step: Step, held: Numbers) -> float:
 
 
 def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
-    """Bytes of each part of a process's memory at the fullest moment of a step, buffers between them left out.
+    """Return the bytes of each part of a process's memory at the peak of a step, without fragmentation.
 
-    Of sharding, even shares of what stands between passes: whole parameters are not as even where one is larger than a
-    share; within a pass stages 2 and 3 have the gradients of a layer or two and of both ends besides, and stage 3 their
-    values on loan.
+    Sharded state is counted as even shares between passes. Full parameters are assigned to owners, so that shares are
+    uneven if one parameter is larger than a share. Within a pass, stages 2 and 3 also hold the gradients of one or two
+    layers and of both ends, and stage 3 their gathered values.
     """
     held, sharding, stage = numbers(config, layout, step, process), layout.degrees.sharding, layout.stage
     is_adapter, size = step.lora_rank > 0, step.value_bytes
@@ -211,7 +222,7 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
 
 
 def _activations(config: Any, layout: Layout, step: Step, process: int, layers: ActivationModel) -> float:
-    """Bytes a token, of all micro-batches that are under way at one time."""
+    """Return the bytes per token of all micro-batches in flight."""
     degree = layout.degrees.pipeline
     if degree == 1:
         return layers.saved(range(config.num_hidden_layers))
@@ -235,6 +246,6 @@ def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[i
 
 
 def _bounds(config: Any, layout: Layout, step: Step) -> tuple[int, ...]:
-    """Which layers each chunk has, a micro-batch being one document."""
+    """Return the layers of each chunk, one document per micro-batch."""
     work = FlopEstimate(step.learned / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
     return plan_stages(config, layout.degrees.pipeline, layout.virtual, work).bounds

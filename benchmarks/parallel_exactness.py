@@ -188,17 +188,21 @@ def is_done(case: Case, folder: Path) -> bool:
 
 HEAD = """# Exactness of parallel training
 
-Written by `python -m benchmarks.parallel_exactness`. Largest relative difference to one process after {steps} steps of
+Written by `python -m benchmarks.parallel_exactness`.
+Largest relative differences from one process after {steps} steps of
 {model}:
-fp32, AdamW, gloo on one machine, one thread a process, {micro} micro-batches a step. Of a loss |got - want| /
-|want|, the largest of all steps; of a weight |got - want| / |want| as a whole tensor, the largest of all that the run
-saves. "-": the layout refuses the method (docs/parallel.md says why); an empty cell was not run.
+fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches per step.
 
-Demanded: at most 1e-5; {verdict}.
+- losses: |got - want| / |want|, the maximum over steps;
+- weights: |got - want| / |want| of full tensors, the maximum over all saved tensors;
+- "-": the layout does not support the method (docs/parallel.md says why); an empty cell was not run.
 
-What rounding alone does is in each table's first row: one process whose model differs by {move:.0e}, relative, in each
-weight. Adam divides a gradient by its own size: where one passes zero its rounding becomes a step. The runs have
-`adam_epsilon` {epsilon:.0e} for that.
+Limit: 1e-5; {verdict}.
+
+The first row of each table shows the effect of rounding alone:
+one process whose model differs by {move:.0e}, relative, in each
+weight. Adam divides a gradient by its own size, so that near zero its rounding becomes a step. The runs therefore use
+`adam_epsilon` {epsilon:.0e}.
 """
 
 
@@ -206,8 +210,8 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
     """Two tables and where the figures come from."""
     cells = {(name, m): max(row[m]) for name, row in found.items() if name != YARDSTICK for m in methods if row[m]}
     over = [f"{name} with {m} {worst:.1e}" for (name, m), worst in cells.items() if worst > LIMIT]
-    reached = f"the largest here is {max(cells.values()):.1e}"
-    within = f"NOT reached by {'; '.join(over)}; {len(cells) - len(over)} of {len(cells)} reach it" if over else reached
+    reached = f"the maximum is {max(cells.values()):.1e}"
+    within = f"exceeded by {'; '.join(over)}; {len(cells) - len(over)} of {len(cells)} are within" if over else reached
     parts = [HEAD.format(steps=steps, model=model, micro=MICRO_BATCHES, verdict=within, move=MOVE, epsilon=EPSILON)]
     for number, title in enumerate(("Losses", "Weights")):
         lines = [["layout", *methods], ["---"] * (len(methods) + 1)]
