@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
@@ -91,7 +91,7 @@ def run_merge(arguments: MergeArguments, load_model: Callable[..., nn.Layer]) ->
         dtype=arguments.dtype,
         overwrite=arguments.overwrite,
         allow_pickle=arguments.allow_pickle,
-        merge_base=arguments.merge_into,
+        merge_base=cast("Literal['dequantized', 'original']", arguments.merge_into),
     )
     return (
         f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "

@@ -1,4 +1,4 @@
-"""What the tests of the config room share: stand-ins for adapter methods, a smallest valid file, a loader."""
+"""Helpers of the config tests: stand-ins for adapter methods, a minimal file, a loader."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MAP = {".*q_proj": "nf4", "down_proj": "weight_only_int8", "v_proj": None}
 LORA = {"lora": True}
 
 
-def test_a_map_is_taken_from_the_file_and_from_the_command_line(tmp_path):
+def test_weight_quantize_algo_map_loads_from_file_and_command_line(tmp_path):
     path = write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": MAP})
     assert load(path).model.weight_quantize_algo == MAP
     path = write(tmp_path, SMALLEST | LORA)
@@ -22,7 +22,7 @@ def test_a_map_is_taken_from_the_file_and_from_the_command_line(tmp_path):
     assert load(path, "--weight_quantize_algo", "nf4").model.weight_quantize_algo == "nf4"
 
 
-def test_both_spellings_are_one_key(tmp_path):
+def test_weight_blocksize_spellings_are_one_key(tmp_path):
     values = {"weight_quantize_algo": "nf4", "qlora_weight_blocksize": 128, "qlora_weight_double_quant": True}
     model = load(write(tmp_path, SMALLEST | LORA | values)).model
     assert (model.weight_blocksize, model.weight_double_quant) == (128, True)
@@ -43,7 +43,7 @@ def test_both_spellings_are_one_key(tmp_path):
     ],
     ids=str,
 )
-def test_other_values_are_refused(tmp_path, value, words):
+def test_weight_quantize_algo_with_other_values_is_refused(tmp_path, value, words):
     (found,) = problems(write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": value}))
     assert words in found.message and found.key == "weight_quantize_algo"
 
@@ -52,19 +52,19 @@ def test_other_values_are_refused(tmp_path, value, words):
     ("key", "value", "words"),
     [("qlora_weight_blocksize", 63, "is odd"), ("weight_double_quant_block_size", 1, "allowed: at least 2")],
 )
-def test_sizes_of_blocks_are_even(tmp_path, key, value, words):
+def test_block_sizes_must_be_even(tmp_path, key, value, words):
     values = {"weight_quantize_algo": "nf4", "weight_double_quant": True, key: value}
     (found,) = problems(write(tmp_path, SMALLEST | LORA | values))
     assert words in found.message and found.key == key.removeprefix("qlora_")
 
 
 @pytest.mark.parametrize("word", ["{", '{"q_proj": 4}', "[]"])
-def test_other_words_of_the_command_line_are_refused(tmp_path, word):
+def test_weight_quantize_algo_with_other_words_is_refused(tmp_path, word):
     (found,) = problems(write(tmp_path, SMALLEST | LORA), "--weight_quantize_algo", word)
     assert found.key == "weight_quantize_algo"
 
 
-def test_a_quantized_base_needs_an_adapter_to_train(tmp_path):
+def test_quantized_base_without_adapter_is_refused(tmp_path):
     values = SMALLEST | {"weight_quantize_algo": "nf4"}
     (found,) = problems(write(tmp_path, values))
     assert "choose an adapter (lora: true)" in found.message
@@ -82,6 +82,6 @@ def test_a_quantized_base_needs_an_adapter_to_train(tmp_path):
     ],
     ids=str,
 )
-def test_idle_keys_are_named(tmp_path, values, words):
+def test_quantization_keys_without_effect_are_noted(tmp_path, values, words):
     config = load(write(tmp_path, SMALLEST | LORA | {"device": "cpu"} | values))
     assert len(config.notes) == 1 and words in config.notes[0]

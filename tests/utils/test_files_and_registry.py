@@ -6,7 +6,7 @@ from paddlenlp_ext.utils.files import atomic_folder, write_text
 from paddlenlp_ext.utils.registry import Registry, did_you_mean, nearest
 
 
-def test_atomic_folder_appears_whole(tmp_path):
+def test_atomic_folder_appears_complete(tmp_path):
     target = tmp_path / "run"
     with atomic_folder(target) as draft:
         (draft / "a").write_text("1")
@@ -15,7 +15,7 @@ def test_atomic_folder_appears_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_atomic_folder_replaces_or_leaves_as_it_was(tmp_path):
+def test_atomic_folder_replaces_or_leaves_the_target(tmp_path):
     target = tmp_path / "run"
     target.mkdir()
     (target / "old").write_text("old")
@@ -29,14 +29,14 @@ def test_atomic_folder_replaces_or_leaves_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_write_text_replaces(tmp_path):
+def test_write_text_replaces_the_file(tmp_path):
     write_text(tmp_path / "x.json", "1")
     write_text(tmp_path / "x.json", "é")
     assert (tmp_path / "x.json").read_text(encoding="utf-8") == "é"
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_suggestions():
+def test_nearest_suggests_close_words():
     assert nearest("lora_rnak", ["lora_rank", "lora_path"]) == "lora_rank"
     assert nearest("zzz", ["lora_rank"]) is None
     assert nearest("dora", ["sora", "lora", "use_dora"]) == "use_dora"
@@ -44,7 +44,7 @@ def test_suggestions():
     assert did_you_mean("zzz", ["lora_rank"]) == "."
 
 
-def test_registry_names_what_it_knows():
+def test_registry_with_an_unknown_name_lists_the_known():
     registry: Registry[int] = Registry("colour", "paddlenlp_ext.utils")
     registry.register("red", "rouge")(1)
     assert registry.get("red") == registry.get("rouge") == 1

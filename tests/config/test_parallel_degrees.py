@@ -1,4 +1,4 @@
-"""Degrees are completed from the number of processes, or refused with the nearest that fit."""
+"""Parallel degrees are completed from the world size, or refused with the nearest that fit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from paddlenlp_ext.config.sections import ParallelConfig
         (2, {"tensor_parallel_degree": 0, "pipeline_parallel_degree": 2}, Degrees(pipeline=2)),
     ],
 )
-def test_what_is_left_open_is_filled(processes, keys, expected):
+def test_complete_degrees_fills_what_is_left_open(processes, keys, expected):
     assert complete_degrees(ParallelConfig(**keys), processes) == expected
 
 
-def test_every_combination_is_completed_or_refused():
+def test_complete_degrees_completes_or_refuses_every_combination():
     for processes, tensor, pipeline in itertools.product(range(1, 9), range(1, 5), range(1, 5)):
         options = ParallelConfig(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
         if processes % (tensor * pipeline):
@@ -37,6 +37,6 @@ def test_every_combination_is_completed_or_refused():
             assert degrees.data * tensor * pipeline == processes
 
 
-def test_the_nearest_is_named():
+def test_complete_degrees_names_the_nearest():
     with pytest.raises(ValueError, match="tensor_parallel_degree 4, pipeline_parallel_degree 2, sharding"):
         complete_degrees(ParallelConfig(tensor_parallel_degree=4, pipeline_parallel_degree=3), 8)

@@ -1,4 +1,4 @@
-"""The names that users' files rely on: adding or losing one is a decision, made by editing known_keys.txt."""
+"""The frozen list of keys: adding or losing one is a decision, made by editing known_keys.txt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_known_keys_are_those_of_the_committed_list():
     assert set(frozen) - now == set(), "lost keys: files that have them no longer load"
 
 
-def test_keys_of_the_documents_are_known():
+def test_known_keys_include_those_of_the_documents():
     documented = (
         "model_name_or_path use_flash_attention flash_mask lora lora_path lora_rank rslora lora_plus_scale "
         "neftune neftune_noise_alpha vera vera_rank lokr lokr_rank use_long_sequence_strategies reft use_mora "
@@ -43,12 +43,12 @@ def test_keys_of_the_documents_are_known():
     assert set(names) <= set(known().keys)
 
 
-def test_every_key_has_a_line_of_help():
+def test_known_keys_have_one_line_of_help():
     for option in known().options.values():
         assert option.help and "\n" not in option.help, option.key
 
 
-def test_no_key_is_taken_in_silence():
+def test_known_keys_are_all_read_or_answered():
     """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
     degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
     # by the loader, compute_dtype, complete_degrees and the check of flags
@@ -67,7 +67,7 @@ def test_no_key_is_taken_in_silence():
     assert silent - answered <= read_in_config | for_the_launcher
 
 
-def test_the_page_has_the_tables_of_the_code():
+def test_configuration_page_has_the_tables_of_the_code():
     maker = load_script(ROOT / "docs" / "make_configuration.py")
     page = maker.PAGE.read_text(encoding="utf-8")
     assert maker.renew(page) == page, "run: python docs/make_configuration.py"

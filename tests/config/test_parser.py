@@ -1,4 +1,4 @@
-"""Merging files and the command line, spellings, adapter methods, and the way back to a flat file."""
+"""Merging files and the command line, aliases, adapter methods, and the conversion back to a flat file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.config.config_cases import (
 )
 
 
-def test_defaults_follow_the_documentation():
+def test_load_run_config_defaults_follow_the_documentation():
     config = load("--model_name_or_path", "m", "--dataset_name_or_path", "d", "--output_dir", "o", "--do_train")
     assert config.optim.learning_rate == 5e-5
     assert config.train.num_train_epochs == 3 and config.train.save_strategy == "no"
@@ -30,7 +30,7 @@ def test_defaults_follow_the_documentation():
     assert config.peft is None and config.notes == []
 
 
-def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
+def test_load_run_config_merges_files_then_command_line(tmp_path):
     first = write(tmp_path, SMALLEST | {"seed": 1, "max_steps": 1, "logging_steps": 1, "eval_steps": 9}, "a.json")
     second = write(tmp_path, {"max_steps": 2, "logging_steps": 2, "eval_steps": None}, "b.json")
     config = load(first, second, "--logging_steps", "3", "--logging_steps=4")
@@ -39,7 +39,7 @@ def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
     assert load(second, first).train.max_steps == 1
 
 
-def test_an_overridden_mistake_is_still_reported(tmp_path):
+def test_load_run_config_reports_an_overridden_mistake(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"seed": "x"}), "--seed", "3")
     assert found.key == "seed" and found.line == 6
 
@@ -56,12 +56,12 @@ def test_an_overridden_mistake_is_still_reported(tmp_path):
         (["--lora", "null"], False),
     ],
 )
-def test_switches_on_the_command_line(tmp_path, arguments, expected):
+def test_command_line_switches_stand_alone_or_negated(tmp_path, arguments, expected):
     config = load(*arguments, write(tmp_path, SMALLEST))
     assert (config.peft is not None) is expected
 
 
-def test_values_on_the_command_line(tmp_path):
+def test_command_line_values_are_converted(tmp_path):
     path = write(tmp_path, SMALLEST)
     config = load(
         *("--max-steps", "-1", "--learning_rate", "1e-4", "--lora", "--lora_target_modules", "q_proj,v_proj"),
@@ -75,7 +75,7 @@ def test_values_on_the_command_line(tmp_path):
     assert config.train.resume_from_checkpoint is True and config.peft.target_modules == (".*[qk]_proj{1,2}",)
 
 
-def test_command_line_mistakes_are_located_there(tmp_path):
+def test_command_line_mistakes_are_located(tmp_path):
     path = write(tmp_path, SMALLEST)
     found = problems(path, "-x", "--max_steps", "--lora_rank", "1e1", "--no_lora=3", "--saveing_steps", "5", "--seed")
     assert [str(problem).split(": ")[1] for problem in found] == [
@@ -84,12 +84,12 @@ def test_command_line_mistakes_are_located_there(tmp_path):
     assert "did you mean 'save_steps'?" in found[4].message and "a value is missing" in found[5].message
 
 
-def test_no_abbreviations(tmp_path):
+def test_command_line_refuses_abbreviations(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST), "--save_total_lim", "1")
     assert "did you mean 'save_total_limit'?" in found.message
 
 
-def test_spellings(tmp_path):
+def test_aliases_load_as_their_key(tmp_path):
     pairs = {
         "flashmask": ("flash_mask", True),
         "flash_attention": ("use_flash_attention", True),
@@ -113,13 +113,13 @@ def test_spellings(tmp_path):
     assert not load(first, write(tmp_path, {"zero_padding": False}, "b.json")).data.zero_padding
 
 
-def test_numbers_for_truth_as_paddlenlp_has_them(tmp_path):
+def test_convert_takes_0_and_1_for_booleans(tmp_path):
     config = load(write(tmp_path, SMALLEST | {"continue_training": 1, "sequence_parallel": 0, "bf16": 0}))
     assert config.model.continue_training is True and config.parallel.sequence_parallel is False
     assert problems(write(tmp_path, SMALLEST | {"bf16": 2}))[0].key == "bf16"
 
 
-def test_a_method_is_chosen_by_its_switch_and_its_keys_lose_the_prefix(tmp_path):
+def test_adapter_switch_selects_the_method(tmp_path):
     values = {"lora": True, "lora_rank": 4, "lora_target_modules": "q_proj", "rslora": True, "lora_plus_scale": 16}
     config = load(write(tmp_path, SMALLEST | values))
     expected = FakeLoRAConfig(rank=4, target_modules=("q_proj",), rslora=True, plus_scale=16.0)
@@ -127,7 +127,7 @@ def test_a_method_is_chosen_by_its_switch_and_its_keys_lose_the_prefix(tmp_path)
     assert "not_a_key" not in config.to_flat_dict() and "lora_not_a_key" not in config.to_flat_dict()
 
 
-def test_a_refinement_is_on_beside_the_method_it_refines(tmp_path):
+def test_adapter_refinement_needs_the_method_it_refines(tmp_path):
     config = load(write(tmp_path, SMALLEST | {"lora": True, "pissa": True, "lora_rank": 4}))
     assert config.peft == FakePissaConfig(rank=4)
     assert load(write(tmp_path, config.to_flat_dict(), "again.json")).peft == config.peft
@@ -135,22 +135,22 @@ def test_a_refinement_is_on_beside_the_method_it_refines(tmp_path):
     assert found.message == "pissa needs lora: true as well"
 
 
-def test_two_methods_at_once(tmp_path):
+def test_adapter_switches_exclude_each_other(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"lora": True, "lokr": True}))
     assert found.line == 7 and "lora and lokr are both on" in found.message
 
 
-def test_what_a_method_refuses_is_located_at_its_keys(tmp_path):
+def test_adapter_config_error_is_located_at_its_key(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"lora_rank": 13, "lora": True}))
     assert (found.line, found.column) == (6, 18) and "take 12" in found.message
 
 
-def test_keys_of_a_method_that_is_off_are_noted(tmp_path):
+def test_adapter_keys_without_their_switch_are_noted(tmp_path):
     config = load(write(tmp_path, SMALLEST | {"lora_rank": 4, "lora": False}))
     assert config.peft is None and config.notes == [f"lora_rank has no effect: lora is false ({tmp_path}/run.json:6)"]
 
 
-def test_a_methods_keys_are_known_where_it_is_registered(tmp_path):
+def test_adapter_keys_are_known_only_if_registered(tmp_path):
     values = SMALLEST | {"lokr": True, "lokr_dim": 4}
     assert load(write(tmp_path, values)).peft == FakeLoKrConfig(rank=4)
     without = {name: method for name, method in METHODS.items() if name != "lokr"}
@@ -158,7 +158,7 @@ def test_a_methods_keys_are_known_where_it_is_registered(tmp_path):
     assert [problem.message.split(";")[0] for problem in found] == ["unknown key 'lokr'", "unknown key 'lokr_dim'"]
 
 
-def test_flat_dict_loads_to_the_same_tree(tmp_path):
+def test_to_flat_dict_loads_to_the_same_tree(tmp_path):
     values = {"lora": True, "lora_rank": 4, "eval_strategy": "epoch", "report_to": "none", "flashmask": None}
     config = load(write(tmp_path, SMALLEST | values))
     again = load(write(tmp_path, config.to_flat_dict(), "run_config.json"))
@@ -168,7 +168,7 @@ def test_flat_dict_loads_to_the_same_tree(tmp_path):
     assert config.precision.device in ("cpu", "gpu")
 
 
-def test_a_path_that_begins_at_home(tmp_path, monkeypatch):
+def test_load_run_config_expands_home_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     file = write(tmp_path, SMALLEST | {"output_dir": "~/runs", "resume_from_checkpoint": "~/runs/checkpoint-3"})
     train = load(file).train
@@ -176,7 +176,7 @@ def test_a_path_that_begins_at_home(tmp_path, monkeypatch):
     assert load(file, "--resume_from_checkpoint", "true").train.resume_from_checkpoint is True
 
 
-def test_command_keys_belong_to_the_command_line(tmp_path):
+def test_command_keys_in_a_file_are_refused(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"dry_run": True}))
     assert found.line == 6 and "--dry_run" in found.message
     config = load(write(tmp_path, SMALLEST), "--dry_run", "--show_data", "3")
@@ -184,7 +184,7 @@ def test_command_keys_belong_to_the_command_line(tmp_path):
     assert "dry_run" not in config.to_flat_dict()
 
 
-def test_help_lists_every_key_and_ends_well(capsys):
+def test_help_lists_every_key_and_exits_with_0(capsys):
     with pytest.raises(SystemExit) as stop:
         load_run_config(["--help"], METHODS)
     assert stop.value.code == 0
@@ -194,12 +194,12 @@ def test_help_lists_every_key_and_ends_well(capsys):
     assert all(f"--{spelling}" in text for spelling in known_keys(METHODS).keys)
 
 
-def test_nothing_given_says_how():
+def test_load_run_config_without_arguments_shows_the_usage():
     (found,) = problems()
     assert "CONFIG.json" in found.message
 
 
-def test_all_problems_come_in_the_order_of_reading(tmp_path):
+def test_config_error_lists_problems_in_reading_order(tmp_path):
     first = write(tmp_path, '{"seed": "x", "do_train": true,\n "output_dir": 3, "sed": 1}', "z.json")
     second = write(tmp_path, '{"max_steps": 0, "model_name_or_path": "m", "dataset_name_or_path": "d"}', "a.json")
     with pytest.raises(ConfigError) as error:

@@ -1,4 +1,4 @@
-"""What must hold between keys: contradictions are errors that name both keys, idle keys are notes."""
+"""Rules between keys: contradictions are errors that name both keys, idle keys are notes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("values", "words"), CONTRADICTIONS, ids=lambda value: " ".join(value)[:50])
-def test_contradictions(tmp_path, values, words):
+def test_rules_with_contradicting_keys_name_both(tmp_path, values, words):
     keys = [key for key in SMALLEST | values if (SMALLEST | values)[key] is not None]
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert words in found.message, found
@@ -58,11 +58,11 @@ def test_contradictions(tmp_path, values, words):
         assert found.line is not None and keys
 
 
-def test_number_of_contradictions():
+def test_rules_contradictions_are_all_covered():
     assert len(CONTRADICTIONS) == 22
 
 
-def test_a_broken_key_makes_no_second_problem(tmp_path):
+def test_rules_with_an_invalid_key_add_no_second_problem(tmp_path):
     values = {"zero_padding": "x", "greedy_zero_padding": True, "do_eval": "x", "evaluation_strategy": "steps"}
     assert [problem.key for problem in problems(write(tmp_path, SMALLEST | values))] == ["zero_padding", "do_eval"]
 
@@ -83,7 +83,7 @@ def test_a_broken_key_makes_no_second_problem(tmp_path):
     ],
     ids=lambda value: " ".join(value)[:50],
 )
-def test_a_broken_key_hides_no_other_problem(tmp_path, values, found):
+def test_rules_with_an_invalid_key_report_all_others(tmp_path, values, found):
     assert sorted(problem.key for problem in problems(write(tmp_path, SMALLEST | values))) == sorted(found)
 
 
@@ -96,14 +96,14 @@ def test_a_broken_key_hides_no_other_problem(tmp_path, values, found):
     ],
     ids=lambda value: " ".join(value)[:50],
 )
-def test_keys_with_an_effect_or_at_their_default_are_not_noted(tmp_path, values):
+def test_idle_rules_with_used_or_default_keys_note_nothing(tmp_path, values):
     assert load(write(tmp_path, SMALLEST | values)).notes == []
 
 
 @pytest.mark.parametrize(
     "values", [{"amp_master_grad": True}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
 )
-def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, values):
+def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values):
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert "is not available yet" in found.message
     (note,) = load(write(tmp_path, SMALLEST | {"model_init_kwargs": {"a": 1}})).notes
@@ -140,7 +140,7 @@ def test_a_missing_parts_key_is_called_missing_whatever_its_value(tmp_path, valu
     ],
     ids=lambda value: " ".join(value)[:50],
 )
-def test_notes(tmp_path, values, words):
+def test_rules_with_an_idle_key_note_it(tmp_path, values, words):
     config = load(write(tmp_path, SMALLEST | {"device": "cpu"} | values))
     notes = [note for note in config.notes if words in note]
     assert len(notes) == 1 and len(config.notes) == 1 + ("flash_mask" in values), config.notes
@@ -160,14 +160,14 @@ def test_notes(tmp_path, values, words):
         ("bleu", "bleu4", True),
     ],
 )
-def test_metric_names_become_one(tmp_path, written, name, greater):
+def test_best_metric_spellings_become_one_name(tmp_path, written, name, greater):
     path = write(tmp_path, SMALLEST | {"metric_for_best_model": written, "eval_with_do_generation": True})
     train = load(path).train
     assert (train.metric_for_best_model, train.greater_is_better) == (name, greater)
     assert load(path, "--greater_is_better").train.greater_is_better is True
 
 
-def test_what_recompute_keeps_is_read_and_checked(tmp_path):
+def test_recompute_options_are_parsed(tmp_path):
     keys = {"recompute": True, "refined_recompute": "mlp_row_ln:5, flash_attn:-1", "no_recompute_layers": [2, 0]}
     train = load(write(tmp_path, SMALLEST | keys)).train
     assert parse_refined(train.refined_recompute) == {"mlp_row_ln": 5, "flash_attn": -1}
@@ -191,12 +191,12 @@ def test_what_recompute_keeps_is_read_and_checked(tmp_path):
     ],
     ids=str,
 )
-def test_what_recompute_cannot_keep_is_refused(tmp_path, keys, words):
+def test_recompute_options_with_invalid_values_are_refused(tmp_path, keys, words):
     (found,) = problems(write(tmp_path, SMALLEST | {"recompute": True} | keys))
     assert words in found.message
 
 
-def test_recompute_keys_without_recompute_are_noted(tmp_path):
+def test_recompute_options_without_recompute_are_noted(tmp_path):
     keys = {"recompute_granularity": "core_attn", "refined_recompute": "flash_attn:-1", "no_recompute_layers": [0]}
     notes = load(write(tmp_path, SMALLEST | keys)).notes
     assert len(notes) == 3 and all("recompute is false" in note for note in notes)

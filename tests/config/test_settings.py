@@ -1,4 +1,4 @@
-"""Reading JSON with positions: broken files of every sort are named at their place."""
+"""Reading JSON with positions: every kind of broken file is located."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:24]))
-def test_broken_json_is_located(tmp_path, text):
+def test_read_file_with_broken_json_locates_it(tmp_path, text):
     path = write(tmp_path, text)
     line, column, words = BROKEN[text]
     found = [problem for problem in problems(path) if "JSON" in problem.message]
@@ -63,11 +63,11 @@ def test_broken_json_is_located(tmp_path, text):
     assert any(word in found[0].message for word in words.split("|")), found[0]
 
 
-def test_number_of_broken_files():
+def test_broken_files_are_numerous():
     assert len(BROKEN) == 38
 
 
-def test_every_truncation_is_an_error(tmp_path):
+def test_read_file_with_any_truncation_fails(tmp_path):
     ends = range(len(GOOD))
     for end in ends:
         found = problems(write(tmp_path, GOOD[:end]))
@@ -79,37 +79,37 @@ def test_every_truncation_is_an_error(tmp_path):
     load(write(tmp_path, GOOD))
 
 
-def test_not_utf8(tmp_path):
+def test_read_file_with_invalid_utf8_locates_the_byte(tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(b'{\n  "output_dir": "caf\xe9"}')  # codespell:ignore caf
     (found,) = problems(str(path))
     assert (found.line, found.column) == (2, 21) and "0xe9" in found.message
 
 
-def test_missing_file_and_folder(tmp_path):
+def test_read_file_with_a_missing_file_or_a_folder_fails(tmp_path):
     first, second = problems(str(tmp_path / "none.json"), str(tmp_path))
     assert "no such file" in first.message and first.file == str(tmp_path / "none.json")
     assert "folder" in second.message
 
 
-def test_duplicate_key_is_an_error_even_with_one_value(tmp_path):
+def test_read_file_with_a_duplicate_key_fails(tmp_path):
     text = GOOD.replace('"lora_rank": 4', '"lora_rank": 4,\n    "lora_rank": 4')
     (found,) = problems(write(tmp_path, text))
     assert found.line == GOOD[: GOOD.index('"lora_rank"')].count("\n") + 2
     assert "written twice, first in line 6" in found.message
 
 
-def test_half_a_character(tmp_path):
+def test_convert_with_an_unpaired_surrogate_fails(tmp_path):
     (found,) = problems(write(tmp_path, GOOD.replace('"out"', '"\\ud800"')))
     assert "surrogate" in found.message and found.key == "output_dir"
 
 
-def test_problems_before_the_fault_are_reported_too(tmp_path):
+def test_read_file_reports_problems_before_a_syntax_error(tmp_path):
     found = problems(write(tmp_path, '{"seeed": 1,\n "max_steps": "x",\n "lora" true}'))
     assert [problem.line for problem in found] == [1, 2, 3]
 
 
-def test_positions_of_keys_and_values():
+def test_read_text_locates_keys_and_values():
     settings, found = read_text('{"a":\t1,\r\n  "é" :\n [2, {"b": 3}]}', "f")
     assert not found
     assert [(setting.key, setting.value) for setting in settings] == [("a", 1), ("é", [2, {"b": 3}])]

@@ -1,4 +1,4 @@
-"""One damage to every key at a time: a typo, a wrong type, a value out of range; each is named at its place."""
+"""Every key damaged once: a typo, a wrong type, a value out of range; each is located."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def document(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("kind", ["left out", "put in", "replaced", "swapped"])
-def test_a_typo_in_every_key(tmp_path, kind):
+def test_unknown_keys_get_the_right_suggestion(tmp_path, kind):
     cases: dict[str, str] = {}
     for spelling in SPELLINGS:
         for seed in range(9):
@@ -44,18 +44,18 @@ def test_a_typo_in_every_key(tmp_path, kind):
     assert right / len(cases) >= 0.98, f"{right} of {len(cases)} suggestions are right"
 
 
-def test_a_mistyped_key_is_not_called_absent_as_well(tmp_path):
+def test_unknown_key_is_not_reported_as_missing_as_well(tmp_path):
     for key in SMALLEST:
         values = {edits(name, 0)["left out"] if name == key else name: value for name, value in SMALLEST.items()}
         (found,) = problems(write(tmp_path, values))
         assert f"did you mean {key!r}?" in found.message
 
 
-def test_number_of_typos():
+def test_typos_are_numerous():
     assert len(SPELLINGS) * 4 >= 800
 
 
-def test_a_typo_alone_in_a_valid_file(tmp_path):
+def test_unknown_key_in_a_valid_file_is_located(tmp_path):
     count = 0
     for spelling in SPELLINGS[::5]:
         typo = edits(spelling, 0)["left out"]
@@ -85,7 +85,7 @@ def wrong_values(option: Option) -> list[Any]:
     return wrong
 
 
-def test_a_wrong_type_for_every_key(tmp_path):
+def test_convert_with_a_wrong_type_locates_the_value(tmp_path):
     count = 0
     for index in range(7):
         cases = {}
@@ -106,7 +106,7 @@ def test_a_wrong_type_for_every_key(tmp_path):
     assert count >= 1000
 
 
-def test_a_wrong_word_on_the_command_line(tmp_path):
+def test_convert_with_a_wrong_word_names_the_argument(tmp_path):
     path = write(tmp_path, SMALLEST)
     count = 0
     for option in KNOWN.options.values():
@@ -131,7 +131,7 @@ def outside(option: Option) -> list[Any]:
     return values
 
 
-def test_values_out_of_range(tmp_path):
+def test_limits_with_values_out_of_range_name_what_is_allowed(tmp_path):
     count = 0
     for index in range(4):
         cases = {option.key: outside(option)[index] for option in IN_FILES if index < len(outside(option))}
@@ -149,7 +149,7 @@ def test_values_out_of_range(tmp_path):
     assert count >= 65
 
 
-def test_near_misses_come_with_a_remedy(tmp_path):
+def test_convert_with_a_near_miss_gives_a_remedy(tmp_path):
     cases = {
         "max_steps": (10.0, "write 10"),
         "learning_rate": ("3e-5", "without quotes"),
@@ -163,7 +163,7 @@ def test_near_misses_come_with_a_remedy(tmp_path):
     assert "one level up" in problems(write(tmp_path, SMALLEST | {"zzzzzzz": {"seed": 1}}))[0].message
 
 
-def test_the_defaults_of_every_key_are_valid(tmp_path):
+def test_options_defaults_are_valid(tmp_path):
     values = {option.key: option.default for option in IN_FILES if option.default is not None}
     config = load(write(tmp_path, values | SMALLEST))
     assert len(values) > 150

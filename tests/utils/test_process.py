@@ -8,7 +8,7 @@ from paddlenlp_ext.utils import process
 from paddlenlp_ext.utils.process import run_command
 
 
-def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
+def test_run_command_with_a_user_error_prints_one_line_and_exits_with_2(capsys):
     def main(argv):
         raise ValueError(f"lora_rank is {argv[0]}; it must be at least 1")
 
@@ -18,7 +18,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
     assert capsys.readouterr().err == "error: lora_rank is 0; it must be at least 1\n"
 
 
-def test_an_error_out_of_a_library_keeps_its_traceback():
+def test_run_command_with_a_library_error_keeps_the_traceback():
     with pytest.raises(json.JSONDecodeError):
         run_command(lambda argv: json.loads(argv[0]), ["{"])
 
@@ -32,7 +32,7 @@ def test_an_error_out_of_a_library_keeps_its_traceback():
         ),
     ],
 )
-def test_who_lost_another_process_has_no_error_of_its_own(capsys, monkeypatch, error):
+def test_run_command_that_lost_a_peer_exits_with_1(capsys, monkeypatch, error):
     """The second is what Paddle makes of the store that went with the first process."""
     monkeypatch.setattr(process, "_LAUNCHER_LOOKS_EVERY", 0.0)
     monkeypatch.setattr(process, "report_to_launcher", lambda text: pytest.fail(text))
@@ -46,7 +46,7 @@ def test_who_lost_another_process_has_no_error_of_its_own(capsys, monkeypatch, e
     assert capsys.readouterr().err.startswith("error: another process of the run has ended")
 
 
-def test_success_returns():
+def test_run_command_on_success_returns():
     seen = []
     run_command(seen.extend, ["a", "b"])
     assert seen == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Checks between device and precision: a GPU is looked for, and a format that the device lacks is refused or noted."""
+"""Rules about device and precision: unavailable devices and formats are refused or noted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 
 
 @pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
-def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
+def test_has_gpu_respects_cuda_visible_devices(monkeypatch, visible, found):
     monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)
     monkeypatch.setattr(device, "_GPU_NODES", ("/",))
     if visible is None:
@@ -20,7 +20,7 @@ def test_gpus_hidden_by_cuda_are_not_there(monkeypatch, visible, found):
     assert device.has_gpu() is found
 
 
-def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, monkeypatch):
+def test_device_gpu_is_refused_without_one_and_used_with_one(tmp_path, monkeypatch):
     path = write(tmp_path, SMALLEST | {"device": "gpu"})
     monkeypatch.setattr(precision, "has_gpu", lambda: False)
     (found,) = problems(path)
@@ -38,6 +38,6 @@ def test_gpu_is_refused_where_there_is_none_and_found_where_there_is(tmp_path, m
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_bf16_is_for_the_cpu_too(tmp_path, level):
+def test_bf16_on_cpu_is_accepted(tmp_path, level):
     config = load(write(tmp_path, SMALLEST | {"device": "cpu", "bf16": True, "fp16_opt_level": level}))
     assert config.precision.compute_dtype == "bfloat16" and not config.notes

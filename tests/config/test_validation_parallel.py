@@ -1,4 +1,4 @@
-"""Checks of parallel layouts: degrees that do not fit the processes, and what becomes of every flag."""
+"""Rules about the parallel layout: degrees that do not fit the processes, and PaddleNLP's flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
     ],
 )
-def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words):
+def test_layout_rule_with_unfitting_degrees_names_the_nearest(tmp_path, monkeypatch, processes, values, words):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert words in found.message
@@ -33,7 +33,7 @@ def test_degrees_that_do_not_fit(tmp_path, monkeypatch, processes, values, words
         (4, {"reft": True, "sequence_parallel": True}, "set sequence_parallel: false"),
     ],
 )
-def test_methods_whose_mathematics_forbids_a_cut(tmp_path, monkeypatch, processes, values, words):
+def test_layout_rule_with_an_excluded_method_is_refused(tmp_path, monkeypatch, processes, values, words):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
     cut = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2} | values
     (found,) = problems(write(tmp_path, SMALLEST | cut), methods=peft_methods())
@@ -41,7 +41,7 @@ def test_methods_whose_mathematics_forbids_a_cut(tmp_path, monkeypatch, processe
     load(write(tmp_path, SMALLEST | cut | {"tensor_parallel_degree": 1}), methods=peft_methods())
 
 
-def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkeypatch):
+def test_compat_flags_are_noted_or_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "world_size", lambda: 4)
     on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
     for key, flags in COMPAT_FLAGS.items():
@@ -56,7 +56,7 @@ def test_every_flag_is_taken_with_what_becomes_of_it_or_refused(tmp_path, monkey
                 assert f"{key}: {word} {words}" in note
 
 
-def test_flags_of_what_is_off_are_noted_once(tmp_path):
+def test_compat_flags_without_their_parallelism_are_noted_once(tmp_path):
     keys = {
         "pipeline_parallel_config": "disable_p2p_cache_shape enable_timer",
         "sharding_parallel_config": "split_param",
@@ -69,7 +69,7 @@ def test_flags_of_what_is_off_are_noted_once(tmp_path):
 
 
 @pytest.mark.parametrize(("degree", "num_notes"), [(-1, 0), (1, 0), (2, 1)])
-def test_a_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
+def test_sharding_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
     notes = load(write(tmp_path, SMALLEST | {"sharding_parallel_degree": degree})).notes
     assert (
         sum(note.startswith("sharding_parallel_degree has no effect: sharding is off") for note in notes) == num_notes
@@ -77,14 +77,14 @@ def test_a_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
 
 
 @pytest.mark.parametrize("keys", [{"tensor_parallel_degree": 2}, {"sharding_parallel_degree": 1}])
-def test_sharding_that_no_process_is_left_for_is_noted(tmp_path, monkeypatch, keys):
+def test_sharding_without_free_processes_is_noted(tmp_path, monkeypatch, keys):
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     words = "sharding stage3 has no effect: the degrees are tensor_parallel_degree"
     assert any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | keys | {"sharding": "stage3"})).notes)
     assert not any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | {"sharding": "stage3"})).notes)
 
 
-def test_offloading_is_for_gpus(tmp_path, monkeypatch):
+def test_sharding_offload_on_cpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     monkeypatch.setattr(precision, "has_gpu", lambda: True)
     keys = SMALLEST | {"sharding": "stage2 offload"}

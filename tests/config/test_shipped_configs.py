@@ -146,7 +146,7 @@ def test_shipped_file_loads(path):
     assert unexpected == [], "a shipped file has no idle keys"
 
 
-def test_every_family_has_its_files():
+def test_shipped_files_exist_for_every_family():
     """Every method for three families, LoRA over quantized weights, full fine-tuning and LoRA for Mistral too."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
@@ -158,7 +158,7 @@ def test_every_family_has_its_files():
 
 
 @pytest.mark.parametrize("method", ["loftq", "qera"])
-def test_a_start_from_the_quantization_error_needs_quantization(tmp_path, method):
+def test_quantized_init_without_quantization_is_refused(tmp_path, method):
     (found,) = problems(write(tmp_path, COMMON | {"lora": True, method: True}), methods=BUILT)
     assert found.key == method
     assert "set weight_quantize_algo" in found.message
@@ -171,7 +171,7 @@ def config_name(switch: str) -> str:
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_official_file(tmp_path, name):
+def test_official_file_loads_or_is_refused(tmp_path, name):
     difference, refused = OFFICIAL[name]
     path = write(tmp_path, COMMON | difference)
     if not refused:
@@ -188,5 +188,5 @@ def test_official_file(tmp_path, name):
         assert all(any(word in problem.message for word in words) for problem in found) or name == "pretrain"
 
 
-def test_number_of_official_files():
+def test_official_files_are_all_covered():
     assert len(OFFICIAL) == 12
