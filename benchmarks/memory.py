@@ -59,10 +59,25 @@ CASES = [
 PAGE = """\
 # Peak memory of a training step
 
-What `--dry_run` predicts, from shapes alone, beside what a process took: the largest resident size while it loads
-SmolLM2-135M and makes two optimizer steps, on random documents side by side in one row, every token learned, LoRA of
-rank 8 on all linear layers. GB are 10^9 bytes. Memory does not depend on how busy the machine is. The page is written
-by `python -m benchmarks.memory docs/memory.md`.
+Before a run, `--dry_run` prints its peak memory part by part, estimated from shapes alone:
+
+    python llm/run_finetune.py config.json --dry_run
+
+To lower the peak:
+
+| part | key |
+|---|---|
+| activations | `"recompute": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
+| optimizer | `"optim": "adamw_8bit"` or `"adamw_mini"` ([optimizers.md](optimizers.md)), an adapter such as `"lora": true` |
+| weights | `"weight_quantize_algo": "nf4"` with an adapter, `"bf16": true` with an adapter |
+| gradients | an adapter |
+
+## Prediction and measurement
+
+The measurement is the largest resident size of a process that loads SmolLM2-135M and makes two optimizer steps. The
+documents are random and side by side in one row, every token is a target token, and LoRA has rank 8 on all linear
+layers. GB are 10^9 bytes. Memory does not depend on the load of the machine.
+`python -m benchmarks.memory docs/memory.md` writes this page.
 
 {measured}
 
@@ -71,22 +86,24 @@ The prediction by part, GB:
 {parts}
 
 - **process**: Python, Paddle and the libraries around them, before any tensor.
-- **weights**: the model and the adapter, quantized weights as they are stored.
-- **optimizer**: its moments of what trains; 8 bytes a weight with AdamW.
-- **activations**: what the forward pass keeps of each token for the way back. Longer or more documents in a micro-batch
-  make this part; `"recompute": true` makes it small.
-- **working**: what stands beside these for a while. Either the logits of 256 learned positions and the hidden states
-  that they are made of, or what one layer needs on its way back, with what was computed again, whichever is more.
-- **gradients**: of the weights that train, as far as they find no room where activations were: these are gone when the
-  last gradients are made. With gradient accumulation they stand beside the activations, all of them.
-- **kept_free**: memory that was freed and is kept for the next request. The native library's blocks are at most a
-  sixteenth more than was in use at once. What Paddle's own ops allocate lies in the C heap, where few freed pieces fit
-  a later request: as much again is counted, which is rather too much than too little. Without the native library
-  ([cpu.md](cpu.md)) everything lies there.
+- **weights**: model and adapter; quantized weights in their packed form.
+- **optimizer**: moments of the trained weights; 8 bytes per weight with AdamW.
+- **activations**: tensors that the forward pass saves for the backward pass. The part grows with the tokens of a
+  micro-batch.
+- **working**: the larger of two temporary parts. One is the logits of 256 target positions and their hidden states. The
+  other is the backward pass of one layer, with its recomputed activations.
+- **gradients**: gradients of the trained weights that do not fit into the memory of freed activations. With gradient
+  accumulation all gradients exist next to the activations.
+- **kept_free**: freed memory that the allocator holds back. The C++ library's blocks exceed their peak use by at most a
+  sixteenth. Paddle's own ops allocate on the C heap, where few freed pieces fit a later request. The estimate counts as
+  much again as is in use there, which is too much rather than too little. Without the C++ library ([cpu.md](cpu.md))
+  all tensors lie on the heap.
 
-A method whose adapter is not one step with its linear, as DoRA and PiSSA, keeps more of each token than LoRA
-(`paddlenlp_ext/trainer/memory/estimate.py`). On GPUs the prediction is on paper: it has not been held against a run,
-and what the allocator keeps free is left out.
+## Limits
+
+An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA;
+`paddlenlp_ext/trainer/memory/adapters.py` has the table. The prediction for GPUs has not been compared with a run, and
+it leaves out what the allocator holds back.
 
 {where}
 """

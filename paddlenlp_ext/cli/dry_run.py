@@ -1,4 +1,7 @@
-"""What a run would do, worked out from its configuration, its rows and the model's shape. No weight is read."""
+"""Dry run: the plan and the memory of a run from its configuration, its rows and the model's shapes.
+
+No weight is read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.table import Table
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections import PrecisionConfig
-from paddlenlp_ext.data.sampler import DataOrder, build_data_order, packing_kind
+from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
@@ -111,24 +114,24 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
     if data.train_rows is not None and order is not None:
         rows, account = data.train_rows, data.train_rows.stats
         table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
-        table.add_row("train tokens", f"{account.num_tokens:,}, of them learned {account.num_target_tokens:,}")
+        table.add_row("train tokens", f"{account.num_tokens:,}, of them {account.num_target_tokens:,} target tokens")
         first_epoch = _first_epoch(order)
         packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
-        table.add_row("packs an epoch", _packs(config, int(rows.lengths.sum()), packs))
-        table.add_row("steps an epoch", f"{len(first_epoch):,}")
+        table.add_row("packs per epoch", _packs(config, int(rows.lengths.sum()), packs))
+        table.add_row("steps per epoch", f"{len(first_epoch):,}")
         epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
         table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
     if data.eval_rows is not None:
-        table.add_row("dev rows", f"{len(data.eval_rows):,}")
+        table.add_row("eval rows", f"{len(data.eval_rows):,}")
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
     table.add_row("output_dir", str(config.train.output_dir))
     return table
 
 
-def _packs(config: RunConfig, num_slots_filled: int, packs: int) -> str:
+def _packs(config: RunConfig, num_filled: int, packs: int) -> str:
     if packing_kind(config.data) == "none":
         return f"{packs:,} (one row each)"
-    return f"{packs:,}, {num_slots_filled / (packs * config.data.max_length):.2%} of their slots filled"
+    return f"{packs:,}, {num_filled / (packs * config.data.max_length):.2%} of their positions filled"
 
 
 def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder) -> Table:
@@ -138,7 +141,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
-    table = _two_columns("Memory at the fullest moment (estimated)")
+    table = _two_columns("Peak memory (estimated)")
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
@@ -148,7 +151,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
 def estimate_run(
     config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
 ) -> MemoryEstimate:
-    """The memory of a run's step.
+    """Estimate the peak memory of a training step.
 
     Args:
         config: the run's configuration.
@@ -180,7 +183,7 @@ def _numerics(precision: PrecisionConfig) -> Numerics:
 
 
 def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
-    """Positions of a micro-batch, as collate lays it out."""
+    """Return the number of positions of a micro-batch after collation."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
     total = sum(int(rows.lengths[pack].sum()) for pack in packs)
@@ -188,7 +191,7 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     return -(-total // multiple) * multiple
 
 
-def _first_epoch(order: DataOrder) -> list[Any]:
+def _first_epoch(order: DataOrder) -> list[StepBatch]:
     step_batches = order.step_batches()
     return [next(step_batches) for _ in range(order.num_steps(0))]
 

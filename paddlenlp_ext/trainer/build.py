@@ -182,19 +182,22 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """The format in which the model's matrices are stored.
+    """Return the format in which the model's matrices are stored.
 
-    That of the matrix products for O2 on an accelerator, and on the CPU where they are frozen; else float32.
+    | device | format |
+    |---|---|
+    | CPU | compute format where the matrices are frozen (adapters), else float32 |
+    | accelerator | compute format with O2, else float32 |
 
     Raises:
-        ValueError: bf16 on a CPU for which there are no such products.
+        ValueError: bf16 on a CPU without the C++ library's bf16 products.
     """
     precision = config.precision
     if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
         if bf16.unavailable_reason() is not None:
             raise ValueError(
                 f"bf16: true needs the native library on the CPU, and {bf16.unavailable_reason()}; "
-                "mend that, or set bf16: false to compute in float32"
+                "install what is missing, or set bf16: false to compute in float32"
             )
         return "float32" if config.peft is None else "bfloat16"
     return precision.compute_dtype if precision.fp16_opt_level == "O2" else "float32"

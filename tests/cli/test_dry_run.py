@@ -1,4 +1,4 @@
-"""A dry run of several processes: their steps, and what their layout can't do."""
+"""Dry run of several processes: their steps, and layouts that the model does not allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer.build import load_data
 
 @pytest.fixture
 def plan(run_folders, monkeypatch):
-    """What is printed for so many processes, of 12 rows for one epoch, two at a time."""
+    """Return a function that prints the plan of a number of processes: 12 rows, one epoch, two rows at a time."""
 
     def describe(processes, **keys):
         monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
@@ -41,11 +41,11 @@ def plan(run_folders, monkeypatch):
         (4, {"pipeline_parallel_degree": 2}, 3),
     ],
 )
-def test_steps_are_those_of_the_replicas(plan, processes, keys, steps):
+def test_describe_run_steps_are_those_of_the_replicas(plan, processes, keys, steps):
     assert re.search(rf"optimizer steps +.?  *{steps} \(1.00 epochs\)", plan(processes, **keys))
 
 
-def test_what_the_model_does_not_divide_into_is_refused(plan):
+def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
     with pytest.raises(ValueError, match=r"tensor_parallel_degree 4 does not divide num_key_value_heads 2"):
         plan(4, tensor_parallel_degree=4)
     with pytest.raises(ValueError, match="are 4 chunks, and the model has 2 layers"):

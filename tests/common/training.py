@@ -20,7 +20,7 @@ VOCABULARY = TINY_LLAMA["vocab_size"]
 
 
 class Rows:
-    """What the trainer asks of a TokenizedDataset, in memory."""
+    """Rows in memory with the interface of a TokenizedDataset."""
 
     def __init__(self, num_rows: int, seed: int = 0, longest: int = 20) -> None:
         generator = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Rows:
 
 
 class Tokenizer:
-    """Numbers as words."""
+    """Tokenizer whose words are numbers."""
 
     pad_token_id = 0
     eos_token_id = 7
@@ -65,13 +65,13 @@ def _text(tokens: list[int]) -> str:
 
 
 def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
-    """The tiny Llama, all of it training, or with LoRA (whose B starts at zero)."""
+    """Build the tiny Llama with all weights trained, or with LoRA, whose B starts at zero."""
     model = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=seed)
     return get_peft_model(model, LoRAConfig(**{"rank": 4, **lora_fields})) if lora else model
 
 
 def make_config(output_dir: Path, **keys: Any) -> RunConfig:
-    """A RunConfig from flat keys over small defaults."""
+    """Build a RunConfig from flat keys over small defaults."""
     defaults = {
         "output_dir": str(output_dir),
         "do_train": True,
@@ -92,7 +92,7 @@ def make_config(output_dir: Path, **keys: Any) -> RunConfig:
 
 
 def weights(model: Any) -> dict[str, np.ndarray]:
-    """All parameters as arrays."""
+    """Return all parameters as arrays."""
     return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""The launcher as a user meets it: its exit codes, what it prints and what it leaves behind."""
+"""llm/run_finetune.py as a user runs it: exit codes, output and files."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def config_file(run_folders: Path) -> Path:
     return path
 
 
-def test_it_stays_a_thin_script():
+def test_run_finetune_stays_a_thin_script():
     assert len(SCRIPT.read_text().splitlines()) <= 80
 
 
-def test_every_problem_is_named_at_once_before_any_weight_is_read(config_file):
+def test_run_finetune_names_every_problem_at_once_before_reading_weights(config_file):
     text = config_file.read_text().replace('"lora": true', '"lora": true, "lora_rnak": 8, "learning_rate": "fast"')
     config_file.write_text(text)
     result = launch(config_file, "--max_stesp", 3)
@@ -58,7 +58,7 @@ def test_every_problem_is_named_at_once_before_any_weight_is_read(config_file):
         assert words in result.stderr
 
 
-def test_a_dry_run_counts_everything_and_reads_no_weights(config_file, run_folders):
+def test_run_finetune_dry_run_counts_everything_and_reads_no_weights(config_file, run_folders):
     (run_folders / "model" / "model.safetensors").unlink()
     result = launch(config_file, "--dry_run")
     assert result.returncode == 0, result.stderr
@@ -75,7 +75,7 @@ def test_a_dry_run_counts_everything_and_reads_no_weights(config_file, run_folde
     assert not (run_folders / "out").exists()
 
 
-def test_rows_are_shown_as_the_model_sees_them(config_file, run_folders):
+def test_run_finetune_show_data_prints_rows_as_the_model_sees_them(config_file, run_folders):
     result = launch(config_file, "--show_data", 2)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("tokens, ") == 2
@@ -83,7 +83,7 @@ def test_rows_are_shown_as_the_model_sees_them(config_file, run_folders):
     assert not (run_folders / "out").exists()
 
 
-def test_a_run_leaves_its_folder_and_a_second_one_is_not_mixed_into_it(config_file, run_folders):
+def test_run_finetune_leaves_its_folder_and_rejects_a_second_run_in_it(config_file, run_folders):
     first = launch(config_file, "--save_strategy", "steps", "--save_steps", 2)
     assert first.returncode == 0, first.stderr
     written = {path.name for path in (run_folders / "out").iterdir()}
@@ -102,14 +102,14 @@ def test_a_run_leaves_its_folder_and_a_second_one_is_not_mixed_into_it(config_fi
     assert json.loads((run_folders / "out" / "train_results.json").read_text())["step"] == 4
 
 
-def test_help_lists_every_key_with_its_default():
+def test_run_finetune_help_lists_every_key_with_its_default():
     result = launch("--help")
     assert result.returncode == 0
     for words in ("--lora_rank", "--greedy_zero_padding", "--learning_rate", "5e-05"):
         assert words in result.stdout
 
 
-def test_nothing_heavy_is_imported_to_build_a_run():
+def test_trainer_build_imports_nothing_heavy():
     heavy = ["transformers", "tokenizers", "jinja2", "gguf", "matplotlib", "scipy", "pandas", "visualdl", "triton"]
     code = (
         "import sys, paddle; before = set(sys.modules)\n"

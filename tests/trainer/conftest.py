@@ -5,11 +5,11 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_picture(request, monkeypatch):
-    """Drawing loss.png takes longer than the tiny runs here; a test marked by the fixture `picture` draws it."""
+    """Skip loss.png, which takes longer than the tiny runs here, unless a test uses the fixture `picture`."""
     if "picture" not in request.fixturenames:
         monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.reports.plot_loss", lambda log_history, path: None)
 
 
 @pytest.fixture
 def picture():
-    """Let the run draw its loss."""
+    """Let the run plot its loss."""

@@ -1,4 +1,4 @@
-"""`bf16: true` on the CPU: a run from files to files, over frozen weights and with all of them training."""
+"""Training with `bf16: true` on the CPU, from files to files: with LoRA over frozen weights, and with all weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def losses_of(trainer) -> np.ndarray:
 
 @needs_native
 @pytest.mark.parametrize("lora", [True, False])
-def test_it_learns_as_in_float32_and_what_trains_stays_in_it(run_folders, lora):
+def test_bf16_training_losses_follow_float32_and_trained_weights_stay_float32(run_folders, lora):
     config = config_for(run_folders, lora)
     exact = losses_of(build_trainer(config, load_data(config)))
     config = config_for(run_folders, lora, bf16=True)
@@ -67,15 +67,15 @@ def test_it_learns_as_in_float32_and_what_trains_stays_in_it(run_folders, lora):
 
 @needs_native
 @pytest.mark.parametrize("lora", [True, False])
-def test_layers_run_again_give_the_same_bits(run_folders, lora):
-    """A layer that the backward pass runs again must round as it did the first time."""
+def test_bf16_training_with_recompute_gives_the_same_bits(run_folders, lora):
+    """A layer that the backward pass recomputes rounds as it did the first time."""
     config = config_for(run_folders, lora, bf16=True)
     kept = losses_of(build_trainer(config, load_data(config)))
     config = config_for(run_folders, lora, bf16=True, recompute=True)
     np.testing.assert_array_equal(losses_of(build_trainer(config, load_data(config))), kept)
 
 
-def test_without_the_library_it_says_why_and_what_helps(run_folders, monkeypatch):
+def test_bf16_training_without_the_cpu_library_names_cause_and_remedy(run_folders, monkeypatch):
     monkeypatch.setattr(library, "unavailable_reason", lambda: "there is no C++ compiler")
     assert bf16.unavailable_reason() == "there is no C++ compiler"
     config = config_for(run_folders, lora=True, bf16=True)

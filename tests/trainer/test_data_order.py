@@ -1,3 +1,5 @@
+"""Order of the training data: epochs, steps, resuming, and the assignment of micro-batches to ranks."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -18,25 +20,25 @@ def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
 
 
 def take(order, count, epoch=0, index=0):
-    windows = order.step_batches(epoch, index)
-    return [next(windows) for _ in range(count)]
+    step_batches = order.step_batches(epoch, index)
+    return [next(step_batches) for _ in range(count)]
 
 
-def test_every_epoch_reads_every_row_once_and_windows_never_span_epochs():
+def test_data_order_every_epoch_reads_every_row_once_and_step_batches_never_span_epochs():
     order = order_of()
-    windows = take(order, 6)
-    assert [(window.epoch, window.index, window.is_last) for window in windows] == [
+    step_batches = take(order, 6)
+    assert [(step_batch.epoch, step_batch.index, step_batch.is_last) for step_batch in step_batches] == [
         (0, 0, False), (0, 1, False), (0, 2, True), (1, 0, False), (1, 1, False), (1, 2, True),
     ]  # fmt: skip
-    assert [len(window.micro_batches) for window in windows] == [2, 2, 1, 2, 2, 1]
+    assert [len(step_batch.micro_batches) for step_batch in step_batches] == [2, 2, 1, 2, 2, 1]
     for epoch in (0, 1):
-        rows = [row for window in windows if window.epoch == epoch for row in window.row_indices]
+        rows = [row for step_batch in step_batches if step_batch.epoch == epoch for row in step_batch.row_indices]
         assert sorted(rows) == list(range(10))
-    assert windows[0].row_indices != windows[3].row_indices
-    assert [window.end_fraction for window in windows[:3]] == [0.4, 0.8, 1.0]
+    assert step_batches[0].row_indices != step_batches[3].row_indices
+    assert [step_batch.end_fraction for step_batch in step_batches[:3]] == [0.4, 0.8, 1.0]
 
 
-def test_any_position_continues_the_same_order():
+def test_data_order_any_position_continues_the_same_order():
     straight = take(order_of(), 6)
     assert take(order_of(), 4, 0, 2) == straight[2:]
     assert take(order_of(), 2, 1, 1) == straight[4:]
@@ -46,26 +48,26 @@ def test_any_position_continues_the_same_order():
     ("epochs", "max_steps", "steps"),
     [(1.0, -1, 3), (2.0, -1, 6), (0.5, -1, 2), (1.34, -1, 5), (0.01, -1, 1), (2.0, 4, 4), (1.0, 100, 100)],
 )
-def test_total_steps(epochs, max_steps, steps):
+def test_data_order_total_steps_follow_epochs_and_max_steps(epochs, max_steps, steps):
     assert order_of(num_train_epochs=epochs, max_steps=max_steps).total_steps == steps
 
 
-def test_total_steps_of_packed_epochs_are_those_that_come():
+def test_data_order_packed_epochs_have_the_announced_steps():
     rows = Rows(50, seed=2)
     config = make_config("out", zero_padding=True, greedy_zero_padding=True, gradient_accumulation_steps=3,
                          per_device_train_batch_size=2, num_train_epochs=3.0)  # fmt: skip
     order = build_data_order(config, rows)
-    windows = take(order, order.total_steps + 1)
-    assert (windows[-2].epoch, windows[-2].is_last) == (2, True)
-    assert windows[-1].epoch == 3
+    step_batches = take(order, order.total_steps + 1)
+    assert (step_batches[-2].epoch, step_batches[-2].is_last) == (2, True)
+    assert step_batches[-1].epoch == 3
 
 
-def test_nothing_to_train_on():
+def test_data_order_empty_split_is_an_error():
     with pytest.raises(ValueError, match="train split is empty"):
         order_of(num_rows=0)
 
 
-def test_a_changed_order_is_named():
+def test_check_same_data_order_changed_order_names_the_keys():
     rows = Rows(6)
     saved = data_order_facts(make_config("out"), rows)
     check_same_data_order(saved, data_order_facts(make_config("elsewhere", learning_rate=1e-5), rows))
@@ -80,25 +82,25 @@ def test_a_changed_order_is_named():
 
 
 class OneOf(SingleProcess):
-    """One of several ranks, which hears nothing of the others."""
+    """One of several ranks, without communication."""
 
     def __init__(self, index, size):
         self.index, self.size = index, size
 
 
-def test_a_step_deals_its_micro_batches_by_cost(tmp_path):
+def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
     rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
-    window = next(build_data_order(config, rows, num_ranks=2).step_batches())
-    taken = [rows_taken_by(OneOf(index, 2), window, rows, config) for index in range(2)]
-    assert sorted(taken[0] + taken[1]) == sorted(window.row_indices)
-    assert taken[0] == [row for pack in window.local_micro_batches(0, 2).values() for (row,) in pack]
+    step_batch = next(build_data_order(config, rows, num_ranks=2).step_batches())
+    taken = [rows_taken_by(OneOf(index, 2), step_batch, rows, config) for index in range(2)]
+    assert sorted(taken[0] + taken[1]) == sorted(step_batch.row_indices)
+    assert taken[0] == [row for pack in step_batch.local_micro_batches(0, 2).values() for (row,) in pack]
     uneven = [
-        largest_over_mean(shares, rows) for shares in (taken, (window.row_indices[::2], window.row_indices[1::2]))
+        largest_over_mean(shares, rows) for shares in (taken, (step_batch.row_indices[::2], step_batch.row_indices[1::2]))
     ]
     assert uneven[0] < 1.1 < uneven[1]
 
 
-def rows_taken_by(ranks, window, rows, config):
+def rows_taken_by(ranks, step_batch, rows, config):
     model, taken = make_model(), []
     collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
 
@@ -108,7 +110,7 @@ def rows_taken_by(ranks, window, rows, config):
 
     options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
     optimizer = build_optimizer(model, config.optim)
-    OptimizerStep(model, optimizer, collate_and_look, ranks, options).run(window, 0, 1e-3)
+    OptimizerStep(model, optimizer, collate_and_look, ranks, options).run(step_batch, 0, 1e-3)
     return taken
 
 

@@ -1,4 +1,4 @@
-"""Evaluations inside a run: put off by a signal, and not made twice."""
+"""Evaluations during training: interrupted by a signal, and not repeated at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 
-def test_a_signal_in_an_evaluation_puts_the_evaluation_off(tmp_path):
+def test_trainer_signal_in_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
     class Interrupted(Trainer):
         def _measure(self):
             os.kill(os.getpid(), signal.SIGINT)
@@ -32,7 +32,7 @@ def test_a_signal_in_an_evaluation_puts_the_evaluation_off(tmp_path):
     assert [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry] == [2, 4]
 
 
-def test_the_last_evaluation_is_not_made_twice(tmp_path):
+def test_trainer_last_evaluation_is_not_repeated(tmp_path):
     class Counting(Trainer):
         calls = 0
 

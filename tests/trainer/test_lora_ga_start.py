@@ -1,4 +1,4 @@
-"""The trainer lets LoRA-GA look at its first batches, and a resumed run keeps the start that it found."""
+"""LoRA-GA in a run: the adapter starts from gradients of the first batches, and a resumed run keeps its start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INPUT_IDS = paddle.to_tensor(np.arange(1, 21).reshape(2, 10))
 
 
 class FirstLogits(Callback):
-    """The model's logits before the first step."""
+    """Return the model's logits before the first step."""
 
     def __init__(self, model: PeftModel) -> None:
         self.model = model
@@ -35,7 +35,7 @@ def starts(model: PeftModel) -> list[np.ndarray]:
     return [layer.lora_B_start.numpy() for _, layer in adapter_layers(model.base_model)]
 
 
-def test_a_run_starts_from_its_gradients_as_its_base_and_resumes_with_that_start(tmp_path: Path):
+def test_lora_ga_run_starts_as_its_base_and_resumes_with_its_start(tmp_path: Path):
     base = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1)
     with paddle.no_grad():
         wanted = base(INPUT_IDS).numpy()

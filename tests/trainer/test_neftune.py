@@ -1,4 +1,4 @@
-"""NEFTune's noise against the paper's formula, a document at a time."""
+"""NEFTune's noise against the paper's formula, document by document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALPHA, HIDDEN = 5.0, 32
 
 
 def noise_of(model, noise, lengths, seed=0):
-    """What the hook adds to the embeddings of a row with documents of these lengths."""
+    """Return the noise that the hook adds to a row with documents of these lengths."""
     embedding = token_embedding(model)
     ids = paddle.zeros([1, sum(lengths)], "int64")
     paddle.seed(seed)
@@ -23,7 +23,7 @@ def noise_of(model, noise, lengths, seed=0):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_noise_is_uniform_within_the_bound_of_each_document(lora):
+def test_embedding_noise_is_uniform_within_the_bound_of_each_document(lora):
     model = make_model(lora)
     model.train()
     noise = EmbeddingNoise(model, ALPHA)
@@ -41,7 +41,7 @@ def test_noise_is_uniform_within_the_bound_of_each_document(lora):
         start += length
 
 
-def test_noise_follows_the_seed_and_only_within_documents_in_training():
+def test_embedding_noise_follows_the_seed_and_acts_only_in_training():
     model = make_model()
     model.train()
     noise = EmbeddingNoise(model, ALPHA)
@@ -57,6 +57,6 @@ def test_noise_follows_the_seed_and_only_within_documents_in_training():
     assert not noise_of(model, noise, (6,)).any()
 
 
-def test_scale_of_batch_rows():
+def test_noise_scale_of_batch_rows_follows_document_lengths():
     scale = noise_scale([(3, 1), (4,)], 2, 1.0)[:, :, 0]
     np.testing.assert_allclose(scale, [[6**-0.5] * 3 + [2**-0.5], [8**-0.5] * 4], rtol=1e-6)

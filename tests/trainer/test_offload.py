@@ -1,4 +1,4 @@
-"""Offloaded optimizer state: what moves when. That it moves needs a GPU, which the tests do without."""
+"""Offloaded optimizer state: which tensor is moved when. The moves themselves need a GPU and are not tested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def on(kind: str):
     return SimpleNamespace(kind=kind, place=SimpleNamespace(is_cpu_place=lambda: kind == "cpu"))
 
 
-def test_state_is_on_the_device_for_the_step_alone():
+def test_offloaded_optimizer_state_is_on_the_device_only_for_the_step():
     events = []
     inner = SimpleNamespace(
         step=lambda: events.append("step"),
@@ -36,7 +36,7 @@ def test_state_is_on_the_device_for_the_step_alone():
 
 
 @pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
-def test_checkpoints_hold_the_inner_state(tmp_path, optim: str):
+def test_offloaded_optimizer_checkpoint_has_the_inner_state(tmp_path, optim: str):
     model = make_model()
     inner = build_optimizer(model, make_config(tmp_path, optim=optim).optim)
     parameters = trainable_parameters(model)
@@ -51,7 +51,7 @@ def test_checkpoints_hold_the_inner_state(tmp_path, optim: str):
 
 
 @pytest.mark.parametrize("keys", [{"offload_optim": True}, {"sharding": "stage2 offload"}], ids=str)
-def test_on_a_cpu_it_is_refused(tmp_path, keys):
+def test_offload_state_on_a_cpu_is_an_error(tmp_path, keys):
     trainer = Trainer(make_model(lora=True), make_config(tmp_path, **keys), Rows(4), None, Tokenizer())
     with pytest.raises(ValueError, match=r"offload_optim .* host memory anyway"):
         trainer.train()

@@ -1,3 +1,5 @@
+"""Trainer state as JSON, progress output and stop signals."""
+
 from __future__ import annotations
 
 import io
@@ -20,7 +22,7 @@ REPORT = StepReport(
 )
 
 
-def test_state_survives_json_and_refuses_strangers():
+def test_trainer_state_survives_json_and_rejects_unknown_keys():
     state = TrainerState(total_steps=4, best_metric=0.1, log_history=[{"step": 1, "loss": 1 / 3}])
     state.add(REPORT)
     assert TrainerState.from_dict(state.to_dict()) == state
@@ -28,7 +30,7 @@ def test_state_survives_json_and_refuses_strangers():
         TrainerState.from_dict({**state.to_dict(), "future": 1})
 
 
-def test_lines_where_there_is_no_terminal():
+def test_log_lines_without_a_terminal_show_every_entry():
     assert isinstance(build_progress(disable_tqdm=False), LogLines)  # pytest's standard error is no terminal
     state = TrainerState(total_steps=4)
     state.add(REPORT)
@@ -40,7 +42,7 @@ def test_lines_where_there_is_no_terminal():
     assert describe(entry, 4) == "step 2/4 (epoch 0.50): evaluation: loss 1.0000, accuracy 0.5000"
 
 
-def test_the_bar_shows_the_numbers_and_lets_the_log_through():
+def test_progress_bar_shows_numbers_and_passes_log_lines():
     screen = io.StringIO()
     bar = ProgressBar(Console(file=screen, force_terminal=True, width=160))
     state = TrainerState(total_steps=4)
@@ -59,12 +61,12 @@ def test_the_bar_shows_the_numbers_and_lets_the_log_through():
     assert handler.stream is stream and stream.getvalue() == ""
 
 
-def test_smoothing_starts_at_the_first_value():
+def test_smoothed_starts_at_the_first_value():
     assert smoothed([4.0, 4.0, 4.0]) == pytest.approx([4.0] * 3)
     assert smoothed([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])
 
 
-def test_the_first_signal_is_polite_and_the_second_is_not():
+def test_stop_signals_first_sets_received_and_second_stops():
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
@@ -78,7 +80,7 @@ def test_the_first_signal_is_polite_and_the_second_is_not():
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_sigterm_said_again_at_once_is_the_same_one(monkeypatch):
+def test_stop_signals_repeated_sigterm_counts_once(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:

@@ -1,4 +1,4 @@
-"""A whole run over quantized weights: trained, resumed, predicted in the dry run, merged."""
+"""A run over quantized weights: trained, resumed, estimated in the dry run, merged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def adapter_of(folder) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", [LoRAConfig, PiSSAConfig], ids=["lora", "pissa"])
-def test_resumed_it_ends_at_the_same_bits_and_merges_to_what_was_trained(run_folders, method):
+def test_quantized_run_resumes_to_the_same_bits_and_merges(run_folders, method):
     def config(output, **keys):
         return config_for(run_folders, output, method(rank=4), save_strategy="steps", save_steps=2, **keys)
 
@@ -77,7 +77,7 @@ def test_resumed_it_ends_at_the_same_bits_and_merges_to_what_was_trained(run_fol
         np.testing.assert_allclose(merged(ids).numpy(), model(ids).numpy(), rtol=0, atol=1e-5)
 
 
-def test_a_base_that_is_stored_quantized_needs_an_adapter(run_folders):
+def test_build_model_stored_quantized_without_adapter_is_an_error(run_folders):
     stored = run_folders / "stored"
     model = AutoModelForCausalLM.from_pretrained(
         run_folders / "model", quantization_config=QuantizationConfig(algo="fp4")
@@ -90,7 +90,7 @@ def test_a_base_that_is_stored_quantized_needs_an_adapter(run_folders):
         build_model(source, dataclasses.replace(config, peft=None, peft_switch=None))
 
 
-def test_the_dry_run_knows_what_will_be_packed(run_folders):
+def test_outline_model_packed_size_equals_the_loaded_model(run_folders):
     config = config_for(run_folders)
     source = ModelSource.from_config(config.model)
     packed = outline_model(source, config).packed
@@ -101,7 +101,7 @@ def test_the_dry_run_knows_what_will_be_packed(run_folders):
     assert outline_model(ModelSource.from_config(plain.model), plain).packed.num_weights == 0
 
 
-def test_the_best_adapter_comes_back_and_another_format_is_not_resumed(run_folders):
+def test_quantized_run_loads_best_adapter_and_rejects_another_format(run_folders):
     every_second = {f"{what}_{key}": value for what in ("save", "eval") for key, value in (("steps", 2),)}
     keys = every_second | {"save_strategy": "steps", "evaluation_strategy": "steps", "load_best_model_at_end": True}
     keys |= {"do_eval": True, "greater_is_better": True}  # the first evaluation, of the higher loss, is the best then
@@ -116,7 +116,7 @@ def test_the_best_adapter_comes_back_and_another_format_is_not_resumed(run_folde
         run(other)
 
 
-def test_it_says_what_is_quantized(run_folders, caplog, monkeypatch):
+def test_build_model_logs_what_is_quantized(run_folders, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     config = config_for(run_folders)
     build_model(ModelSource.from_config(config.model), config)
@@ -125,7 +125,7 @@ def test_it_says_what_is_quantized(run_folders, caplog, monkeypatch):
     )
 
 
-def test_random_weights_are_quantized_too(run_folders):
+def test_build_model_random_weights_are_quantized(run_folders):
     config = config_for(run_folders, continue_training=False)
     model = build_model(ModelSource.from_config(config.model), config).model
     assert len(quantized_linears(model)) == 14

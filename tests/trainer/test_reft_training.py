@@ -1,4 +1,4 @@
-"""A ReFT run: stopped and resumed to the bit, its best checkpoint loaded, its answers generated."""
+"""A ReFT run: resumed with the same bits, its best checkpoint loaded, its answers generated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def adapter(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("keys", [{}, PACKED], ids=["plain", "packed"])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, keys: dict):
+def test_reft_run_resumes_to_the_same_bits(tmp_path: Path, keys: dict):
     straight = make_trainer(tmp_path / "straight", **keys)
     straight.train()
     keys = {**keys, "save_strategy": "steps", "save_steps": 2}
@@ -50,8 +50,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, keys: dict):
     assert_same_bits(adapter(resumed), adapter(straight))
 
 
-def test_packing_makes_the_same_updates(tmp_path: Path):
-    """Positions count in each prompt, wherever its document lies; without dropout nothing else differs."""
+def test_reft_run_packed_makes_the_same_updates(tmp_path: Path):
+    """Positions count within each prompt, wherever its document is; without dropout nothing else differs."""
     ends = []
     for name, keys in (("apart", {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1}), ("joint", {})):
         trainer = make_trainer(tmp_path / name, max_steps=3, **{"per_device_train_batch_size": 4, **keys})
@@ -64,7 +64,7 @@ def test_packing_makes_the_same_updates(tmp_path: Path):
         np.testing.assert_allclose(ends[1][name], value, atol=1e-5, err_msg=name)
 
 
-def test_the_best_checkpoint_is_loaded_and_answers_are_generated(tmp_path: Path):
+def test_reft_run_loads_best_checkpoint_and_generates(tmp_path: Path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = make_trainer(tmp_path / "run", load_best_model_at_end=True, eval_with_do_generation=True, **keys)
     trainer.train()

@@ -1,4 +1,4 @@
-"""A run that was stopped in the middle of an epoch and resumed ends with the same bits as one that never stopped."""
+"""A run that was stopped in the middle of an epoch and resumed ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KilledError(Exception):
 
 
 class KillAfter(Callback):
-    """Ends the run with an error after a step's update, as a crash would."""
+    """Callback that raises after a step's update, as a crash would."""
 
     def __init__(self, step):
         self.step = step
@@ -73,7 +73,7 @@ def without_times(entries):
 
 
 @pytest.mark.parametrize(("model_options", "keys"), RECIPES.values(), ids=RECIPES.keys())
-def test_resumed_run_ends_with_the_same_bits(tmp_path, model_options, keys):
+def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
     straight = make_trainer(tmp_path / "straight", model_options, **keys)
     straight.train()
 
@@ -101,7 +101,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, model_options, keys):
     assert without_times([results]) == without_times([other])
 
 
-def test_a_signal_saves_a_checkpoint_that_resumes_with_the_same_bits(tmp_path):
+def test_resume_after_a_signal_ends_with_the_same_bits(tmp_path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 5, "logging_steps": 3}
     straight = make_trainer(tmp_path / "straight", dev=DEV, **keys)
     straight.train()
@@ -121,7 +121,7 @@ def test_a_signal_saves_a_checkpoint_that_resumes_with_the_same_bits(tmp_path):
     assert resumed.state.best_metric == straight.state.best_metric
 
 
-def test_a_finished_run_resumes_to_nothing_and_a_longer_one_goes_on(tmp_path):
+def test_resume_finished_run_makes_no_step_and_longer_one_continues(tmp_path):
     keys = {"save_strategy": "epoch", "num_train_epochs": 1.0}
     first = make_trainer(tmp_path, **keys)
     first.train()
@@ -133,7 +133,7 @@ def test_a_finished_run_resumes_to_nothing_and_a_longer_one_goes_on(tmp_path):
     assert (first.state.step, longer.state.step, longer.state.epoch) == (7, 14, 2.0)
 
 
-def test_a_checkpoint_elsewhere_can_be_named(tmp_path):
+def test_resume_named_checkpoint_starts_there(tmp_path):
     make_trainer(tmp_path / "a", save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
     folder = tmp_path / "a" / "checkpoint-3"
     moved = make_trainer(tmp_path / "b", resume_from_checkpoint=str(folder), num_train_epochs=1.0)
@@ -143,7 +143,7 @@ def test_a_checkpoint_elsewhere_can_be_named(tmp_path):
         make_trainer(tmp_path / "a", resume_from_checkpoint=str(folder)).train()
 
 
-def test_changed_data_order_is_refused_or_skipped_on_demand(tmp_path):
+def test_resume_changed_data_order_is_an_error_unless_skipped(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
     with pytest.raises(ValueError, match="seed was 42, now 43"):
         make_trainer(tmp_path, resume_from_checkpoint=True, seed=43).train()
@@ -154,13 +154,13 @@ def test_changed_data_order_is_refused_or_skipped_on_demand(tmp_path):
     assert anew.state.step == 9
 
 
-def test_another_adapter_is_refused(tmp_path):
+def test_resume_another_adapter_is_an_error(tmp_path):
     make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1.0).train()
     with pytest.raises(ValueError, match="lora_rank was 4 and is 2 now"):
         make_trainer(tmp_path, {**LORA, "rank": 2}, resume_from_checkpoint=True).train()
 
 
-def test_another_optimizer_is_refused_by_its_key(tmp_path):
+def test_resume_another_optimizer_is_an_error_that_names_the_key(tmp_path):
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"another optimizer or other parameters.*set optim"):
         make_trainer(tmp_path, max_steps=2, resume_from_checkpoint=True, optim="adamw_8bit").train()

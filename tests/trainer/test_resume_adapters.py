@@ -1,4 +1,4 @@
-"""Every registered adapter method resumes to the bit, and ends with its best evaluation when asked to."""
+"""Every registered adapter method resumes with the same bits, and loads its best evaluation at the end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 @every_method
 @pytest.mark.parametrize("saved", [5, 11])
-def test_a_killed_run_resumes_to_the_same_bits(switch: str, saved: int, tmp_path: Path):
+def test_resume_every_method_ends_with_the_same_bits(switch: str, saved: int, tmp_path: Path):
     straight = trainer_of(tmp_path / "straight", switch)
     straight.train()
     straight.save_model()
@@ -64,7 +64,7 @@ def test_a_killed_run_resumes_to_the_same_bits(switch: str, saved: int, tmp_path
 
 
 @every_method
-def test_the_best_adapter_is_the_last_one(switch: str, tmp_path: Path):
+def test_load_best_model_every_method_ends_with_the_best_adapter(switch: str, tmp_path: Path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "greater_is_better": True}
     trainer = trainer_of(tmp_path, switch, dev=DEV, max_steps=6, **keys)  # the highest loss is called the best
     trainer.train()

@@ -1,4 +1,4 @@
-"""SIGTERM to a whole process, as a scheduler sends it."""
+"""SIGTERM to a training process, as a scheduler sends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
 
 
 @pytest.mark.slow
-def test_a_terminated_process_says_so_and_leaves_a_checkpoint(tmp_path):
+def test_run_finetune_terminated_logs_it_and_leaves_a_checkpoint(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
         env=script_environment(),

@@ -1,6 +1,6 @@
-"""Adam-mini and 8-bit AdamW: formulas in NumPy, bitsandbytes' own steps, half precision, and what a step leaves alone.
+"""Adam-mini and 8-bit AdamW against formulas in NumPy and against bitsandbytes' steps; half precision, saved state.
 
-That a run goes on with the same bits after a checkpoint is shown in test_resume.py.
+test_resume.py checks that a run resumes with the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARAMETERS = [
 
 
 class Toy(TrainableModel):
-    """Parameters with the names and kinds of shapes that occur; LoRA's B learns four times as fast."""
+    """Parameters with the names and shapes of a model; LoRA's B has four times the learning rate."""
 
     def __init__(self, parameters: dict[str, list[int]], dtype: str = "float32", seed: int = 0) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ def values_of(model: Toy) -> dict[str, np.ndarray]:
 
 
 def adam_step(value, first, second, step, rate, decays=True):
-    """AdamW's update for moments that already hold this step's gradient (Loshchilov and Hutter, 2019)."""
+    """Return AdamW's update for moments that include this step's gradient (arXiv:1711.05101)."""
     value = value * (1 - rate * DECAY) if decays else value
     return value - rate * (first / (1 - BETA1**step)) / (np.sqrt(second / (1 - BETA2**step)) + EPSILON)
 
 
-def test_adam_mini_follows_the_formula():
+def test_adamw_mini_steps_follow_the_formula():
     model = Toy({name: shape for name, shape, _ in PARAMETERS})
     optimizer, expected, generator = (
         build_optimizer(model, options("adamw_mini")),
@@ -113,7 +113,7 @@ def test_adam_mini_follows_the_formula():
     assert {name: state[f"{name}.moment2"].size for name, _, _ in PARAMETERS} == {k: v.size for k, v in second.items()}
 
 
-def test_blocks_of_a_real_query_projection_are_its_heads():
+def test_adamw_mini_blocks_of_a_query_projection_are_its_heads():
     assert num_blocks("model.layers.3.self_attn.q_proj.weight", [576, 576], 64) == 9
     assert num_blocks("model.layers.3.self_attn.k_proj.weight", [192, 576], 64) == 3
     assert num_blocks("model.layers.3.self_attn.q_proj.lora_B", [576, 8], 64) == 576
@@ -121,14 +121,14 @@ def test_blocks_of_a_real_query_projection_are_its_heads():
 
 @pytest.fixture(params=["native", "reference"])
 def way(request, monkeypatch):
-    """Which implementation of the 8-bit step runs."""
+    """Select the implementation of the 8-bit step."""
     if request.param == "native" and library.unavailable_reason() is not None:
         pytest.skip(f"no native library: {library.unavailable_reason()}")
     choose = adamw_8bit.adamw_8bit_op.choose
     monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
 
 
-def test_8bit_steps_are_bitsandbytes(way):
+def test_adamw_8bit_steps_equal_bitsandbytes(way):
     with np.load(DATA / "adamw_8bit.npz") as file:
         golden = dict(file)
     model = Toy({"weight": list(golden["start"].shape)})
@@ -153,14 +153,14 @@ def test_8bit_steps_are_bitsandbytes(way):
 
 
 def quantized(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Numbers in blocks of 256 after a trip through 8 bits, by the paper's definition."""
+    """Return numbers after quantization to 8 bits in blocks of 256, by the paper's definition."""
     blocks = np.pad(values.reshape(-1), (0, -values.size % 256)).reshape(-1, 256)
     scales = np.abs(blocks).max(axis=1, keepdims=True)
     nearest = np.abs((blocks / np.maximum(scales, 1e-38))[:, :, None] - levels).argmin(axis=2)
     return (levels[nearest] * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
-def test_8bit_follows_the_formula_slice_by_slice_and_small_tensors_stay_fp32(monkeypatch, way):
+def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(monkeypatch, way):
     monkeypatch.setattr(adamw_8bit, "_SLICE", 5)
     shapes = {"weight": [64, 65], "lora_B": [65, 64], "small": [15, 17], "bias": [5000]}
     model = Toy(shapes)
@@ -195,7 +195,7 @@ def test_8bit_follows_the_formula_slice_by_slice_and_small_tensors_stay_fp32(mon
 
 
 @pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
-def test_half_precision_moves_an_fp32_copy(optim: str):
+def test_small_state_optimizer_half_precision_updates_an_fp32_copy(optim: str):
     single, half = Toy({"weight": [64, 65]}), Toy({"weight": [64, 65]}, dtype="bfloat16")
     single.named_parameters()[0][1].set_value(half.named_parameters()[0][1].astype("float32"))
     generator = np.random.default_rng(3)
@@ -213,7 +213,7 @@ def test_half_precision_moves_an_fp32_copy(optim: str):
 
 
 @pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
-def test_restored_state_goes_on_with_the_same_bits(optim: str):
+def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim: str):
     shapes = {"weight": [64, 65], "q_proj.weight": [8, 6], "norm.weight": [6]}
 
     def run(model, optimizer, steps):
@@ -240,7 +240,7 @@ def test_restored_state_goes_on_with_the_same_bits(optim: str):
 
 
 @pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
-def test_a_parameter_without_a_gradient_is_left_alone(optim: str):
+def test_small_state_optimizer_parameter_without_gradient_is_unchanged(optim: str):
     model = Toy({"weight": [8, 6], "other": [8, 6]})
     optimizer, before = build_optimizer(model, options(optim)), values_of(model)
     give_gradients(model, np.random.default_rng(4))

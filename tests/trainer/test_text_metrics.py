@@ -1,3 +1,5 @@
+"""ROUGE, BLEU-4 and exact match of generated texts."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ from paddlenlp_ext.trainer import text_metrics as module
 from paddlenlp_ext.trainer.text_metrics import WordTokenizer, text_metrics
 
 
-def test_rouge_by_hand():
+def test_text_metrics_rouge_equals_hand_computed_values():
     # Reference: 6 words; output: 5, of which 4 are shared, 3 bigrams are; the longest common subsequence is 4.
     metrics = text_metrics(["the cat sat on mats"], ["The cat sat on the mat."])
     assert metrics["rouge1"] == pytest.approx(2 * (4 / 5) * (4 / 6) / (4 / 5 + 4 / 6))
@@ -15,27 +17,27 @@ def test_rouge_by_hand():
     assert metrics["exact_match"] == 0.0
 
 
-def test_identical_texts_are_perfect_in_any_script():
+def test_text_metrics_identical_texts_score_one_in_any_script():
     texts = ["The quick brown fox jumps.", "今天天气很好，我们去公园散步。", "Это простая проверка слов."]
     for text in texts:
         metrics = text_metrics([f" {text}\n"], [text])
         assert metrics == pytest.approx(dict.fromkeys(metrics, 1.0)), text
 
 
-def test_chinese_is_scored_by_characters():
+def test_text_metrics_chinese_is_scored_by_characters():
     metrics = text_metrics(["今天很热"], ["今天很冷"])
     assert metrics["rouge1"] == pytest.approx(0.75)
     assert metrics["rouge2"] == pytest.approx(2 / 3)
     assert 0 < text_metrics(["今天天气很好"], ["今天天气很热"])["bleu4"] < 1
 
 
-def test_words():
+def test_word_tokenizer_splits_words_of_any_script():
     assert WordTokenizer().tokenize("Don't 说 hello世界, naïve_2!") == [
         "don", "t", "说", "hello", "世", "界", "naïve_2",
     ]  # fmt: skip
 
 
-def test_a_missing_library_names_the_extra(monkeypatch):
+def test_text_metrics_missing_library_names_the_extra(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 
@@ -44,6 +46,6 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         text_metrics(["a"], ["a"])
 
 
-def test_lengths_must_agree():
+def test_text_metrics_different_lengths_are_an_error():
     with pytest.raises(ValueError, match="got 1 and 2"):
         text_metrics(["a"], ["a", "b"])

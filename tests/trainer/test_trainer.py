@@ -1,4 +1,4 @@
-"""The trainer's own behaviour: logs, broken steps, callbacks, adapters' hooks."""
+"""Trainer: logs, non-finite steps, callbacks, and the hooks of adapter methods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recorder(Callback):
         self.calls.append(("end", state.step))
 
 
-def test_logs_are_complete_monotone_and_agree_with_the_steps(tmp_path, picture):
+def test_trainer_logs_are_complete_and_agree_with_the_steps(tmp_path, picture):
     recorder = Recorder()
     trainer = make_trainer(tmp_path, dev=DEV, callbacks=[recorder], num_train_epochs=3.0, logging_steps=5,
                            evaluation_strategy="epoch", lr_scheduler_type="cosine")  # fmt: skip
@@ -85,7 +85,7 @@ def test_logs_are_complete_monotone_and_agree_with_the_steps(tmp_path, picture):
     assert json.loads((tmp_path / "run_config.json").read_text())["learning_rate"] == 1e-2
 
 
-def test_callbacks_hear_everything_in_order(tmp_path):
+def test_trainer_calls_callbacks_in_order(tmp_path):
     recorder = Recorder()
     make_trainer(tmp_path, dev=DEV, callbacks=[recorder], max_steps=4, logging_steps=2, evaluation_strategy="steps",
                  save_strategy="steps", save_steps=4).train()  # fmt: skip
@@ -96,9 +96,9 @@ def test_callbacks_hear_everything_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("infinite", [False, True])
-def test_a_broken_step_is_not_made_and_names_its_rows(tmp_path, infinite):
+def test_trainer_non_finite_step_is_not_made_and_names_its_rows(tmp_path, infinite):
     class Breaking(Callback):
-        """Spoils one weight after the third step."""
+        """Callback that makes one weight NaN or huge after the third step."""
 
         def on_step_end(self, state, report):
             if state.step == 3:
@@ -120,7 +120,7 @@ def test_a_broken_step_is_not_made_and_names_its_rows(tmp_path, infinite):
     assert all(np.isfinite(moment.numpy()).all() for moment in moments.values())
 
 
-def test_a_token_that_the_model_has_not_is_an_error_that_names_the_row(tmp_path):
+def test_trainer_token_outside_the_vocabulary_names_the_row(tmp_path):
     rows = Rows(4)
     rows.rows[2].tokens[1] = VOCABULARY
     trainer = Trainer(make_model(), make_config(tmp_path / "run"), rows, None, Tokenizer())
@@ -130,7 +130,7 @@ def test_a_token_that_the_model_has_not_is_an_error_that_names_the_row(tmp_path)
         trainer.train()
 
 
-def test_nothing_learned_in_a_step_is_an_error(tmp_path):
+def test_trainer_step_without_target_tokens_is_an_error(tmp_path):
     rows = Rows(4)
     for row in rows.rows:
         row.loss_mask[:] = False
@@ -138,7 +138,7 @@ def test_nothing_learned_in_a_step_is_an_error(tmp_path):
         make_trainer(tmp_path, rows=rows).train()
 
 
-def test_a_micro_batch_without_learned_tokens_counts_for_nothing(tmp_path):
+def test_trainer_micro_batch_without_target_tokens_counts_for_nothing(tmp_path):
     rows = Rows(4, seed=1)
     rows.rows[2].loss_mask[:] = False
     split = make_trainer(tmp_path / "a", rows=rows, per_device_train_batch_size=1, gradient_accumulation_steps=4)
@@ -148,7 +148,7 @@ def test_a_micro_batch_without_learned_tokens_counts_for_nothing(tmp_path):
     assert split.state.log_history[0]["loss"] == pytest.approx(whole.state.log_history[0]["loss"], rel=1e-6)
 
 
-def test_adapters_hooks_are_called(tmp_path):
+def test_trainer_calls_the_models_hooks(tmp_path):
     model, calls = make_model(lora=True), []
     target = next(iter(trainable_parameters(model).values()))
 
@@ -173,7 +173,7 @@ def test_adapters_hooks_are_called(tmp_path):
     assert first["grad_norm"] == expected["grad_norm"]
 
 
-def test_same_seed_same_run_another_seed_another(tmp_path):
+def test_trainer_same_seed_repeats_and_another_differs(tmp_path):
     def run(name, seed):
         model = make_model(lora=True, dropout=0.5)
         make_trainer(tmp_path / name, model, seed=seed, neftune=True).train()
@@ -185,13 +185,13 @@ def test_same_seed_same_run_another_seed_another(tmp_path):
     assert any(not np.array_equal(other[name], first[name]) for name in first)
 
 
-def test_seeds_differ_by_position():
+def test_micro_batch_seed_differs_by_position():
     seeds = {micro_batch_seed(s, a, b) for s in (1, 2) for a in range(5) for b in range(10)}
     assert len(seeds) == 100
     paddle.seed(max(seeds))
 
 
-def test_foreign_reports_are_refused(tmp_path, monkeypatch):
+def test_build_reports_unavailable_reporter_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "visualdl", None)
     with pytest.raises(ValueError, match="report_to: wandb is not available yet"):
         make_trainer(tmp_path, report_to=["wandb"]).train()
@@ -199,7 +199,7 @@ def test_foreign_reports_are_refused(tmp_path, monkeypatch):
         make_trainer(tmp_path, report_to=["visualdl"]).train()
 
 
-def test_visualdl_gets_every_number(tmp_path, monkeypatch):
+def test_visualdl_log_writes_every_number(tmp_path, monkeypatch):
     scalars = []
 
     class LogWriter:
@@ -221,7 +221,7 @@ def test_visualdl_gets_every_number(tmp_path, monkeypatch):
     assert scalars[-1] == "closed"
 
 
-def test_fp16_is_refused(tmp_path):
+def test_autocast_fp16_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="fp16: true is not available yet on GPUs"):
         make_trainer(tmp_path, device="gpu", fp16=True)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""From files to files over the real rooms: rows on disk, a tiny model folder, training, generation, reloading."""
+"""A run from files to files: rows and a tiny model on disk, training, generation, reloading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_for(run_folders, **keys):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_run_learns_its_rows_and_its_output_loads_again(run_folders, lora):
+def test_run_learns_its_rows_and_its_output_loads_again(run_folders, lora):
     config = config_for(
         run_folders,
         num_train_epochs=60.0 if lora else 30.0,

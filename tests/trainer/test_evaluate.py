@@ -1,3 +1,5 @@
+"""Metrics of the eval split, computed from the loss and from generated answers."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +41,7 @@ def expected_metrics(model, rows):
     return total / count, hits / count, count
 
 
-def test_metrics_are_those_of_the_rows_one_by_one(tmp_path):
+def test_evaluate_loss_equals_the_metrics_of_single_rows(tmp_path):
     model = make_model()
     # Bend the rows so that some predictions hit.
     rows = Rows(13, seed=6)
@@ -58,7 +60,7 @@ def test_metrics_are_those_of_the_rows_one_by_one(tmp_path):
     assert json.loads((tmp_path / "run" / "all_results.json").read_text()) == metrics
 
 
-def test_order_and_batching_do_not_matter(tmp_path):
+def test_evaluate_loss_does_not_depend_on_order_or_batching(tmp_path):
     first = evaluate(tmp_path)
     again = evaluate(tmp_path)
     assert first["eval_loss"] == again["eval_loss"]
@@ -67,7 +69,7 @@ def test_order_and_batching_do_not_matter(tmp_path):
         assert other["eval_accuracy"] == first["eval_accuracy"]
 
 
-def test_max_evaluate_steps_takes_the_first_batches(tmp_path):
+def test_evaluate_loss_max_evaluate_steps_takes_the_first_batches(tmp_path):
     loss, accuracy, count = expected_metrics(make_model(), ROWS.rows[:6])
     metrics = evaluate(tmp_path, per_device_eval_batch_size=3, max_evaluate_steps=2)
     assert (metrics["eval_num_rows"], metrics["eval_num_learned"]) == (6, count)
@@ -75,7 +77,7 @@ def test_max_evaluate_steps_takes_the_first_batches(tmp_path):
     assert metrics["eval_accuracy"] == pytest.approx(accuracy)
 
 
-def test_dropout_and_noise_are_off(tmp_path):
+def test_evaluate_loss_switches_dropout_and_noise_off(tmp_path):
     model = make_model(lora=True, dropout=0.5)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -87,11 +89,11 @@ def test_dropout_and_noise_are_off(tmp_path):
         assert not model.training and not paddle.is_grad_enabled()
 
 
-def test_generated_answers_are_scored_and_written(tmp_path):
+def test_evaluate_generation_scores_and_writes_answers(tmp_path):
     rows = Rows(4, seed=8)
 
     class Oracle:
-        """Generates the references, but for the first row."""
+        """Model that generates the references, except for the first row."""
 
         training = False
 
@@ -117,7 +119,7 @@ def test_generated_answers_are_scored_and_written(tmp_path):
     assert [line["src"] for line in lines] == [f"question {index}" for index in range(4)]
 
 
-def test_nothing_learned_is_an_error(tmp_path):
+def test_evaluate_loss_without_target_tokens_is_an_error(tmp_path):
     rows = Rows(3)
     for row in rows.rows:
         row.loss_mask[:] = False

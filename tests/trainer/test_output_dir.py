@@ -1,3 +1,5 @@
+"""Checks of output_dir, checkpoint folders, pruning, and the best checkpoint of a run."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -24,7 +26,7 @@ def checkpoint(folder, step):
     return path
 
 
-def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path):
+def test_check_output_dir_with_a_run_names_both_remedies(tmp_path):
     make_trainer(tmp_path).train()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "checkpoint-plans").mkdir()
@@ -40,13 +42,13 @@ def test_a_folder_with_a_run_is_refused_with_both_ways_out(tmp_path):
     assert [entry["step"] for entry in again.state.log_history] == [1, 2]
 
 
-def test_the_models_own_folder_is_no_output_dir(tmp_path):
+def test_check_output_dir_models_own_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="the model's own folder"):
         make_trainer(tmp_path, model_name_or_path=str(tmp_path), overwrite_output_dir=True).train()
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoint-4"])
-def test_overwriting_does_not_remove_what_the_run_starts_from(tmp_path, inside):
+def test_check_output_dir_overwriting_the_start_is_an_error(tmp_path, inside):
     checkpoint(tmp_path, 4)
     start = str(tmp_path / inside)
     config = make_config(tmp_path, overwrite_output_dir=True)
@@ -59,7 +61,7 @@ def test_overwriting_does_not_remove_what_the_run_starts_from(tmp_path, inside):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"])
-def test_weights_of_no_run_are_not_replaced_unasked(tmp_path, name):
+def test_check_output_dir_weights_of_no_run_are_an_error(tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=rf"{name}.*overwrite_output_dir: true"):
         check_output_dir(make_config(tmp_path))
@@ -68,19 +70,19 @@ def test_weights_of_no_run_are_not_replaced_unasked(tmp_path, name):
 
 
 @pytest.mark.parametrize("below", ["", "runs/one"])
-def test_a_file_is_no_output_dir(tmp_path, below):
+def test_check_output_dir_file_is_an_error(tmp_path, below):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is not a directory"):
         check_output_dir(make_config(tmp_path / "file" / below))
 
 
-def test_an_output_dir_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
+def test_check_output_dir_not_writable_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ValueError, match="is not writable"):
         check_output_dir(make_config(tmp_path / "runs" / "one"))
 
 
-def test_only_complete_checkpoints_resume(tmp_path):
+def test_find_checkpoint_ignores_incomplete_ones(tmp_path):
     with pytest.raises(ValueError, match="has no complete checkpoint"):
         find_checkpoint(tmp_path, True)
     checkpoint(tmp_path, 4)
@@ -94,7 +96,7 @@ def test_only_complete_checkpoints_resume(tmp_path):
         find_checkpoint(tmp_path, str(tmp_path / "checkpoint-8"))
 
 
-def test_a_checkpoint_holds_what_resuming_needs_and_no_pickle(tmp_path):
+def test_save_checkpoint_has_all_files_and_no_pickle(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
     names = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
     assert names == {
@@ -105,13 +107,13 @@ def test_a_checkpoint_holds_what_resuming_needs_and_no_pickle(tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
-def test_save_total_limit_keeps_the_newest(tmp_path, limit, kept):
+def test_prune_checkpoints_keeps_the_newest(tmp_path, limit, kept):
     make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=limit).train()
     assert list(list_checkpoints(tmp_path)) == kept
 
 
 class Scripted(Trainer):
-    """Evaluations with the losses and accuracies given."""
+    """Replace evaluations by ones with the given losses and accuracies."""
 
     def script(self, losses, accuracies):
         self.measures = [
@@ -129,7 +131,7 @@ class Scripted(Trainer):
     ("metric", "greater", "best"),
     [(None, None, 2), ("accuracy", None, 3), ("eval_loss", None, 2), ("loss", True, 4), ("accuracy", False, 1)],
 )
-def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best):
+def test_trainer_best_model_is_kept_and_loaded_at_the_end(tmp_path, metric, greater, best):
     config = make_config(
         tmp_path,
         evaluation_strategy="steps",
@@ -148,7 +150,7 @@ def test_the_best_model_is_kept_and_comes_back(tmp_path, metric, greater, best):
     assert_same_bits(weights(trainer.model), trainer.seen[best])
 
 
-def test_a_best_checkpoint_that_is_gone_no_longer_counts(tmp_path):
+def test_trainer_missing_best_checkpoint_no_longer_counts(tmp_path):
     keys = {
         "evaluation_strategy": "steps",
         "eval_steps": 1,
@@ -171,7 +173,7 @@ def test_a_best_checkpoint_that_is_gone_no_longer_counts(tmp_path):
     assert_same_bits(weights(resumed.model), resumed.seen[3])
 
 
-def test_leftovers_of_a_kill_are_cleared(tmp_path):
+def test_clear_leftovers_removes_interrupted_checkpoints(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
     for name in (".checkpoint-9.incomplete", ".checkpoint-1.removed"):
         (tmp_path / name).mkdir()
@@ -180,7 +182,7 @@ def test_leftovers_of_a_kill_are_cleared(tmp_path):
     assert list(list_checkpoints(tmp_path)) == [2, 4]
 
 
-def test_best_model_needs_evaluations(tmp_path):
+def test_trainer_best_model_without_evaluations_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="evaluation_strategy"):
         make_trainer(tmp_path, DEV, load_best_model_at_end=True)
     with pytest.raises(ValueError, match="needs eval rows"):
@@ -189,7 +191,7 @@ def test_best_model_needs_evaluations(tmp_path):
         make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel")
 
 
-def test_a_failed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
+def test_save_checkpoint_failure_leaves_no_checkpoint(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2)
     monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.save_training_state", _disk_full)
     with pytest.raises(OSError, match="disk full"):
@@ -202,7 +204,7 @@ def _disk_full(*arguments):
     raise OSError("disk full")
 
 
-def test_a_checkpoint_from_elsewhere_does_not_open_a_folder_that_holds_a_run(tmp_path):
+def test_check_output_dir_checkpoint_from_elsewhere_does_not_allow_mixing_runs(tmp_path):
     keys = {"save_strategy": "steps", "save_steps": 2}
     for name in ("a", "b"):
         make_trainer(tmp_path / name, **keys).train()
@@ -214,7 +216,7 @@ def test_a_checkpoint_from_elsewhere_does_not_open_a_folder_that_holds_a_run(tmp
     assert json.loads((tmp_path / "b" / "trainer_state.json").read_text())["step"] == 3
 
 
-def test_the_best_by_another_metric_does_not_count(tmp_path):
+def test_trainer_best_by_another_metric_no_longer_counts(tmp_path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
 
     def scripted(**more):
@@ -227,7 +229,7 @@ def test_the_best_by_another_metric_does_not_count(tmp_path):
     assert (resumed.state.best_name, resumed.state.best_step, resumed.state.best_metric) == ("accuracy", 3, 0.05)
 
 
-def test_nothing_of_a_full_model_stays_beside_an_adapter(tmp_path):
+def test_clear_run_leaves_no_full_model_next_to_an_adapter(tmp_path):
     for lora in (False, True):
         config = make_config(tmp_path, overwrite_output_dir=True, max_steps=1)
         trainer = Trainer(make_model(lora=lora), config, ROWS, None, Tokenizer())

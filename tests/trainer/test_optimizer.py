@@ -1,4 +1,4 @@
-"""AdamW, its groups and clipping against the published formula in NumPy; its state through a save and a restore."""
+"""AdamW, its parameter groups and clipping against the published formula in NumPy, and saved optimizer state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def draw_gradients(generator: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
-def test_steps_follow_the_formula():
+def test_adamw_steps_follow_the_formula():
     model = Toy()
     optimizer = build_optimizer(model, options())
     expected = {name: parameter.numpy().astype("float64") for name, parameter in model.named_parameters()}
@@ -100,7 +100,7 @@ def test_steps_follow_the_formula():
     assert np.array_equal(model.frozen.numpy(), frozen)
 
 
-def test_small_gradients_are_not_clipped():
+def test_clip_gradients_small_norm_changes_nothing():
     model = Toy()
     gradients = draw_gradients(np.random.default_rng(2))
     live = set_gradients(model, gradients)
@@ -112,7 +112,7 @@ def test_small_gradients_are_not_clipped():
     np.testing.assert_allclose(model.weight.grad.numpy(), gradients["weight"] / 2, rtol=1e-6)
 
 
-def test_restored_state_goes_on_with_the_same_bits():
+def test_adamw_restored_state_continues_with_the_same_bits():
     generator = np.random.default_rng(3)
     gradients = [draw_gradients(generator) for _ in range(6)]
 
@@ -142,8 +142,8 @@ def test_restored_state_goes_on_with_the_same_bits():
 
 
 @pytest.mark.parametrize("paddle_first", [True, False])
-def test_paddles_own_adamw_and_ours_go_on_from_each_others_state(paddle_first):
-    """A checkpoint outlives a change of machine, or a missing compiler."""
+def test_fused_adamw_and_paddles_continue_from_each_others_state(paddle_first):
+    """A checkpoint stays usable on a machine without a compiler, and the other way round."""
 
     def build(model, with_paddles: bool):
         if with_paddles:
@@ -171,7 +171,7 @@ def test_paddles_own_adamw_and_ours_go_on_from_each_others_state(paddle_first):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_a_parameter_without_a_gradient_and_its_state_stay():
+def test_adamw_parameter_without_gradient_keeps_value_and_state():
     model = Toy()
     optimizer = build_optimizer(model, options())
     state = optimizer_state(optimizer, trainable_parameters(model))
@@ -185,7 +185,7 @@ def test_a_parameter_without_a_gradient_and_its_state_stay():
     assert state["weight.beta1_pow_acc"].item() == pytest.approx(BETA1**2)
 
 
-def test_foreign_state_is_refused():
+def test_restore_optimizer_state_of_another_model_is_an_error():
     model = Toy()
     optimizer = build_optimizer(model, options())
     saved = dict(optimizer_state(optimizer, trainable_parameters(model)))
@@ -194,7 +194,7 @@ def test_foreign_state_is_refused():
         restore_optimizer_state(optimizer, trainable_parameters(model), saved)
 
 
-def test_errors():
+def test_build_optimizer_unavailable_or_frozen_is_an_error():
     with pytest.raises(ValueError, match="optim: adafactor is not available yet"):
         check_trainer_config(RunConfig(optim=OptimConfig(optim="adafactor")))
     frozen = Toy()
@@ -204,7 +204,7 @@ def test_errors():
         build_optimizer(frozen, options())
 
 
-def test_half_precision_keeps_fp32_master_weights_and_moments():
+def test_adamw_half_precision_has_fp32_master_weights_and_moments():
     # The step itself needs a GPU (Paddle's CPU kernel knows fp32 and fp64); the state can be checked anywhere.
     model = Toy().to(dtype="bfloat16")
     model.frozen.stop_gradient = True
@@ -218,7 +218,7 @@ def test_half_precision_keeps_fp32_master_weights_and_moments():
         assert np.array_equal(value.numpy(), saved[name]), name
 
 
-def test_the_norm_of_an_embeddings_gradient_is_accurate():
+def test_global_norm_of_an_embedding_gradient_is_accurate():
     gradient = np.random.default_rng(0).normal(size=(6000, 576)).astype(np.float32)
     exact = np.sqrt(np.square(gradient.astype(np.float64)).sum())
     assert global_norm([paddle.to_tensor(gradient)]) == pytest.approx(exact, rel=1e-6)

@@ -1,4 +1,4 @@
-"""One optimizer step is one step, however its rows are split: batch, accumulation, packing and padding alike."""
+"""An optimizer step is the same for every split of its rows: batch, accumulation, packing and padding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLITS = {
 
 
 class Steps(Callback):
-    """Keeps every step's report."""
+    """Callback that collects the report of every step."""
 
     def __init__(self):
         self.reports = []
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
-def test_split_changes_nothing(tmp_path, whole, split):
+def test_optimizer_step_any_split_makes_the_same_update(tmp_path, whole, split):
     want, want_reports = whole
     got, reports = train(tmp_path, num_train_epochs=3.0, **split)
     assert len(reports) == len(want_reports) == 3
@@ -72,7 +72,7 @@ def test_split_changes_nothing(tmp_path, whole, split):
         )
 
 
-def test_the_loss_is_the_mean_over_learned_tokens(tmp_path):
+def test_optimizer_step_loss_is_the_mean_over_target_tokens(tmp_path):
     model = make_model()
     total, count = 0.0, 0
     for row in ROWS.rows:
@@ -86,8 +86,8 @@ def test_the_loss_is_the_mean_over_learned_tokens(tmp_path):
     assert reports[0].loss == pytest.approx(total / count, rel=1e-6)
 
 
-def test_a_partial_last_window_is_a_real_step_and_leaks_nothing(tmp_path):
-    # 10 rows in windows of 4: 4 + 4 + 2 and again. The last window of an epoch divides by its own tokens.
+def test_optimizer_step_partial_last_batch_is_a_full_step(tmp_path):
+    # 10 rows in step_batches of 4: 4 + 4 + 2 and again. The last step_batch of an epoch divides by its own tokens.
     rows = Rows(10, seed=4)
     split, reports = train(tmp_path / "a", rows, per_device_train_batch_size=2, gradient_accumulation_steps=2,
                            num_train_epochs=2.0)  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_partial_last_window_is_a_real_step_and_leaks_nothing(tmp_path):
         assert np.abs(split[name] - value).max() <= 1e-6, name
 
 
-def test_frozen_weights_stay_to_the_bit(tmp_path):
+def test_optimizer_step_frozen_weights_keep_their_bits(tmp_path):
     model = make_model(lora=True)
     before, learns = weights(model), set(trainable_parameters(model))
     Trainer(model, make_config(tmp_path, weight_decay=0.1), ROWS, None, Tokenizer()).train()
@@ -109,7 +109,7 @@ def test_frozen_weights_stay_to_the_bit(tmp_path):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_loss_falls(tmp_path):
+def test_optimizer_step_repeated_lowers_the_loss(tmp_path):
     _, reports = train(tmp_path, num_train_epochs=30.0, learning_rate=1e-2, **WHOLE)
     assert reports[-1].loss < 0.5 * reports[0].loss
     assert all(math.isfinite(report.loss) for report in reports)

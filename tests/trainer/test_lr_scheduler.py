@@ -1,3 +1,5 @@
+"""Shapes of the learning rate, warm-up and floor."""
+
 from __future__ import annotations
 
 import math
@@ -22,12 +24,12 @@ def options(**changes):
     return OptimConfig(**{**values, **changes})
 
 
-def test_linear_falls_to_zero_at_the_end():
+def test_build_schedule_linear_falls_to_zero_at_the_end():
     rate = build_schedule(options(), 10)
     assert [rate(step) for step in range(11)] == pytest.approx([3e-4 * (1 - step / 10) for step in range(11)])
 
 
-def test_cosine_with_warmup_and_floor():
+def test_build_schedule_cosine_has_warmup_and_floor():
     rate = build_schedule(options(lr_scheduler_type="cosine", warmup_steps=4, min_learning_rate=3e-5), 20)
     for step in range(25):
         if step < 4:
@@ -38,25 +40,25 @@ def test_cosine_with_warmup_and_floor():
 
 
 @pytest.mark.parametrize("name", ["constant", "constant_with_warmup"])
-def test_constant_honours_its_warmup(name):
+def test_build_schedule_constant_has_its_warmup(name):
     rate = build_schedule(options(lr_scheduler_type=name, warmup_steps=2), 5)
     assert [rate(step) for step in range(5)] == pytest.approx([0.0, 1.5e-4, 3e-4, 3e-4, 3e-4])
 
 
-def test_decay_steps_end_the_decay_early():
+def test_build_schedule_decay_steps_end_the_decay_early():
     rate = build_schedule(options(decay_steps=5, min_learning_rate=1e-4), 10)
     assert rate(5) == rate(9) == pytest.approx(1e-4)
     assert rate(1) == pytest.approx(1e-4 + 2e-4 * 0.8)
 
 
-def test_warmup_ratio_rounds_up_but_not_by_a_rounding_error():
+def test_num_warmup_steps_ratio_rounds_up_beyond_floating_point_error():
     assert num_warmup_steps(options(warmup_ratio=0.03), 100) == 3
     assert num_warmup_steps(options(warmup_ratio=0.29), 100) == 29
     assert num_warmup_steps(options(warmup_ratio=0.03), 50) == 2
     assert num_warmup_steps(options(warmup_ratio=0.5, warmup_steps=7), 50) == 7
 
 
-def test_errors_name_the_value():
+def test_build_schedule_errors_name_the_value():
     with pytest.raises(ValueError, match=r'lr_scheduler_type: "cosin" is not one of: linear, cosine, constant'):
         options(lr_scheduler_type="cosin")
     with pytest.raises(ValueError, match=r"min_learning_rate 0\.1 is above learning_rate 0\.0003"):

@@ -1,6 +1,6 @@
-"""The memory estimate moves with what it is made of, and is near the peak of a process.
+"""Memory estimate: each part follows its inputs, and the total is near the peak of a process.
 
-What the layers keep is counted in test_kept.py; benchmarks/memory.py holds the whole against measurements.
+test_activations.py counts saved activations; benchmarks/memory.py compares the total with measurements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def size_of(model) -> int:
     return sum(math.prod(p.shape) for p in model.parameters())
 
 
-def test_full_training_counts_every_weight():
+def test_estimate_memory_full_training_counts_every_weight():
     model = make_model()
     size = size_of(model)
     estimate = estimate_memory(model, **STEP, accumulates=True)
@@ -43,21 +43,21 @@ def test_full_training_counts_every_weight():
     assert estimate.total == pytest.approx(sum(parts)) and all(part >= 0 for part in parts)
 
 
-def test_gradients_take_the_place_of_activations():
-    """All but the head's, which is made before these go; with few tokens there is no place to take."""
+def test_estimate_memory_gradients_reuse_the_memory_of_activations():
+    """All gradients but lm_head's, which exists before activations are freed; few tokens leave no memory to reuse."""
     model = make_model()
     assert estimate_memory(model, **STEP).gradients == pytest.approx(HEAD)
     few = estimate_memory(model, **(STEP | {"micro_batch_tokens": 1, "target_tokens": 1}))
     assert few.gradients + few.activations + few.working == pytest.approx(4.0 * size_of(model) + HEAD)
 
 
-def test_half_precision_weights_bring_fp32_copies():
+def test_estimate_memory_half_precision_weights_have_fp32_copies():
     size = size_of(make_model())
     estimate = estimate_memory(make_model(), **(STEP | {"numerics": GPU_HALF}), bytes_per_weight=2)
     assert (estimate.weights, estimate.optimizer) == (2.0 * size, 12.0 * size)
 
 
-def test_on_the_cpu_frozen_matrices_alone_are_stored_in_half():
+def test_estimate_memory_cpu_stores_only_frozen_matrices_in_half():
     model = make_model(lora=True)
     frozen = sum(math.prod(p.shape) for p in model.parameters() if p.stop_gradient and p.ndim == 2)
     estimate = estimate_memory(model, **(STEP | {"numerics": CPU_BF16}), bytes_per_weight=2)
@@ -66,7 +66,7 @@ def test_on_the_cpu_frozen_matrices_alone_are_stored_in_half():
     assert estimate.optimizer == 8.0 * trained
 
 
-def test_autocast_keeps_rounded_weights_and_an_input_for_every_product():
+def test_estimate_memory_autocast_counts_cast_weights_and_inputs():
     model = make_model()
     plain, autocast = (
         estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (GPU_HALF, GPU_AUTOCAST)
@@ -76,21 +76,21 @@ def test_autocast_keeps_rounded_weights_and_an_input_for_every_product():
     assert autocast.activations > plain.activations
 
 
-def test_an_adapter_has_little_besides_activations():
+def test_estimate_memory_adapter_has_small_optimizer_and_gradients():
     full, lora = estimate_memory(make_model(), **STEP), estimate_memory(make_model(lora=True), **STEP)
     assert lora.optimizer < full.optimizer and lora.gradients < full.gradients
     assert lora.activations > full.activations  # the adapter keeps its inner vectors too
 
 
-def test_activations_follow_the_tokens_and_recompute_keeps_little():
+def test_estimate_memory_activations_grow_with_tokens_and_shrink_with_recompute():
     model = make_model(lora=True)
     once, twice = (estimate_memory(model, **(STEP | {"micro_batch_tokens": n})).activations for n in (1000, 2000))
     assert twice == 2 * once
     assert estimate_memory(model, **(STEP | {"recompute": RecomputePlan()})).activations < once
 
 
-def test_the_native_library_keeps_little_free():
-    """A sixteenth of its blocks, and of the heap, where the stream between the layers lies, as much again."""
+def test_estimate_memory_cpu_library_holds_little_free():
+    """A sixteenth of its blocks is free, and as much as is in use of the heap, where the hidden states lie."""
     model = make_model(lora=True)
     plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
     assert plain.kept_free == pytest.approx(plain.activations + plain.working + plain.gradients)
@@ -102,7 +102,7 @@ def test_the_native_library_keeps_little_free():
     "algo", ["nf4", "weight_only_int4", {"q_proj": "weight_only_int8", "down_proj": "fp4"}], ids=str
 )
 @pytest.mark.parametrize("double", [False, True])
-def test_quantized_weights_count_as_they_are_stored(algo, double: bool):
+def test_estimate_memory_quantized_weights_count_as_stored(algo, double: bool):
     options = QuantizationConfig(algo=algo, block_size=22, double_quant=double, double_quant_block_size=10)
     plain, quantized = make_model(), make_model()
     packed = packed_size(plain, options)
@@ -116,7 +116,7 @@ def test_quantized_weights_count_as_they_are_stored(algo, double: bool):
 
 @pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
 @pytest.mark.parametrize("model", [make_model(), make_model(lora=True, rank=150)], ids=["full", "LoRA"])
-def test_the_optimizers_part_is_what_it_keeps(tmp_path, model, optim: str):
+def test_estimate_memory_optimizer_equals_its_state(tmp_path, model, optim: str):
     optimizer = build_optimizer(model, make_config(tmp_path, optim=optim).optim)
     state = optimizer_state(optimizer, trainable_parameters(model))
     counters = ("step", "beta1_pow_acc", "beta2_pow_acc")
@@ -124,8 +124,8 @@ def test_the_optimizers_part_is_what_it_keeps(tmp_path, model, optim: str):
     assert estimate_memory(model, **STEP, optim=optim).optimizer == kept
 
 
-def test_every_way_to_recompute_has_its_place_between_all_and_nothing():
-    """The tiny Llama, numbers a token: D 32, I 48, queries and attention's result 32 each, keys and values 16 each."""
+def test_estimate_memory_every_recompute_plan_counts_its_regions():
+    """Numbers per token of the tiny Llama: D 32, I 48, queries and attention's result 32, keys and values 16 each."""
 
     def floats(plan: RecomputePlan | None, part: str = "activations") -> float:
         return getattr(estimate_memory(make_model(), **(STEP | {"recompute": plan})), part) / 4.0 / 1000
@@ -173,7 +173,7 @@ print(next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("lora", [True, False])
-def test_it_is_near_the_peak_of_a_process(lora: bool):
+def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
     from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
 
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 16, "vocab_size": 8000}

@@ -1,4 +1,4 @@
-"""What the memory estimate says the layers keep is what stands after a forward pass: counted by Paddle's allocator."""
+"""Estimated activations against the tensors that exist after a forward pass, counted by Paddle's allocator."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
-A_ROW_EACH = 4 * (4 + 2)  # left out of the estimate: softmax's sums of four heads, scales of two norms
+PER_POSITION = 4 * (4 + 2)  # not estimated: softmax sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())
 in_half = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def only_what_is_made_here_is_collected():
-    """`standing` collects six times a test; what other tests have left would be looked through each time."""
+    """Freeze the garbage of other tests: `standing` collects six times per test and would scan it each time."""
     gc.collect()
     gc.freeze()
 
@@ -43,14 +43,14 @@ def build(method: PeftConfig | None, num_layers: int = 2):
 
 
 def config_of(switch: str) -> PeftConfig:
-    """A method with its defaults, of rank 8 where it has one."""
+    """Return a method with its defaults, of rank 8 if it has a rank."""
     method = peft_methods()[switch]
     has_rank = "rank" in {field.name for field in dataclasses.fields(method)}
     return method(rank=8) if has_rank else method()
 
 
 def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
-    """Bytes of tensors more after a forward pass than before it."""
+    """Return the bytes of tensors that a forward pass leaves."""
     ids = paddle.to_tensor(np.random.default_rng(0).integers(1, VOCABULARY, (1, length)))
 
     def allocated() -> int:
@@ -69,7 +69,7 @@ def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager
 
 
 def counted_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, around=nullcontext) -> float:
-    """Bytes of a token: what a third layer adds, of what each position adds. Small enough that no block is rounded."""
+    """Return the bytes per token that a third layer adds; shapes are small enough that no block is rounded up."""
     per_token = []
     for num_layers in (2, 3):
         model = build(method, num_layers)
@@ -88,33 +88,33 @@ def predicted(method: PeftConfig | None, numerics: Numerics, plan: RecomputePlan
 
 
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
-def test_a_layer_keeps_what_the_estimate_says(method: PeftConfig | None):
-    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + A_ROW_EACH, abs=4)
+def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
+    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
 
 
 @in_half
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
-def test_products_in_bfloat16_keep_what_they_round(method: PeftConfig | None):
+def test_activations_of_bf16_products_equal_the_estimate(method: PeftConfig | None):
     counted = counted_in_a_layer(method, around=bf16.bf16_matmuls)
-    assert counted == pytest.approx(predicted(method, CPU_BF16) + A_ROW_EACH, abs=4)
+    assert counted == pytest.approx(predicted(method, CPU_BF16) + PER_POSITION, abs=4)
     assert counted < 0.8 * predicted(method, CPU_NATIVE)
 
 
-def test_some_linears_alone_keep_some_inputs():
+def test_activations_of_few_target_modules_equal_the_estimate():
     method = LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))
-    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + A_ROW_EACH, abs=4)
+    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
 
 
 @pytest.mark.parametrize("switch", METHODS)
-def test_no_method_keeps_more_than_is_predicted_nor_much_less(switch: str):
-    counted, expected = counted_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + A_ROW_EACH
+def test_activations_of_every_method_are_near_the_estimate(switch: str):
+    counted, expected = counted_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + PER_POSITION
     assert counted - 4 <= expected <= 1.2 * counted
 
 
-def test_dropout_keeps_what_it_gives():
-    """The input itself is predicted too, which PiSSA needs beside it and LoRA does not."""
+def test_activations_with_dropout_are_near_the_estimate():
+    """The estimate also counts the input itself, which PiSSA saves and LoRA does not."""
     method = LoRAConfig(rank=8, dropout=0.1)
-    counted, expected = counted_in_a_layer(method), predicted(method, OPS) + A_ROW_EACH
+    counted, expected = counted_in_a_layer(method), predicted(method, OPS) + PER_POSITION
     assert counted - 4 <= expected <= 1.25 * counted
 
 
@@ -128,7 +128,7 @@ def test_dropout_keeps_what_it_gives():
     ],
     ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention"],
 )
-def test_recompute_keeps_what_its_plan_says(plan: RecomputePlan):
+def test_activations_with_recompute_are_near_the_estimate(plan: RecomputePlan):
     counted = counted_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
     expected = predicted(LoRAConfig(rank=8), OPS, plan)
-    assert counted == pytest.approx(expected + A_ROW_EACH, rel=0.15)
+    assert counted == pytest.approx(expected + PER_POSITION, rel=0.15)
