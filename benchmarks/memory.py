@@ -68,9 +68,9 @@ To lower the peak:
 | part | key |
 |---|---|
 | activations | `"recompute": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
-| optimizer | `"optim": "adamw_8bit"` or `"adamw_mini"` ([optimizers.md](optimizers.md)), an adapter such as `"lora": true` |
+| optimizer | `"optim": "adamw_8bit"` or `"adamw_mini"` ([optimizers.md](optimizers.md)), or an adapter |
 | weights | `"weight_quantize_algo": "nf4"` with an adapter, `"bf16": true` with an adapter |
-| gradients | an adapter |
+| gradients | an adapter, such as `"lora": true` |
 
 ## Prediction and measurement
 

@@ -94,9 +94,8 @@ def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
     taken = [rows_taken_by(OneOf(index, 2), step_batch, rows, config) for index in range(2)]
     assert sorted(taken[0] + taken[1]) == sorted(step_batch.row_indices)
     assert taken[0] == [row for pack in step_batch.local_micro_batches(0, 2).values() for (row,) in pack]
-    uneven = [
-        largest_over_mean(shares, rows) for shares in (taken, (step_batch.row_indices[::2], step_batch.row_indices[1::2]))
-    ]
+    alternating = (step_batch.row_indices[::2], step_batch.row_indices[1::2])
+    uneven = [largest_over_mean(shares, rows) for shares in (taken, alternating)]
     assert uneven[0] < 1.1 < uneven[1]
 
 
