@@ -30,7 +30,9 @@ def main(argv: Sequence[str]) -> None:
 
         data = load_data(config)
         if is_main_rank():
-            preview_rows(data.train_rows or data.eval_rows, data.tokenizer, config.command.preview_data)
+            rows = data.train_rows or data.eval_rows
+            assert rows is not None, "validation requires do_train or do_eval"
+            preview_rows(rows, data.tokenizer, config.command.preview_data)
         return
     if config.command.dry_run:
         from paddlenlp_ext.cli.dry_run import describe_run

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paddle
 
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
+from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.optimizer import updated_parameters
-from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
@@ -33,9 +33,9 @@ def save_checkpoint(
     folder: Path,
     model: TrainableModel,
     tokenizer: Any,
-    optimizer: paddle.optimizer.Optimizer,
+    optimizer: Optimizer,
     state: TrainerState,
-    config: Any,
+    config: RunConfig,
     ranks: ProcessGroup,
 ) -> None:
     """Write everything that a resumed run needs; the folder takes its name when it is complete."""
@@ -81,9 +81,7 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(
-    folder: Path, model: TrainableModel, optimizer: paddle.optimizer.Optimizer, ranks: ProcessGroup
-) -> None:
+def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer, ranks: ProcessGroup) -> None:
     """Restore weights, optimizer state and the model's training state bit for bit, whatever layout wrote them.
 
     Raises:

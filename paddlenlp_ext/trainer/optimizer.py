@@ -45,12 +45,13 @@ class FusedAdamW(paddle.optimizer.AdamW):
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         paddle_compat.create_accumulators(self, parameters)
         state = paddle_compat.accumulators(self)
-        tables = [state[kind] for kind in paddle_compat.adam_state_kinds(self)]
+        kinds = paddle_compat.adam_state_kinds(self)
         rate, decay = self.get_lr(), group["weight_decay"]
         for parameter in parameters:
             scale = parameter.optimize_attr["learning_rate"]
+            moment1, moment2, beta1_power, beta2_power = (state[kind][parameter.name] for kind in kinds)
             yield AdamWUpdate(
-                parameter, parameter.grad, *(table[parameter.name] for table in tables), rate * scale, decay
+                parameter, parameter.grad, moment1, moment2, beta1_power, beta2_power, rate * scale, decay
             )
 
 
@@ -110,7 +111,7 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
     return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
-def _adamw(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> paddle.optimizer.AdamW:
+def _adamw(model: TrainableModel, groups: Any, options: OptimConfig) -> paddle.optimizer.AdamW:
     if not groups:  # all trained parameters are on other stages, and Paddle's optimizer needs at least one
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])

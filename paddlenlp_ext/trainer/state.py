@@ -149,7 +149,8 @@ class TrainerState:
                 f"trainer_state.json has keys unknown to this version: {', '.join(unknown)}; resume with the version "
                 "that wrote it"
             )
-        return cls(**{**values, "interval": Interval(**_renamed(values.get("interval", {}), attributes))})
+        values["interval"] = Interval(**_renamed(values.get("interval", {}), attributes))
+        return cls(**values)
 
 
 def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
+from paddlenlp_ext.trainer.optimizer_state import Optimizer
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
@@ -63,7 +64,7 @@ class OptimizerStep:
     def __init__(
         self,
         model: TrainableModel,
-        optimizer: paddle.optimizer.Optimizer,
+        optimizer: Optimizer,
         collate_rows: Collate,
         ranks: ProcessGroup,
         options: StepOptions,
@@ -237,7 +238,7 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
         return bf16_matmuls()
     if dtype == "float32" or precision.fp16_opt_level != "O1":
         return nullcontext()
-    return paddle.amp.auto_cast(level="O1", dtype=dtype)
+    return paddle.amp.auto_cast(level="O1", dtype="bfloat16")
 
 
 def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:

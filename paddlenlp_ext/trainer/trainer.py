@@ -85,6 +85,7 @@ class Trainer:
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.eval_rows = train_rows, eval_rows
         self.ranks, self.forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
+        assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self._saved: tuple[int, bool] | None = None
@@ -110,7 +111,6 @@ class Trainer:
             TrainingStopped: a signal asked for a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration do not allow the run.
         """
-        assert self.train_rows is not None, "a trainer without train_rows only evaluates"
         order, step = self._prepare()
         with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.max_over_processes) as signals:
             self.callbacks.on_train_begin(self.state)
@@ -132,8 +132,10 @@ class Trainer:
         """Evaluate on the eval rows, write eval_results.json and return the metrics."""
         if self.ranks.is_main:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-        is_measured = self._measured is not None and self._measured[0] == self.state.step
-        metrics = self._measured[1] if is_measured else self._measure()
+        if self._measured is not None and self._measured[0] == self.state.step:
+            metrics = self._measured[1]
+        else:
+            metrics = self._measure()
         if self.ranks.is_main:
             save_results(self.output_dir, "eval", metrics)
         logger.info("evaluated: %s", describe_metrics(metrics))
@@ -156,16 +158,17 @@ class Trainer:
     # -- before the first step ----------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[DataOrder, OptimizerStep]:
         """Build order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
-        config, train = self.config, self.config.train
+        config, train, rows = self.config, self.config.train, self.train_rows
+        assert rows is not None, "a trainer without train_rows only evaluates"
         if self.ranks.is_main:
             check_output_dir(config)
         checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
-        order = build_data_order(config, self.train_rows, self.ranks.size)
+        order = build_data_order(config, rows, self.ranks.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)
         if warmup >= order.total_steps:
             logger.warning("warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
-        facts = data_order_facts(config, self.train_rows, self.ranks.size)
+        facts = data_order_facts(config, rows, self.ranks.size)
         if checkpoint is not None:
             self._resume_state(checkpoint, facts, order.total_steps)
         else:
@@ -186,7 +189,7 @@ class Trainer:
             noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
             autocast=self._autocast,
         )
-        collate_rows = self._collate(self.train_rows)
+        collate_rows = self._collate(rows)
         step = OptimizerStep(self.model, self.optimizer, collate_rows, self.ranks, options, self.forward_backward)
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)

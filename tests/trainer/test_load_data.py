@@ -51,5 +51,5 @@ def test_load_data_template_without_end_token_warns_in_every_run(run_folders, ca
 
 def test_load_data_unreadable_tokenizer_is_an_error(run_folders):
     (run_folders / "model" / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="read the tokenizer there"):
+    with pytest.raises(ValueError, match="read the tokenizer"):
         load_data(config_for(run_folders))

@@ -99,9 +99,12 @@ class ProgressBar(Callback):
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
-        new = (report.num_tokens / report.seconds, report.num_target_tokens / report.seconds)
+        assert self._bar is not None, "training has not begun"
         keep = _SMOOTHING if any(self._rates) else 0.0
-        self._rates = tuple(keep * old + (1 - keep) * now for old, now in zip(self._rates, new, strict=True))
+        self._rates = (
+            keep * self._rates[0] + (1 - keep) * report.num_tokens / report.seconds,
+            keep * self._rates[1] + (1 - keep) * report.num_target_tokens / report.seconds,
+        )
         numbers = (
             f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
             f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} learned)"
@@ -109,11 +112,12 @@ class ProgressBar(Callback):
         self._bar.update(self._task, completed=state.step, numbers=numbers)
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
-        if "eval_loss" in entry:
+        if "eval_loss" in entry and self._bar is not None:
             self._bar.console.print(describe(entry, state.total_steps), highlight=False)
 
     def on_train_end(self, state: TrainerState) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
         for handler, stream in self._handlers:
             if stream is not None:
                 handler.setStream(stream)

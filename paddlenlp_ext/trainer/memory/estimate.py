@@ -215,7 +215,7 @@ def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unchanged: 
     return sum({unchanged if _is_separate(linear) else as_product for linear in saving})
 
 
-def _saves_input(linear: nn.Layer, numerics: Numerics) -> bool:
+def _saves_input(linear: Any, numerics: Numerics) -> bool:
     """Return whether a linear's input is saved; Paddle's own product saves it even if the weight is frozen."""
     if isinstance(linear, LinearAdapter):
         return saved_activations(linear).saves_input(linear)

@@ -48,11 +48,12 @@ class SmallStateOptimizer(ABC):
             if parameter.grad is None:
                 continue
             state, rate = self.state_of(parameter), self._learning_rate * rate_scale
-            state["step"] = _counter(state["step"].item() + 1)
+            num_steps = int(state["step"]) + 1
+            state["step"] = _counter(num_steps)
             value = state.get("master_weight", parameter)
             if weight_decay > 0.0:
                 value.scale_(1.0 - rate * weight_decay)
-            now = AdamStep(self.beta1, self.beta2, self.epsilon, state["step"].item(), rate)
+            now = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
             self._update_parameter(parameter.name, value, parameter.grad.astype("float32"), state, now)
             if value is not parameter:
                 parameter.set_value(value.astype(parameter.dtype))
