@@ -1,0 +1,51 @@
+"""Program behind llm/run_finetune.py: print rows, print the plan of a run, or run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext.cli.dry_run import describe_run
+from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.data.preview import preview_rows
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.build import load_data
+from paddlenlp_ext.trainer.finetune import run_training
+from paddlenlp_ext.trainer.output_dir import check_output_dir
+from paddlenlp_ext.utils.distributed_env import is_main_rank
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def run_finetune(argv: Sequence[str]) -> None:
+    """Read the configuration from files and command line, and do what it asks for.
+
+    Args:
+        argv: the command line without the program's name.
+
+    Raises:
+        ValueError: invalid configuration, model, data or output_dir.
+    """
+    config = load_run_config(argv, peft_methods())
+    for note in config.notes:
+        get_logger().info("%s", note)
+    if config.command.preview_data:
+        _preview_data(config)
+    elif config.command.dry_run:
+        _dry_run(config)
+    else:
+        run_training(config)
+
+
+def _preview_data(config: RunConfig) -> None:
+    data = load_data(config)
+    rows = data.train_rows or data.eval_rows
+    assert rows is not None, "validation requires do_train or do_eval"
+    if is_main_rank():
+        preview_rows(rows, data.tokenizer, config.command.preview_data)
+
+
+def _dry_run(config: RunConfig) -> None:
+    if is_main_rank():
+        check_output_dir(config)
+    data = load_data(config)
+    if is_main_rank():
+        describe_run(config, data)
