@@ -48,7 +48,7 @@ class SmallStateOptimizer(ABC):
             if parameter.grad is None:
                 continue
             state, rate = self.state_of(parameter), self._learning_rate * rate_scale
-            num_steps = int(state["step"]) + 1
+            num_steps = int(state["step"].numpy()[0]) + 1
             state["step"] = _counter(num_steps)
             value = state.get("master_weight", parameter)
             if weight_decay > 0.0:
