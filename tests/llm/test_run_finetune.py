@@ -75,7 +75,7 @@ def test_run_finetune_dry_run_counts_everything_and_reads_no_weights(config_file
     assert not (run_folders / "out").exists()
 
 
-def test_run_finetune_show_data_prints_rows_as_the_model_sees_them(config_file, run_folders):
+def test_run_finetune_preview_data_prints_rows_as_the_model_sees_them(config_file, run_folders):
     result = launch(config_file, "--show_data", 2)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("tokens, ") == 2
