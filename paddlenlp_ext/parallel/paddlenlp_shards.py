@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.parallel.shard_parameters import AXES
 from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
@@ -137,7 +137,7 @@ def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: P
             )
 
 
-def _axes_of_parameters(model: nn.Layer) -> dict[str, int]:
+def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
     """Return the axis along which each sharded parameter is joined."""
     axes = {}
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():

@@ -132,7 +132,7 @@ class DistributedProcesses:
         save_gathered(self.mesh, tensors, write)
 
 
-def _reduced(values: list[float], group: object, op: int) -> list[float]:
+def _reduced(values: list[float], group: Any, op: Any) -> list[float]:
     tensor = paddle.to_tensor(values, dtype="float64")
     dist.all_reduce(tensor, op=op, group=group)
     return tensor.tolist()

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import paddle
 import paddle.distributed as dist
-from paddle import nn
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.sharding_spec import set_placement
@@ -61,7 +61,7 @@ class SequenceShards:
         return _ReduceScatter.apply(terms_BSD, self.axis)
 
 
-def apply_sequence_parallel(model: nn.Layer, sequence: SequenceShards) -> None:
+def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     """Split hidden states before a decoder's first layer and gather them after its last norm.
 
     Args:

@@ -20,6 +20,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.paddle_compat import own_parameters
@@ -82,7 +83,7 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
         apply_sequence_parallel(decoder, sequence)
 
 
-def check_tensor_plan(model: nn.Layer, degree: int, quantization: QuantizationConfig | None) -> None:
+def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationConfig | None) -> None:
     """Refuse a model that cannot be sharded over `degree` ranks, by its shapes alone.
 
     Args:
@@ -132,7 +133,7 @@ def check_sizes(config: Any, degree: int) -> None:
         )
 
 
-def styles_by_name(model: nn.Layer, plan: TensorPlan) -> dict[str, Style]:
+def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
     """Return the style of every layer that the plan names.
 
     Raises:
@@ -177,16 +178,18 @@ class _SharedInput:
     def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
         self._enter = enter
         self.readers = 0
-        self._source, self._spread, self._left = None, None, 0
+        self._source: paddle.Tensor | None = None
+        self._copied: paddle.Tensor | None = None
+        self._left = 0
 
     def hook(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Replace the first argument of a layer's forward by its copy to the group."""
         if inputs[0] is not self._source:
-            self._source, self._spread, self._left = inputs[0], self._enter(inputs[0]), self.readers
-        result = self._spread
+            self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
+        result = self._copied
         self._left -= 1
         if self._left == 0:  # the last reader: free it
-            self._source = self._spread = None
+            self._source = self._copied = None
         return (result, *inputs[1:])
 
 
@@ -274,7 +277,7 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
     replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, cut, axis))
 
 
-def _shard_lm_head(model: nn.Layer, axis: ProcessAxis) -> None:
+def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
     cut = shard_of(model.head_weight())
     assert cut is not None, "the plan shards embedding and lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(cut, shard_sizes(cut.size, axis.size), axis)
