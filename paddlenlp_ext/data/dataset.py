@@ -107,6 +107,7 @@ class TokenizedDataset:
             start, turn = self._arrays.answers[index]
             if start == 0:
                 raise ValueError(f"{location}: the prompt is empty; add a question to generate from")
+            assert isinstance(row, SourceRow), f"{location}: a stored row is invalid"
             question, answer = parse_row(row.value).turns[turn]
             yield self[index].tokens[:start].tolist(), answer, question
             index += 1
@@ -245,7 +246,7 @@ class TokenArrays:
     @classmethod
     def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenArrays:
         """Concatenate rows; the number of a file is its position in `files`."""
-        number_of = {file: number for number, file in enumerate(files)}
+        number_of: dict[str | None, int] = {file: number for number, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
         places = [(number_of[row.location.file], row.location.line, row.location.column) for row in rows]
         return cls(

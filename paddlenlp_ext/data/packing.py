@@ -98,6 +98,7 @@ class PackingPlan:
         order = self._order(epoch)
         if self.packing == "none":
             return [[int(row)] for row in order]
+        assert self.capacity is not None, "packing needs a capacity"
         if self.packing == "in_order":
             return pack_in_order(order, self.lengths, self.capacity)
         shuffled = self._shuffled(epoch, stream=1)
@@ -288,7 +289,7 @@ def sort_into_even_steps(
     ordered: list[int] = []
     for start in range(0, whole, STEPS_PER_BLOCK * packs_per_step):
         block = np.arange(start, min(start + STEPS_PER_BLOCK * packs_per_step, whole))
-        block = block[np.argsort([costs[index] for index in block], kind="stable")]
+        block = block[np.argsort([costs[index] for index in block.tolist()], kind="stable")]
         steps = block.reshape(-1, packs_per_step)
         ordered += steps[permutation(len(steps))].ravel().tolist()
     return ordered + list(range(whole, len(costs)))

@@ -130,6 +130,7 @@ def _encode_texts(
         if isinstance(text, InvalidRow):
             yield text
             continue
+        assert isinstance(row, SourceRow), "text comes from a valid row"
         (turn,) = next(encoded)
         try:
             tokens, num_truncated_tokens = truncate_text(turn.prompt + turn.answer, limits)
