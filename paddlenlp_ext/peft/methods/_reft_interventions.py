@@ -50,6 +50,8 @@ class OrthonormalColumns(nn.Layer):
         start: initial R, [D, r] with orthonormal columns.
     """
 
+    frame: paddle.Tensor
+
     def __init__(self, start: np.ndarray) -> None:
         super().__init__()
         shape = list(start.shape)

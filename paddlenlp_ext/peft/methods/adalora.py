@@ -51,6 +51,8 @@ _MASK = "kept"
 class AdaLoRAModel(PeftModel):
     """Model that prunes singular values after each step and saves their importance averages in checkpoints."""
 
+    peft_config: AdaLoRAConfig
+
     def __init__(self, model: nn.Layer, peft_config: AdaLoRAConfig) -> None:
         super().__init__(model, peft_config)
         self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)

@@ -61,6 +61,8 @@ class DoRALinear(LoRALinear):
     Takes the arguments of `LoRALinear`.
     """
 
+    base_squared_norms: paddle.Tensor
+
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         squares_O = _squared_row_norms(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])

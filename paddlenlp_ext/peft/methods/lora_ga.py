@@ -41,6 +41,8 @@ logger = get_logger("paddlenlp_ext.peft")
 class LoRAGAModel(PeftModel):
     """Model that initializes its adapter from the gradients of the first batches of a new run."""
 
+    peft_config: LoRAGAConfig
+
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Initialize every layer from its gradient.
 

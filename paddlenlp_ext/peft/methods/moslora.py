@@ -33,6 +33,8 @@ from paddlenlp_ext.sharding_spec import Style
 class MoSLoRAModel(PeftModel):
     """Model that saves a finished run as a plain LoRA if `mixer_to_lora` is set."""
 
+    peft_config: MoSLoRAConfig
+
     @paddle.no_grad()
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         if not self.peft_config.mixer_to_lora:

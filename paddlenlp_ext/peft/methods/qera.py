@@ -57,6 +57,8 @@ _MAX_RELATIVE_ERROR = 0.5  # of a weight's norm; no quantized format loses more
 class QERAModel(PeftModel):
     """Model that corrects its quantized layers from their inputs in the first batches of a new run."""
 
+    peft_config: QERAConfig
+
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Compute the correction of every layer with a quantized base.
 

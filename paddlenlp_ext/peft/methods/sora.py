@@ -47,6 +47,8 @@ logger = get_logger("paddlenlp_ext.peft")
 class SoRAModel(PeftModel):
     """Model that shrinks the gates after each step and saves a finished run as a LoRA."""
 
+    peft_config: SoRAConfig
+
     def layers(self) -> dict[str, SoRALinear]:
         """Return the adapted layers by name."""
         return {name: layer for name, layer in adapter_layers(self.base_model) if isinstance(layer, SoRALinear)}
