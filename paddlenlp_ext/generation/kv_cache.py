@@ -23,7 +23,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
-from paddlenlp_ext.ops.attention.decode import SeenPlaces, decode_attention, store_keys
+from paddlenlp_ext.ops.attention.decode import VisiblePositions, decode_attention, store_keys
 
 BLOCK = 128  # capacity grows in blocks, so that few steps copy the stored keys and values
 
@@ -87,7 +87,7 @@ class KVCache:
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
-        self._seen: dict[tuple[int, int, int | None], SeenPlaces] = {}
+        self._seen: dict[tuple[int, int, int | None], VisiblePositions] = {}
 
     @property
     def is_new(self) -> bool:
@@ -168,7 +168,7 @@ class KVCache:
             self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
         return self._layouts[length, window]
 
-    def _seen_places(self, start: int, layer: _LayerKeyValues, window: int | None) -> SeenPlaces:
+    def _seen_places(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
         """Return the ranges of positions that the queries from `start` to the layer's end read.
 
         A query inside the padding reads only itself, so that its unused row stays finite.
@@ -187,5 +187,5 @@ class KVCache:
             own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
             prefix_end_BS = np.full_like(own_first_BS, before)
             ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
-            self._seen[wanted] = SeenPlaces(np.ascontiguousarray(np.stack(ranges, axis=-1)))
+            self._seen[wanted] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
         return self._seen[wanted]

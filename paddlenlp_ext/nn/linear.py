@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import beside
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenLinear
 from paddlenlp_ext.ops.linear import linear
 
@@ -21,13 +21,13 @@ class Linear(nn.Layer):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = self.create_parameter([out_features, in_features], default_initializer=nn.initializer.Constant())
-        bias_dtype = beside(self.weight.dtype)
+        bias_dtype = activation_dtype(self.weight.dtype)
         self.bias = self.create_parameter([out_features], dtype=bias_dtype, is_bias=True) if bias else None
 
     @property
     def compute_dtype(self) -> paddle.dtype:
         """Dtype of the activations and of adapters on this layer."""
-        dtype = beside(self.weight.dtype)
+        dtype = activation_dtype(self.weight.dtype)
         assert isinstance(dtype, paddle.dtype), "the dtype of a tensor gives a dtype"
         return dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import beside
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 
@@ -15,7 +15,7 @@ class RMSNorm(nn.Layer):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
-        ones, dtype = nn.initializer.Constant(1.0), beside(paddle.get_default_dtype())
+        ones, dtype = nn.initializer.Constant(1.0), activation_dtype(paddle.get_default_dtype())
         self.weight = self.create_parameter([size], dtype=dtype, default_initializer=ones)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

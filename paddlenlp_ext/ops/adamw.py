@@ -45,7 +45,7 @@ def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, 
         beta2_power.set_value(beta2_power * beta2)
 
 
-def adamw_native(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
+def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
     """The same in one call (csrc/adamw.cpp)."""
     if not updates:
         return
@@ -59,4 +59,4 @@ def adamw_native(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, eps
     run(*tensors, *numbers, sizes(parameters), len(updates), beta1, beta2, epsilon)
 
 
-adamw_op = DispatchedOp("adamw", native=(adamw_native, usable), reference=adamw_reference)
+adamw_op = DispatchedOp("adamw", native=(adamw_cpp, usable), reference=adamw_reference)

@@ -178,7 +178,7 @@ def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
     return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])
 
 
-def adamw_8bit_native(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
+def adamw_8bit_cpp(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
     """In one pass over the parameter (csrc/adamw_8bit.cpp)."""
     assert value.shape == gradient.shape and moments.codes1.shape == [-(-value.size // BLOCK), BLOCK]
     numbers = struct("AdamStep")(
@@ -202,4 +202,4 @@ def _levels(signed: bool) -> ctypes.Structure:
     return found
 
 
-adamw_8bit_op = DispatchedOp("adamw in 8 bits", native=(adamw_8bit_native, usable), reference=adamw_8bit_reference)
+adamw_8bit_op = DispatchedOp("adamw in 8 bits", native=(adamw_8bit_cpp, usable), reference=adamw_8bit_reference)

@@ -24,7 +24,7 @@ class NotApplicable(str):
     """An obstacle that is in order: the twin is for tensors on another device or in another format."""
 
 
-_logged_obstacles: set[str] = set()
+_logged_reasons: set[str] = set()
 
 
 class DispatchedOp:
@@ -33,50 +33,50 @@ class DispatchedOp:
     All have one signature and one meaning. The reference is plain Paddle and runs anywhere.
     """
 
-    def __init__(self, name: str, *, reference: Implementation, **twins: tuple[Implementation, Condition]) -> None:
+    def __init__(self, name: str, *, reference: Implementation, **backends: tuple[Implementation, Condition]) -> None:
         self.name = name
-        self._twins = {**twins, "reference": (reference, anywhere)}
+        self._backends = {**backends, "reference": (reference, anywhere)}
         self._chosen: dict[tuple[str, paddle.dtype, str | None], Implementation] = {}
 
-    def choose(self, x: paddle.Tensor, wanted: str | None = None) -> Implementation:
-        """The implementation for tensors placed and typed like `x`: the one `wanted`, or the best that can run.
+    def choose(self, x: paddle.Tensor, requested: str | None = None) -> Implementation:
+        """The implementation for tensors placed and typed like `x`: the one `requested`, or the best that can run.
 
         Raises:
             ValueError: there is none of the wanted name, or it cannot run on such tensors.
         """
-        key = (str(x.place), x.dtype, wanted)
+        key = (str(x.place), x.dtype, requested)
         chosen = self._chosen.get(key)  # one look: hashing a dtype takes half a microsecond, 400 times a decoded token
         if chosen is None:
-            name, declined = self._pick(x, wanted)
-            self._log(x, name, declined)
-            chosen = self._chosen[key] = self._twins[name][0]
+            name, rejected = self._pick(x, requested)
+            self._log(x, name, rejected)
+            chosen = self._chosen[key] = self._backends[name][0]
         return chosen
 
-    def _pick(self, x: paddle.Tensor, wanted: str | None) -> tuple[str, dict[str, str]]:
+    def _pick(self, x: paddle.Tensor, requested: str | None) -> tuple[str, dict[str, str]]:
         """Its name, and what hinders the better ones."""
-        if wanted is not None and wanted not in self._twins:
-            known = f"{did_you_mean(wanted, self._twins)} Known: {', '.join(self._twins)}."
-            raise ValueError(f"{self.name} has no implementation {wanted!r}{known}")
-        if wanted is not None:
-            reason = self._twins[wanted][1](x)
+        if requested is not None and requested not in self._backends:
+            known = f"{did_you_mean(requested, self._backends)} Known: {', '.join(self._backends)}."
+            raise ValueError(f"{self.name} has no implementation {requested!r}{known}")
+        if requested is not None:
+            reason = self._backends[requested][1](x)
             if reason is not None:
-                raise ValueError(f"{self.name}: {wanted!r} was asked for, but {reason}")
-            return wanted, {}
-        declined: dict[str, str] = {}
-        for name, (_, condition) in self._twins.items():
+                raise ValueError(f"{self.name}: {requested!r} was asked for, but {reason}")
+            return requested, {}
+        rejected: dict[str, str] = {}
+        for name, (_, condition) in self._backends.items():
             reason = condition(x)
             if reason is None:
-                return name, declined
-            declined[name] = reason
+                return name, rejected
+            rejected[name] = reason
         raise AssertionError(f"{self.name}: the reference runs everywhere")
 
-    def _log(self, x: paddle.Tensor, name: str, declined: dict[str, str]) -> None:
+    def _log(self, x: paddle.Tensor, name: str, rejected: dict[str, str]) -> None:
         reason = (
-            "; ".join(f"not {other}: {unavailable_reason}" for other, unavailable_reason in declined.items())
+            "; ".join(f"not {other}: {unavailable_reason}" for other, unavailable_reason in rejected.items())
             or "asked for or best"
         )
-        new = {each for each in declined.values() if not isinstance(each, NotApplicable)} - _logged_obstacles
-        _logged_obstacles.update(new)
+        new = {each for each in rejected.values() if not isinstance(each, NotApplicable)} - _logged_reasons
+        _logged_reasons.update(new)
         level = logging.INFO if new else logging.DEBUG
         get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
 
@@ -100,7 +100,7 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     return None
 
 
-def on_gpu_in_half(x: paddle.Tensor) -> str | None:
+def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
     """A condition: flash kernels run on a GPU, in bfloat16 or float16."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")

@@ -16,7 +16,7 @@ def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tens
     return F.embedding(ids, table)
 
 
-def embedding_native(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
+def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
     """Widens the rows that are looked up and no others. A table that trains takes the reference."""
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
@@ -34,7 +34,7 @@ def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     return library.unavailable_reason()
 
 
-embedding_op = DispatchedOp("embedding", native=(embedding_native, _stored_in_bf16), reference=embedding_reference)
+embedding_op = DispatchedOp("embedding", native=(embedding_cpp, _stored_in_bf16), reference=embedding_reference)
 
 
 def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:

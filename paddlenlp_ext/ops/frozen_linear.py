@@ -12,9 +12,9 @@ from typing import Protocol
 import paddle
 
 from paddlenlp_ext.ops import linear as linear_module
-from paddlenlp_ext.ops.cpu.bf16 import halves, products_are_half
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled, uses_bf16
 from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
+from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
@@ -23,16 +23,16 @@ class FrozenLinear(Protocol):
     """x W^T + bias with a frozen W [out, in] and bias [out]."""
 
     @property
-    def halves(self) -> bool:
+    def uses_bf16(self) -> bool:
         """Whether native products round their inputs to bfloat16 now."""
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in] to [..., out], differentiably, on any device."""
 
-    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """The values alone, in a tensor of their own; x float32 in one piece on the CPU."""
 
-    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """(dL/dy) W, float32 [..., in], in a tensor of its own.
 
         `gradient` [..., out] lies in one piece and in the format of the products: bfloat16 where x was rounded to it.
@@ -47,22 +47,24 @@ class FrozenDense:
     bias: paddle.Tensor | None
 
     @property
-    def halves(self) -> bool:
+    def uses_bf16(self) -> bool:
         """As `FrozenLinear`."""
-        return halves(self.weight)
+        return uses_bf16(self.weight)
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
         return linear(x, self.weight, self.bias)
 
-    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        readable = linear_module.readable
-        return linear_module.forward(x, readable(self.weight), None if self.bias is None else readable(self.bias))
+        matmul_operand = linear_module.matmul_operand
+        return linear_module.forward(
+            x, matmul_operand(self.weight), None if self.bias is None else matmul_operand(self.bias)
+        )
 
-    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        return linear_module.input_gradient(gradient, linear_module.readable(self.weight))
+        return linear_module.input_gradient(gradient, linear_module.matmul_operand(self.weight))
 
 
 @dataclass(frozen=True)
@@ -73,20 +75,20 @@ class FrozenQuantized:
     bias: paddle.Tensor | None
 
     @property
-    def halves(self) -> bool:
+    def uses_bf16(self) -> bool:
         """As `FrozenLinear`."""
-        return products_are_half()
+        return bf16_matmuls_enabled()
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
         y = quantized_linear(x, self.weight)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
-    def native_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        y = quantized_linear_native(x, self.weight)
+        y = quantized_linear_cpp(x, self.weight)
         return y if self.bias is None else y.add_(self.bias)
 
-    def native_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """As `FrozenLinear`."""
-        return quantized_input_gradient_native(gradient, self.weight)
+        return quantized_input_gradient_cpp(gradient, self.weight)

@@ -18,7 +18,7 @@ def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
     return float(paddle.stack([tensor.astype("float32").square().sum() for tensor in tensors]).sum())
 
 
-def sum_of_squares_native(tensors: Sequence[paddle.Tensor]) -> float:
+def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
     """In one call (csrc/gradients.cpp), summed in double precision; the same bits for any number of threads."""
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()
@@ -32,7 +32,7 @@ def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
         tensor.scale_(factor)
 
 
-def scale_native(tensors: Sequence[paddle.Tensor], factor: float) -> None:
+def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
     """In one call; tensors that do not lie in one piece one after the other."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     whole = [tensor for tensor in tensors if tensor.is_contiguous()]
@@ -50,23 +50,23 @@ def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
 
 
 sum_of_squares_op = DispatchedOp(
-    "sum_of_squares", native=(sum_of_squares_native, usable), reference=sum_of_squares_reference
+    "sum_of_squares", native=(sum_of_squares_cpp, usable), reference=sum_of_squares_reference
 )
-scale_op = DispatchedOp("scale", native=(scale_native, usable), reference=scale_reference)
+scale_op = DispatchedOp("scale", native=(scale_cpp, usable), reference=scale_reference)
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
     """Over all values of all tensors; 0 without tensors."""
-    return sum(twin(alike) for twin, alike in _by_twin(sum_of_squares_op, tensors))
+    return sum(backend(alike) for backend, alike in _by_backend(sum_of_squares_op, tensors))
 
 
 def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
     """Multiply all tensors by a number, in place."""
-    for twin, alike in _by_twin(scale_op, tensors):
-        twin(alike, factor)
+    for backend, alike in _by_backend(scale_op, tensors):
+        backend(alike, factor)
 
 
-def _by_twin(
+def _by_backend(
     op: DispatchedOp, tensors: Iterable[paddle.Tensor]
 ) -> Iterable[tuple[Implementation, list[paddle.Tensor]]]:
     groups: dict[Implementation, list[paddle.Tensor]] = {}

@@ -11,18 +11,18 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, halves
+from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16, uses_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.saved_tensors import maker
+from paddlenlp_ext.ops.saved_tensors import recompute_function
 
 SMALL_BATCH_ROWS = 8
 """Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
 
 
-def linear_native(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
     """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
-    x, weight, bias = in_one_piece(x), readable(weight), None if bias is None else readable(bias)
-    if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, weight, bias)):
+    x, weight, bias = contiguous(x), matmul_operand(weight), None if bias is None else matmul_operand(bias)
+    if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
     return forward(x, weight, bias)
 
@@ -35,87 +35,87 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
     """
     leading = x.shape[:-1]
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != [weight.shape[0]]):
-        beside = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
-        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{beside}")
+        bias_part = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
+        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{bias_part}")
     y = library.empty([*leading, weight.shape[0]])
     name = "linear_small_batch" if math.prod(leading) <= SMALL_BATCH_ROWS else "linear_forward"
-    rounds = name == "linear_forward" and halves(weight)
-    read = as_half(weight) if rounds else weight
-    _call(name, (cached_bf16(x) if rounds else x, read, bias, y), weight, read.dtype == paddle.bfloat16)
+    in_bf16 = name == "linear_forward" and uses_bf16(weight)
+    operand = as_bf16(weight) if in_bf16 else weight
+    _call(name, (cached_bf16(x) if in_bf16 else x, operand, bias, y), weight, operand.dtype == paddle.bfloat16)
     return y
 
 
 def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
     """(dL/dy) W, float32 [..., in], from dL/dy [..., out] in one piece, in float32 or bfloat16."""
-    rounds = gradient.dtype == paddle.bfloat16
+    in_bf16 = gradient.dtype == paddle.bfloat16
     to = library.empty([*gradient.shape[:-1], weight.shape[1]])
-    read = as_half(weight) if rounds else weight
-    _call("linear_input_gradient", (gradient, read, to), weight, rounds)
+    operand = as_bf16(weight) if in_bf16 else weight
+    _call("linear_input_gradient", (gradient, operand, to), weight, in_bf16)
     return to
 
 
 class _Linear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.half = halves(weight)
-        ctx.wanted = [wants_gradient(each) for each in (x, weight, bias)]
+        ctx.in_bf16 = uses_bf16(weight)
+        ctx.grads_needed = [requires_grad(each) for each in (x, weight, bias)]
         ctx.num_inputs = 2 if bias is None else 3
-        ctx.make_x = maker(x)
-        keeps_x = wants_gradient(weight) and ctx.make_x is None
-        ctx.save_for_backward(weight, *([_as_read(x, weight)] if keeps_x else []))
+        ctx.recompute_x = recompute_function(x)
+        saves_x = requires_grad(weight) and ctx.recompute_x is None
+        ctx.save_for_backward(weight, *([_saved_input(x, weight)] if saves_x else []))
         return forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx, y_gradient):
-        weight, *kept = ctx.saved_tensor()
-        gradient = in_one_piece(y_gradient)
-        read = as_half(gradient) if ctx.half else gradient
+        weight, *saved = ctx.saved_tensor()
+        gradient = contiguous(y_gradient)
+        operand = as_bf16(gradient) if ctx.in_bf16 else gradient
         gradients: list[paddle.Tensor | None] = [None, None, None]
-        if ctx.wanted[0]:
-            gradients[0] = input_gradient(read, weight)
-        if ctx.wanted[1]:
+        if ctx.grads_needed[0]:
+            gradients[0] = input_gradient(operand, weight)
+        if ctx.grads_needed[1]:
             weight_gradient = gradients[1] = library.empty(weight.shape)
-            x = kept[0] if kept else ctx.make_x()
-            x = as_half(x) if ctx.half else x
-            _call("linear_weight_gradient", (read, x, weight_gradient), weight, ctx.half)
-        if ctx.wanted[2]:
+            x = saved[0] if saved else ctx.recompute_x()
+            x = as_bf16(x) if ctx.in_bf16 else x
+            _call("linear_weight_gradient", (operand, x, weight_gradient), weight, ctx.in_bf16)
+        if ctx.grads_needed[2]:
             bias_gradient = gradients[2] = library.empty([weight.shape[0]])
             of_bias, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
             of_bias(library.pointer(gradient), library.pointer(bias_gradient), rows, weight.shape[0])
         return tuple(gradients[: ctx.num_inputs])
 
 
-def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, rounds: bool) -> None:
+def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
     """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]
-    library.function(name)(*addresses, rows, in_, out, rounds)
+    library.function(name)(*addresses, rows, in_, out, in_bf16)
 
 
-def readable(parameter: paddle.Tensor) -> paddle.Tensor:
+def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
     """The parameter in one piece and in a format that the products read: float32, and bfloat16 where it is a matrix
     that no gradient is made for, on a processor with such products.
     """
     if parameter.dtype == paddle.float32:
-        return in_one_piece(parameter)
-    wants_no_gradient = parameter.stop_gradient or not paddle.is_grad_enabled()
+        return contiguous(parameter)
+    is_frozen = parameter.stop_gradient or not paddle.is_grad_enabled()
     is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
-    if is_matrix and wants_no_gradient and bf16.unavailable_reason() is None:
-        return in_one_piece(parameter)
-    return in_one_piece(parameter.astype("float32"))
+    if is_matrix and is_frozen and bf16.unavailable_reason() is None:
+        return contiguous(parameter)
+    return contiguous(parameter.astype("float32"))
 
 
-def _as_read(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    return cached_bf16(x) if halves(weight) else x
+def _saved_input(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    return cached_bf16(x) if uses_bf16(weight) else x
 
 
-def in_one_piece(x: paddle.Tensor) -> paddle.Tensor:
+def contiguous(x: paddle.Tensor) -> paddle.Tensor:
     """`x` itself where its values lie row after row, else a copy."""
     return x if x.is_contiguous() else x.contiguous()
 
 
-def wants_gradient(tensor: paddle.Tensor | None) -> bool:
+def requires_grad(tensor: paddle.Tensor | None) -> bool:
     """Whether a gradient of the tensor is to be made."""
     return tensor is not None and not tensor.stop_gradient
 
@@ -128,7 +128,7 @@ def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tenso
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-linear_op = DispatchedOp("linear", native=(linear_native, library.usable), reference=linear_reference)
+linear_op = DispatchedOp("linear", native=(linear_cpp, library.usable), reference=linear_reference)
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:

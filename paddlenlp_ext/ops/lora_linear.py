@@ -13,56 +13,56 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16
+from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, in_one_piece, linear_native, wants_gradient
-from paddlenlp_ext.ops.saved_tensors import maker
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, linear_cpp, requires_grad
+from paddlenlp_ext.ops.saved_tensors import recompute_function
 
 
-def lora_linear_native(
+def lora_linear_cpp(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
     """As `lora_linear`."""
-    x, a, b = in_one_piece(x), _in_float(a), _in_float(b)
+    x, a, b = contiguous(x), _in_float(a), _in_float(b)
     if (a.shape[1], b.shape[1]) != (x.shape[-1], a.shape[0]):
         raise ValueError(f"a LoRA linear of x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}")
-    if paddle.is_grad_enabled() and any(wants_gradient(each) for each in (x, a, b)):
+    if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
     if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
-        return base.native_forward(x).add_(linear_native(linear_native(x, a).scale_(scaling), b))
+        return base.cpp_forward(x).add_(linear_cpp(linear_cpp(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
 
 
 def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
     """A or B as the native update reads it."""
-    return in_one_piece(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
+    return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 
 class _LoRALinear(PyLayer):
     @staticmethod
     def forward(ctx, x, a, b, base, scaling):
-        y, read, inner = _forward(x, base, a, b, scaling)
+        y, operand, inner = _forward(x, base, a, b, scaling)
         ctx.base, ctx.scaling, ctx.x_shape = base, scaling, x.shape
-        ctx.make_x, ctx.half = maker(x), read.dtype == paddle.bfloat16
-        ctx.wanted = [wants_gradient(each) for each in (x, a, b)]
-        ctx.save_for_backward(a, b, inner, *([] if ctx.make_x else [read]))
+        ctx.recompute_x, ctx.in_bf16 = recompute_function(x), operand.dtype == paddle.bfloat16
+        ctx.grads_needed = [requires_grad(each) for each in (x, a, b)]
+        ctx.save_for_backward(a, b, inner, *([] if ctx.recompute_x else [operand]))
         return y
 
     @staticmethod
     def backward(ctx, y_gradient):
-        a, b, inner, *kept = ctx.saved_tensor()
-        read = kept[0] if kept else ctx.make_x()
-        gradient = in_one_piece(y_gradient)
-        if ctx.half:
-            read, gradient = as_half(read), as_half(gradient)
-        of_x, of_a, of_b = ctx.wanted
+        a, b, inner, *saved = ctx.saved_tensor()
+        operand = saved[0] if saved else ctx.recompute_x()
+        gradient = contiguous(y_gradient)
+        if ctx.in_bf16:
+            operand, gradient = as_bf16(operand), as_bf16(gradient)
+        of_x, of_a, of_b = ctx.grads_needed
         gradients = (
-            ctx.base.native_input_gradient(gradient) if of_x else None,
+            ctx.base.cpp_input_gradient(gradient) if of_x else None,
             library.empty(a.shape) if of_a else None,
             library.empty(b.shape) if of_b else None,
         )
-        _call("lora_update_backward", (read, gradient, a, b, inner, *gradients), ctx.scaling)
+        _call("lora_update_backward", (operand, gradient, a, b, inner, *gradients), ctx.scaling)
         return gradients
 
 
@@ -70,12 +70,12 @@ def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """y, x as the products read it, and A x^T [r, rows] in the same format."""
-    y = base.native_forward(x)
+    y = base.cpp_forward(x)
     assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} beside a base with {y.shape[-1]} outputs"
-    read = cached_bf16(x) if base.halves else x
-    inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.halves else "float32")
-    _call("lora_update_forward", (read, y, a, b, inner), scaling)
-    return y, read, inner
+    operand = cached_bf16(x) if base.uses_bf16 else x
+    inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.uses_bf16 else "float32")
+    _call("lora_update_forward", (operand, y, a, b, inner), scaling)
+    return y, operand, inner
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
@@ -95,9 +95,7 @@ def lora_linear_reference(
     return base(x) + paddle.matmul(inner, b, transpose_y=True)
 
 
-lora_linear_op = DispatchedOp(
-    "LoRA linear", native=(lora_linear_native, library.usable), reference=lora_linear_reference
-)
+lora_linear_op = DispatchedOp("LoRA linear", native=(lora_linear_cpp, library.usable), reference=lora_linear_reference)
 
 
 def lora_linear(

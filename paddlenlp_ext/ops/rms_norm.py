@@ -15,30 +15,30 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
-def rms_norm_native(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """`x / sqrt(mean(x^2) + epsilon) * weight_D` over the last axis of x [..., D]."""
     x, weight_D = x.contiguous(), weight_D.astype(x.dtype)
-    if wants_gradient(x, weight_D):
-        return _NativeRmsNorm.apply(x, weight_D, epsilon)
+    if needs_grad(x, weight_D):
+        return _RmsNormCpp.apply(x, weight_D, epsilon)
     return _forward(x, weight_D, epsilon)[0]
 
 
-def add_rms_norm_native(
+def add_rms_norm_cpp(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """`x + addend`, both [..., D], and that sum normalised."""
     assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
     x, addend, weight_D = x.contiguous(), addend.contiguous(), weight_D.astype(x.dtype)
-    if wants_gradient(x, addend, weight_D):
+    if needs_grad(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon)
     return _add_forward(x, addend, weight_D, epsilon)[:2]
 
 
-class _NativeRmsNorm(PyLayer):
+class _RmsNormCpp(PyLayer):
     @staticmethod
     def forward(ctx, x, weight_D, epsilon):
         out, inverse_R = _forward(x, weight_D, epsilon)
@@ -105,8 +105,8 @@ def _backward(
     """The gradient of x; `residual` is added to it."""
     x_gradient = empty(x.shape)
     inputs = pointer(gradient), pointer(x), pointer(weight_D), pointer(inverse_R)
-    beside = None if residual is None else pointer(residual)
-    function("rms_norm_backward")(*inputs, beside, *_rows(x), pointer(x_gradient))
+    residual_pointer = None if residual is None else pointer(residual)
+    function("rms_norm_backward")(*inputs, residual_pointer, *_rows(x), pointer(x_gradient))
     return x_gradient
 
 
@@ -171,11 +171,11 @@ def add_rms_norm_reference(
 
 rms_norm_op = DispatchedOp(
     "rms_norm",
-    native=(rms_norm_native, usable),
+    native=(rms_norm_cpp, usable),
     cpu=(rms_norm_cpu, on_cpu_in_fp32),
     reference=rms_norm_reference,
 )
-add_rms_norm_op = DispatchedOp("add_rms_norm", native=(add_rms_norm_native, usable), reference=add_rms_norm_reference)
+add_rms_norm_op = DispatchedOp("add_rms_norm", native=(add_rms_norm_cpp, usable), reference=add_rms_norm_reference)
 
 
 def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:

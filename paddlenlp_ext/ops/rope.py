@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
@@ -59,15 +59,15 @@ def _turn(head_dim: int) -> paddle.Tensor:
     return paddle.to_tensor(np.block([[zero, half], [-half, zero]]), place=paddle.CPUPlace())
 
 
-def rope_native(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
+def rope_cpp(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
     """The same in one pass of C++ (csrc/rope.cpp); keeps the tables only."""
     tables = cos_BSH.contiguous(), sin_BSH.contiguous()
-    if wants_gradient(x_BSNH):
-        return _NativeRope.apply(x_BSNH, *tables)
+    if needs_grad(x_BSNH):
+        return _RopeCpp.apply(x_BSNH, *tables)
     return _turned(x_BSNH, *tables, back=False)
 
 
-class _NativeRope(PyLayer):
+class _RopeCpp(PyLayer):
     @staticmethod
     def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
         ctx.save_for_backward(cos_BSH, sin_BSH)
@@ -88,7 +88,7 @@ def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tenso
     return out_BSNH
 
 
-rope_op = DispatchedOp("rope", native=(rope_native, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
+rope_op = DispatchedOp("rope", native=(rope_cpp, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
 
 
 def apply_rope(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import paddle
 
-Maker = Callable[[], paddle.Tensor]
+RecomputeFunction = Callable[[], paddle.Tensor]
 
 
-def with_maker(x: paddle.Tensor, make: Maker) -> paddle.Tensor:
+def with_recompute_function(x: paddle.Tensor, make: RecomputeFunction) -> paddle.Tensor:
     """`x` itself, which `make` gives once more, to the bit, from tensors that are kept anyway."""
-    x._make_again = (x.inplace_version, make)
+    x._recompute_function = (x.inplace_version, make)
     return x
 
 
-def maker(x: paddle.Tensor) -> Maker | None:
+def recompute_function(x: paddle.Tensor) -> RecomputeFunction | None:
     """How to make `x` again; None where it must be kept, as where it was changed in place since."""
-    version, make = getattr(x, "_make_again", (None, None))
+    version, make = getattr(x, "_recompute_function", (None, None))
     return make if version == x.inplace_version else None

@@ -8,10 +8,10 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.bf16 import products_are_half
-from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable, wants_gradient
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
-from paddlenlp_ext.ops.saved_tensors import with_maker
+from paddlenlp_ext.ops.saved_tensors import with_recompute_function
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -47,20 +47,20 @@ class _SwiGlu(PyLayer):
         return slope.multiply_(up).multiply_(gradient), up_gradient
 
 
-def swiglu_native(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either.
 
     Where products are in bfloat16 (half.py), so are the inputs that it keeps, and the values are of those.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
-    if not wants_gradient(gate, up):
+    if not needs_grad(gate, up):
         return _forward(gate, up)[0]
     kept: list[paddle.Tensor] = []
-    return with_maker(_NativeSwiGlu.apply(gate, up, kept), lambda: _product(*kept))
+    return with_recompute_function(_SwiGluCpp.apply(gate, up, kept), lambda: _product(*kept))
 
 
-class _NativeSwiGlu(PyLayer):
+class _SwiGluCpp(PyLayer):
     @staticmethod
     def forward(ctx, gate, up, kept):
         ctx.wanted = [not x.stop_gradient for x in (gate, up)]
@@ -90,7 +90,7 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """The product, and the gate and up that it is of."""
-    if not products_are_half():
+    if not bf16_matmuls_enabled():
         return _product(gate, up), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
     results = pointer(gate_half), pointer(up_half), pointer(out)
@@ -99,7 +99,7 @@ def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, pad
 
 
 swiglu_op = DispatchedOp(
-    "swiglu", native=(swiglu_native, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference
+    "swiglu", native=(swiglu_cpp, usable), cpu=(swiglu_cpu, on_cpu_in_fp32), reference=swiglu_reference
 )
 
 

@@ -66,14 +66,14 @@ class VocabParallelHead:
             labels_T: target ids of the full vocabulary; -100 is ignored.
             chunk: positions per chunk, which bounds the memory of the logits.
         """
-        learned_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
-        labels_R, hidden_RD = paddle.gather(labels_T, learned_R), paddle.gather(hidden_TD, learned_R)
-        if learned_R.shape[0] == 0:
+        target_positions_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
+        labels_R, hidden_RD = paddle.gather(labels_T, target_positions_R), paddle.gather(hidden_TD, target_positions_R)
+        if target_positions_R.shape[0] == 0:
             return hidden_TD[:0].astype("float32").sum() + weight_UD[:0].astype("float32").sum(), 0
         counter = [0]
         with paddle.amp.auto_cast(enable=False):
-            learns = paddle.is_grad_enabled()
-            loss = _CrossEntropy.apply(hidden_RD, weight_UD, labels_R, self, chunk, learns, counter)
+            needs_grad = paddle.is_grad_enabled()
+            loss = _CrossEntropy.apply(hidden_RD, weight_UD, labels_R, self, chunk, needs_grad, counter)
         return loss, counter[0]
 
 
@@ -81,28 +81,28 @@ class _CrossEntropy(PyLayer):
     """Chunked loss with three all-reduces a chunk: maximum logits, argmax, and sums."""
 
     @staticmethod
-    def forward(ctx, hidden_RD, weight_UD, labels_R, head, chunk, learns, counter):
-        learns_hidden = learns and not hidden_RD.stop_gradient
-        learns_weight = learns and not weight_UD.stop_gradient
+    def forward(ctx, hidden_RD, weight_UD, labels_R, head, chunk, needs_grad, counter):
+        hidden_needs_grad = needs_grad and not hidden_RD.stop_gradient
+        weight_needs_grad = needs_grad and not weight_UD.stop_gradient
         loss, hidden_gradients, weight_gradient = paddle.zeros([], "float32"), [], None
         weight = weight_UD.astype(hidden_RD.dtype)
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD = hidden_RD[start : start + chunk]
             logits_RU = paddle.matmul(rows_RD, weight, transpose_y=True).astype("float32")
-            gradient_RU, losses_R, hits = _chunk(logits_RU, labels_R[start : start + chunk], head)
+            gradient_RU, losses_R, num_correct = _chunk(logits_RU, labels_R[start : start + chunk], head)
             loss += losses_R.sum()
-            counter[0] += hits
+            counter[0] += num_correct
             gradient_RU = gradient_RU.astype(hidden_RD.dtype)
-            if learns_hidden:
+            if hidden_needs_grad:
                 hidden_gradients.append(paddle.matmul(gradient_RU, weight))
-            if learns_weight:
+            if weight_needs_grad:
                 part_UD = paddle.matmul(gradient_RU, rows_RD, transpose_x=True).astype("float32")
                 weight_gradient = part_UD if weight_gradient is None else weight_gradient.add_(part_UD)
         hidden_gradient = None
-        if learns_hidden:
+        if hidden_needs_grad:
             hidden_gradient = paddle.concat(hidden_gradients)
             dist.all_reduce(hidden_gradient, group=head.axis.group)
-        ctx.gradients = (hidden_gradient, weight_gradient.astype(weight_UD.dtype) if learns_weight else None)
+        ctx.gradients = (hidden_gradient, weight_gradient.astype(weight_UD.dtype) if weight_needs_grad else None)
         return loss
 
     @staticmethod

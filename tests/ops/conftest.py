@@ -8,7 +8,7 @@ from paddlenlp_ext.ops.cpu import library
 
 
 @pytest.fixture
-def native_threads() -> Iterator[Callable[[int], None]]:
+def cpp_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads the native library uses, until the test ends."""
     before = library.threads() if library.unavailable_reason() is None else None
     yield library.set_threads

@@ -7,15 +7,15 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_native, adamw_reference
+from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_cpp, adamw_reference
 from paddlenlp_ext.ops.cpu.library import set_threads
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8
 SHAPES = [[1], [17, 3], [8, 576], [131, 257]]
 RATES, DECAYS = [1e-2, 1e-3, 4e-2, 1e-2], [0.0, 0.1, 0.1, 0.0]
-TWINS = [pytest.param(adamw_native, marks=needs_native), adamw_reference]
+BACKENDS = [pytest.param(adamw_cpp, marks=needs_cpp), adamw_reference]
 
 
 def start() -> list[list[paddle.Tensor]]:
@@ -34,7 +34,7 @@ def gradients_of(step: int) -> list[np.ndarray]:
     return [10.0**-index * normal(100 * step + index, *shape) for index, shape in enumerate(SHAPES)]
 
 
-def run(twin, num_steps: int) -> list[list[paddle.Tensor]]:
+def run(backend, num_steps: int) -> list[list[paddle.Tensor]]:
     tensors = start()
     for step in range(1, num_steps + 1):
         gradients = map(paddle.to_tensor, gradients_of(step))
@@ -42,13 +42,13 @@ def run(twin, num_steps: int) -> list[list[paddle.Tensor]]:
             AdamWUpdate(own[0], gradient, *own[1:], rate, decay)
             for own, gradient, rate, decay in zip(tensors, gradients, RATES, DECAYS, strict=True)
         ]
-        twin(updates, BETA1, BETA2, EPSILON)
+        backend(updates, BETA1, BETA2, EPSILON)
     return tensors
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_steps_follow_the_formula(twin):
-    actual = run(twin, 5)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_follow_the_formula(backend):
+    actual = run(backend, 5)
     for index, (parameter, *_) in enumerate(start()):
         expected = parameter.numpy().astype(np.float64)
         first, second = np.zeros_like(expected), np.zeros_like(expected)
@@ -66,9 +66,9 @@ def test_steps_follow_the_formula(twin):
         assert powers == pytest.approx([BETA1**6, BETA2**6])
 
 
-@needs_native
+@needs_cpp
 def test_it_is_paddles_kernel_to_rounding():
-    actual = run(adamw_native, 5)
+    actual = run(adamw_cpp, 5)
     for index, (weight, *_) in enumerate(start()):
         parameter = paddle.create_parameter(weight.shape, "float32")
         parameter.set_value(weight)
@@ -82,22 +82,22 @@ def test_it_is_paddles_kernel_to_rounding():
             np.testing.assert_allclose(own.numpy(), theirs.numpy(), rtol=2e-6, atol=1e-7)
 
 
-@needs_native
+@needs_cpp
 def test_the_number_of_threads_changes_no_bit():
     runs = []
     for num_threads in (1, 2):
         set_threads(num_threads)
-        runs.append([tensor.numpy() for own in run(adamw_native, 2) for tensor in own])
+        runs.append([tensor.numpy() for own in run(adamw_cpp, 2) for tensor in own])
     set_threads(threads_per_process())
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@needs_native
+@needs_cpp
 def test_a_gradient_may_lie_in_pieces():
     one, other = start()[1], start()[1]
     gradient = normal(5, 17, 3)
     strided = paddle.to_tensor(np.ascontiguousarray(gradient.T)).transpose([1, 0])
-    adamw_native([AdamWUpdate(one[0], strided, *one[1:], 0.1, 0.1)], BETA1, BETA2, EPSILON)
-    adamw_native([AdamWUpdate(other[0], paddle.to_tensor(gradient), *other[1:], 0.1, 0.1)], BETA1, BETA2, EPSILON)
+    adamw_cpp([AdamWUpdate(one[0], strided, *one[1:], 0.1, 0.1)], BETA1, BETA2, EPSILON)
+    adamw_cpp([AdamWUpdate(other[0], paddle.to_tensor(gradient), *other[1:], 0.1, 0.1)], BETA1, BETA2, EPSILON)
     np.testing.assert_array_equal(one[0].numpy(), other[0].numpy())

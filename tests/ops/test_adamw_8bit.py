@@ -13,13 +13,13 @@ from paddlenlp_ext.ops.adamw_8bit import (
     BLOCK,
     AdamStep,
     Moments8Bit,
-    adamw_8bit_native,
+    adamw_8bit_cpp,
     adamw_8bit_op,
     adamw_8bit_reference,
     dynamic_8bit,
 )
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 
 def new_moments(size: int) -> Moments8Bit:
@@ -38,13 +38,13 @@ def steps(implementation, shape: tuple[int, ...], scale: float) -> list[np.ndarr
     return [tensor.numpy() for tensor in (value, *moments)]
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("shape", [(1,), (255,), (256,), (3, 257), (96, 1031)])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
-def test_natively_codes_and_scales_are_the_same(shape, threads, scale, native_threads):
-    native_threads(threads)
-    value, *moments = steps(adamw_8bit_native, shape, scale)
+def test_natively_codes_and_scales_are_the_same(shape, threads, scale, cpp_threads):
+    cpp_threads(threads)
+    value, *moments = steps(adamw_8bit_cpp, shape, scale)
     expected, *expected_moments = steps(adamw_8bit_reference, shape, scale)
     np.testing.assert_allclose(value, expected, rtol=3e-6, atol=3e-6)
     for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
@@ -55,6 +55,6 @@ def test_natively_codes_and_scales_are_the_same(shape, threads, scale, native_th
         assert differs.max() <= 1 and (differs > 0).mean() < 1e-4
 
 
-@needs_native
+@needs_cpp
 def test_the_native_step_is_taken_on_the_cpu():
-    assert adamw_8bit_op.choose(paddle.ones([1])) is adamw_8bit_native
+    assert adamw_8bit_op.choose(paddle.ones([1])) is adamw_8bit_cpp

@@ -61,9 +61,11 @@ def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, que
     inputs = make(layout, *heads)
     runs = [
         run_both_ways(
-            lambda q, k, v, twin=twin: attention(q, k, v, layout, 0.3, twin), inputs, normal(9, *inputs[0].shape)
+            lambda q, k, v, backend=backend: attention(q, k, v, layout, 0.3, backend),
+            inputs,
+            normal(9, *inputs[0].shape),
         )
-        for twin in ("blocks", "reference")
+        for backend in ("blocks", "reference")
     ]
     assert_all_close(*runs, atol=5e-6)
 

@@ -71,11 +71,11 @@ def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, que
     arrays = make(layout, *heads)
     runs = [
         run_both_ways(
-            lambda q, k, v, kp, vp, twin=twin: attention(q, k, v, layout, 0.3, twin, (kp, vp)),
+            lambda q, k, v, kp, vp, backend=backend: attention(q, k, v, layout, 0.3, backend, (kp, vp)),
             arrays,
             normal(9, *arrays[0].shape),
         )
-        for twin in ("blocks", "reference")
+        for backend in ("blocks", "reference")
     ]
     assert_all_close(*runs, atol=1e-5)
 

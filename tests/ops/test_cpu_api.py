@@ -13,14 +13,14 @@ import pytest
 from paddlenlp_ext.ops.cpu import build, library
 from paddlenlp_ext.ops.cpu.api import HEADER, parameter_types, struct
 from paddlenlp_ext.ops.cpu.library import function
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"
 STRUCTS = re.findall(r"^struct (\w+)", HEADER.read_text(), flags=re.MULTILINE)
 HUGE = 1 << 45
 """Elements of an array that no machine has memory for."""
 
-pytestmark = needs_native
+pytestmark = needs_cpp
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_lack_of_memory_raises_memory_error():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_lack_of_memory_in_a_thread_raises_memory_error(native_threads, threads):
-    native_threads(threads)
+def test_lack_of_memory_in_a_thread_raises_memory_error(cpp_threads, threads):
+    cpp_threads(threads)
     weight = struct("QuantizedWeight")(out=8, block=32, **{"in": HUGE})
     with pytest.raises(MemoryError, match=r"quantized_linear_small_batch: cannot allocate \d+ bytes"):
         function("quantized_linear_small_batch")(None, ctypes.byref(weight), None, 1)

@@ -8,11 +8,11 @@ import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.cpu.library import set_threads
-from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_native, cross_entropy_reference
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_cpp, cross_entropy_reference
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-TWINS = [pytest.param(cross_entropy_native, marks=needs_native), cross_entropy_reference]
+BACKENDS = [pytest.param(cross_entropy_cpp, marks=needs_cpp), cross_entropy_reference]
 
 
 def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, np.ndarray]:
@@ -27,74 +27,77 @@ def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, np.nda
     return losses.sum(), int((logits.argmax(1) == targets).sum()), gradient
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031), (2, 49152)])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
-def test_loss_hits_and_gradient_are_those_of_the_formula(twin, num_rows, num_columns, scale):
+def test_loss_hits_and_gradient_are_those_of_the_formula(backend, num_rows, num_columns, scale):
     logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # below zero: padding must not count as the largest
     targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
     targets[0] = logits[0].argmax()
     expected_loss, expected_hits, gradient = formula(logits, targets)
     tensor = paddle.to_tensor(logits)
-    loss, num_correct = twin(tensor, paddle.to_tensor(targets), True)
+    loss, num_correct = backend(tensor, paddle.to_tensor(targets), True)
     assert float(loss) == pytest.approx(expected_loss, rel=2e-6, abs=1e-6)
     assert num_correct == expected_hits >= 1
     np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_gradient_in_bfloat16_is_the_other_one_rounded(num_rows, num_columns, threads, native_threads):
-    native_threads(threads)
+def test_a_gradient_in_bfloat16_is_the_other_one_rounded(num_rows, num_columns, threads, cpp_threads):
+    cpp_threads(threads)
     logits, targets = 5.0 * normal(1, num_rows, num_columns), paddle.arange(num_rows) % num_columns
     exact, rounded = paddle.to_tensor(logits), paddle.to_tensor(logits)
-    wanted, found = cross_entropy_native(exact, targets, True), cross_entropy_native(rounded, targets, True, half=True)
+    wanted, found = (
+        cross_entropy_cpp(exact, targets, True),
+        cross_entropy_cpp(rounded, targets, True, bf16_gradient=True),
+    )
     assert float(found[0]) == float(wanted[0]) and found[1] == wanted[1]
     first_halves = np.ascontiguousarray(rounded.numpy()).view(np.uint16)[:, :num_columns]
     actual = (first_halves.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(actual, exact.astype("bfloat16").astype("float32").numpy())
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_without_a_gradient_loss_and_hits_are_the_same(twin):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_gradient_loss_and_hits_are_the_same(backend):
     logits, targets = normal(1, 5, 33), np.array([0, 32, 16, 1, 15])
     expected_loss, expected_hits, _ = formula(logits, targets)
-    loss, num_correct = twin(paddle.to_tensor(logits), paddle.to_tensor(targets), False)
+    loss, num_correct = backend(paddle.to_tensor(logits), paddle.to_tensor(targets), False)
     assert float(loss) == pytest.approx(expected_loss, rel=1e-6) and num_correct == expected_hits
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_of_equal_logits_the_first_is_the_prediction(twin):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_equal_logits_the_first_is_the_prediction(backend):
     logits = np.zeros([3, 40], np.float32)
     logits[:, [7, 35]] = 1.0
-    _, num_correct = twin(paddle.to_tensor(logits), paddle.to_tensor([7, 35, 0]), True)
+    _, num_correct = backend(paddle.to_tensor(logits), paddle.to_tensor([7, 35, 0]), True)
     assert num_correct == 1
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_nan_shows_in_the_loss(twin):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_nan_shows_in_the_loss(backend):
     logits = normal(1, 2, 33)
     logits[1, 20] = np.nan
-    loss, _ = twin(paddle.to_tensor(logits), paddle.to_tensor([3, 4]), True)
+    loss, _ = backend(paddle.to_tensor(logits), paddle.to_tensor([3, 4]), True)
     assert np.isnan(float(loss))
 
 
-@needs_native
+@needs_cpp
 def test_the_number_of_threads_changes_no_bit():
     logits, targets = normal(1, 19, 1031), np.arange(19)
     runs = []
     for num_threads in (1, 2):
         set_threads(num_threads)
         tensor = paddle.to_tensor(logits)
-        loss, _ = cross_entropy_native(tensor, paddle.to_tensor(targets), True)
+        loss, _ = cross_entropy_cpp(tensor, paddle.to_tensor(targets), True)
         runs.append((float(loss), tensor.numpy()))
     set_threads(threads_per_process())
     assert runs[0][0] == runs[1][0]
     np.testing.assert_array_equal(runs[0][1], runs[1][1])
 
 
-@needs_native
+@needs_cpp
 def test_a_label_outside_the_vocabulary_is_named():
     with pytest.raises(ValueError, match="labels run from 0 to 9, and the vocabulary has 9 tokens"):
-        cross_entropy_native(paddle.to_tensor(normal(1, 2, 9)), paddle.to_tensor([0, 9]), True)
+        cross_entropy_cpp(paddle.to_tensor(normal(1, 2, 9)), paddle.to_tensor([0, 9]), True)

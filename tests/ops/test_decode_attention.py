@@ -7,12 +7,12 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.attention import decode as ops
-from paddlenlp_ext.ops.attention.decode import SeenPlaces
+from paddlenlp_ext.ops.attention.decode import VisiblePositions
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-TWINS = [pytest.param(ops.decode_attention_native, marks=needs_native), ops.decode_attention_reference]
-STORES = [pytest.param(ops.store_keys_native, marks=needs_native), ops.store_keys_reference]
+BACKENDS = [pytest.param(ops.decode_attention_cpp, marks=needs_cpp), ops.decode_attention_reference]
+STORES = [pytest.param(ops.store_keys_cpp, marks=needs_cpp), ops.store_keys_reference]
 
 
 def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
@@ -29,12 +29,12 @@ def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
     return out
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("batch", "length", "heads", "kv_heads", "places", "head_dim"),
     [(1, 1, 1, 1, 1, 2), (2, 1, 9, 3, 37, 64), (3, 1, 4, 1, 7, 6), (2, 5, 6, 2, 41, 16), (1, 3, 4, 4, 16, 21)],
 )
-def test_equals_the_formula(twin, batch, length, heads, kv_heads, places, head_dim):
+def test_equals_the_formula(backend, batch, length, heads, kv_heads, places, head_dim):
     """What is not looked at is not a number in the stores of the native twin."""
     rng = np.random.default_rng(places)
     q = normal(1, batch, length, heads, head_dim)
@@ -44,11 +44,11 @@ def test_equals_the_formula(twin, batch, length, heads, kv_heads, places, head_d
     own_first = rng.integers(prefix_end, places, (batch, length))
     own_end = rng.integers(own_first + 1, places + 1)
     ranges = np.stack([prefix_first, np.full_like(own_first, prefix_end), own_first, own_end], axis=-1)
-    out = twin(*map(paddle.to_tensor, (q, k, v)), SeenPlaces(ranges), 0.37)
+    out = backend(*map(paddle.to_tensor, (q, k, v)), VisiblePositions(ranges), 0.37)
     np.testing.assert_allclose(out.numpy(), formula(q, k, v, ranges, 0.37), rtol=1e-5, atol=2e-6)
 
 
-@needs_native
+@needs_cpp
 def test_places_that_are_not_looked_at_are_not_read():
     q, stores = normal(1, 1, 1, 2, 16), [normal(seed, 1, 1, 40, 16) for seed in (2, 3)]
     ranges = np.array([[[2, 7, 11, 30]]])
@@ -56,24 +56,24 @@ def test_places_that_are_not_looked_at_are_not_read():
     for rest in (0.0, np.nan):
         for store in stores:
             store[:, :, [0, 1, 7, 8, 9, 10, *range(30, 40)]] = rest
-        outputs.append(ops.decode_attention_native(*map(paddle.to_tensor, (q, *stores)), SeenPlaces(ranges), 1.0))
+        outputs.append(ops.decode_attention_cpp(*map(paddle.to_tensor, (q, *stores)), VisiblePositions(ranges), 1.0))
     np.testing.assert_array_equal(outputs[0].numpy(), outputs[1].numpy())
 
 
-@pytest.mark.parametrize("twin", STORES)
+@pytest.mark.parametrize("backend", STORES)
 @pytest.mark.parametrize("length", [1, 3])
-def test_new_keys_are_written_where_they_belong(twin, length):
+def test_new_keys_are_written_where_they_belong(backend, length):
     new, stores = [normal(seed, 2, length, 3, 5) for seed in (1, 2)], [normal(seed, 2, 3, 9, 5) for seed in (3, 4)]
     tensors = [paddle.to_tensor(store) for store in stores]
-    twin(*map(paddle.to_tensor, new), *tensors, 4)
+    backend(*map(paddle.to_tensor, new), *tensors, 4)
     for store, tensor, written in zip(stores, tensors, new, strict=True):
         store[:, :, 4 : 4 + length] = written.transpose(0, 2, 1, 3)
         np.testing.assert_array_equal(tensor.numpy(), store)
 
 
-@needs_native
+@needs_cpp
 def test_a_store_without_room_is_not_written_past_its_end():
     k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
-    ops.store_keys_native(k, k, store, store.clone(), 13)
+    ops.store_keys_cpp(k, k, store, store.clone(), 13)
     with pytest.raises(AssertionError, match="3 positions from 14 on in a store of 16"):
-        ops.store_keys_native(k, k, store, store.clone(), 14)
+        ops.store_keys_cpp(k, k, store, store.clone(), 14)

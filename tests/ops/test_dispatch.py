@@ -5,14 +5,14 @@ import logging
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32, on_gpu_in_half
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32, on_gpu_in_half_precision
 
 
 def make_op() -> DispatchedOp:
     return DispatchedOp(
         "double",
         reference=lambda x: ("reference", x),
-        gpu=(lambda x: ("gpu", x), on_gpu_in_half),
+        gpu=(lambda x: ("gpu", x), on_gpu_in_half_precision),
         cpu=(lambda x: ("cpu", x), on_cpu_in_fp32),
     )
 

@@ -4,11 +4,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.embedding import embedding, embedding_native, embedding_reference
+from paddlenlp_ext.ops.embedding import embedding, embedding_cpp, embedding_reference
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(embedding_native, marks=needs_native)
+NATIVE = pytest.param(embedding_cpp, marks=needs_cpp)
 
 
 @pytest.mark.parametrize("implementation", [embedding, NATIVE, embedding_reference])
@@ -21,7 +21,7 @@ def test_rows_of_a_table_in_bfloat16_come_in_float32(implementation, width, ids)
     np.testing.assert_array_equal(rows.numpy(), table.astype("float32").numpy()[np.asarray(ids)])
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("outside", [-1, 11])
 def test_an_id_outside_the_table_is_an_error(outside):
     table = paddle.zeros([11, 4], "bfloat16")

@@ -7,11 +7,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.ops.linear import linear, linear_native, linear_reference
+from paddlenlp_ext.ops.linear import linear, linear_cpp, linear_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(linear_native, marks=needs_native)
+NATIVE = pytest.param(linear_cpp, marks=needs_cpp)
 # (leading axes of x, in, out): no row, one, a few, the change from few rows to many, primes, whole vectors.
 SHAPES = [
     ((0,), 17, 5),
@@ -46,12 +46,12 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, leading, 
     assert_all_close(run_both_ways(implementation, [x, weight], gradient), wanted[:3], atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threads, native_threads):
+def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threads, cpp_threads):
     """Exact where x and the weight are whole numbers that bfloat16 holds: sums are in float32."""
-    native_threads(threads)
+    cpp_threads(threads)
     x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
     wanted = expected(x, weight, bias, gradient)
 
@@ -64,7 +64,7 @@ def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threa
     assert paddle.to_tensor(actual[0]).dtype == paddle.float32
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
     """Full fine-tuning with bf16: the weight stays float32, the inputs of all three products are rounded."""
@@ -83,7 +83,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
     np.testing.assert_allclose(actual[3], wanted[3], atol=2e-5)
     if np.prod(leading) > 8:
         assert abs(actual[0] - wanted[0]).max() > 1e-4, "nothing was rounded"
-    assert not bf16.halves(paddle.to_tensor(weight)), "the context is left"
+    assert not bf16.uses_bf16(paddle.to_tensor(weight)), "the context is left"
 
 
 @pytest.mark.parametrize("implementation", [NATIVE, linear_reference])
@@ -95,24 +95,24 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
     assert_all_close(actual, wanted, atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 def test_the_default_number_format_has_no_part_in_it():
     """The library writes float32, and what it writes into has to be that."""
     x, weight, bias, gradient = numbers((9,), 17, 5)
     paddle.set_default_dtype("bfloat16")
     try:
-        actual = run_both_ways(linear_native, [x, weight, bias], gradient)
+        actual = run_both_ways(linear_cpp, [x, weight, bias], gradient)
     finally:
         paddle.set_default_dtype("float32")
     assert_all_close(actual, expected(x, weight, bias, gradient), atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 def test_a_strided_input_is_read_right():
     x, weight, bias, gradient = numbers((6, 10), 12, 5)
 
     def of_transposed(x, weight, bias):
-        return linear_native(x.transpose([1, 0, 2]), weight, bias)
+        return linear_cpp(x.transpose([1, 0, 2]), weight, bias)
 
     actual = run_both_ways(of_transposed, [x.transpose(1, 0, 2).copy(), weight, bias], gradient)
     wanted = expected(x, weight, bias, gradient)
@@ -120,12 +120,12 @@ def test_a_strided_input_is_read_right():
     assert_all_close(actual, wanted, atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 def test_a_weight_in_pieces_is_read_right():
     x, weight, bias, gradient = numbers((10,), 12, 5)
 
     def with_transposed(x, weight, bias):
-        return linear_native(x, weight.transpose([1, 0]), bias)
+        return linear_cpp(x, weight.transpose([1, 0]), bias)
 
     actual = run_both_ways(with_transposed, [x, np.ascontiguousarray(weight.T), bias], gradient)
     wanted = expected(x, weight, bias, gradient)
@@ -133,37 +133,37 @@ def test_a_weight_in_pieces_is_read_right():
     assert_all_close(actual, wanted, atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("rows", [3, 30])
 @pytest.mark.parametrize("shapes", [(11, (5, 12), (5,)), (12, (5, 12), (4,))])
 def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end(rows, shapes):
     in_, weight, bias = shapes
     with pytest.raises(ValueError, match=rf"x \[{rows}, {in_}\] with a weight of shape \[5, 12\] and a bias"):
-        linear_native(*(paddle.to_tensor(normal(1, *shape)) for shape in ((rows, in_), weight, bias)))
+        linear_cpp(*(paddle.to_tensor(normal(1, *shape)) for shape in ((rows, in_), weight, bias)))
 
 
-@needs_native
+@needs_cpp
 def test_without_products_in_bfloat16_a_weight_stored_in_it_is_widened(monkeypatch):
     x, weight, _, gradient = numbers((20,), 12, 5)
-    monkeypatch.setattr(bf16, "_has_products", lambda: False)
+    monkeypatch.setattr(bf16, "_has_bf16_products", lambda: False)
     stored = paddle.to_tensor(weight).astype("bfloat16")
-    assert not bf16.halves(stored)
-    actual = run_both_ways(lambda x: linear_native(x, stored), [x], gradient)
+    assert not bf16.uses_bf16(stored)
+    actual = run_both_ways(lambda x: linear_cpp(x, stored), [x], gradient)
     wanted = expected(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
     assert_all_close(actual, wanted[:2], atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 def test_a_parameter_that_is_read_as_x_is_rounded_anew():
     """set_value and AdamW leave no mark on what they change."""
     x = paddle.create_parameter([20, 12], "float32")
     weight = paddle.to_tensor(normal(2, 5, 12)).astype("bfloat16")
-    before = linear_native(x, weight)
+    before = linear_cpp(x, weight)
     x.set_value(x.detach() * 2)
-    np.testing.assert_array_equal(linear_native(x, weight).numpy(), 2 * before.numpy())
+    np.testing.assert_array_equal(linear_cpp(x, weight).numpy(), 2 * before.numpy())
 
 
-@needs_native
+@needs_cpp
 def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
     x = paddle.to_tensor(normal(1, 16, 8))
     first = bf16.cached_bf16(x)
@@ -172,12 +172,12 @@ def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
     np.testing.assert_array_equal(bf16.cached_bf16(x).astype("float32").numpy(), 2 * first.astype("float32").numpy())
 
 
-@needs_native
-def test_the_number_of_threads_changes_nothing_beyond_rounding(native_threads):
+@needs_cpp
+def test_the_number_of_threads_changes_nothing_beyond_rounding(cpp_threads):
     inputs, results = numbers((40,), 200, 300), []
     for threads in (1, 2, 2):
-        native_threads(threads)
-        results.append(run_both_ways(linear_native, inputs[:3], inputs[3]))
+        cpp_threads(threads)
+        results.append(run_both_ways(linear_cpp, inputs[:3], inputs[3]))
     assert_all_close(results[0], results[1], atol=1e-4)
     assert_all_close(results[1], results[2], atol=0)
 
@@ -188,8 +188,8 @@ def test_without_the_library_a_bfloat16_weight_is_widened():
     np.testing.assert_allclose(y.numpy(), x.numpy() @ weight.astype("float32").numpy().T, atol=1e-5)
 
 
-@needs_native
+@needs_cpp
 def test_large_results_lie_in_memory_that_is_used_again():
     x, weight = paddle.to_tensor(normal(1, 700, 8)), paddle.to_tensor(normal(2, 300, 8))
-    address = library.pointer(linear_native(x, weight))
-    assert library.pointer(linear_native(x, weight)) == address
+    address = library.pointer(linear_cpp(x, weight))
+    assert library.pointer(linear_cpp(x, weight)) == address

@@ -10,9 +10,9 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-TWINS = [pytest.param("native", marks=needs_native), "reference"]
+BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
 
 
 def dense(hidden, weight, labels):
@@ -40,12 +40,12 @@ def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float)
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1.0), (37, 8, 97, 0.6), (16, 5, 64, 1.0)])
 @pytest.mark.parametrize("weight_trains", [True, False])
-@pytest.mark.parametrize("twin", TWINS)
-def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains, twin):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains, backend):
     hidden, weight, labels = make(*sizes)
     hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
     weight_t = paddle.to_tensor(weight, stop_gradient=not weight_trains)
-    loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk, twin)
+    loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk, backend)
     (loss * 0.25).backward()
 
     expected_loss, expected_hits, hidden_gradient, weight_gradient = dense(hidden, weight, labels)
@@ -57,12 +57,12 @@ def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_t
         np.testing.assert_allclose(weight_t.grad.numpy(), 0.25 * weight_gradient, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_weight_that_trains_may_lie_in_pieces(twin):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_weight_that_trains_may_lie_in_pieces(backend):
     hidden, weight, labels = make(37, 8, 97, 0.6)
     lying_DV = paddle.to_tensor(np.ascontiguousarray(weight.T), stop_gradient=False)
     loss, _ = linear_cross_entropy(
-        paddle.to_tensor(hidden), lying_DV.transpose([1, 0]), paddle.to_tensor(labels), implementation=twin
+        paddle.to_tensor(hidden), lying_DV.transpose([1, 0]), paddle.to_tensor(labels), implementation=backend
     )
     loss.backward()
     expected_loss, _, _, weight_gradient = dense(hidden, weight, labels)
@@ -117,7 +117,7 @@ def test_a_large_vocabulary_costs_no_precision(vocab_size):
     assert float(loss) == pytest.approx(dense(hidden, 0.1 * weight, labels)[0], rel=2e-6)
 
 
-@needs_native
+@needs_cpp
 def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products():
     hidden, weight, labels = make(37, 40, 97, 0.6)
     weight_t = paddle.to_tensor(weight).astype("bfloat16")
@@ -130,7 +130,7 @@ def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products
     assert hidden_t.grad.dtype == paddle.float32 and 1e-4 < error < 2e-2
 
 
-@needs_native
+@needs_cpp
 def test_the_logits_of_one_chunk_stand_at_a_time():
     hidden, weight, labels = map(paddle.to_tensor, make(1024, 16, 1024, 1.0))
     hidden.stop_gradient = False
@@ -148,7 +148,7 @@ def test_the_logits_of_one_chunk_stand_at_a_time():
     assert chunk_of_logits <= used_and_most()[1] - before < 2 * chunk_of_logits
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("chunk", [None, 16, 1])
 def test_a_weight_that_trains_in_products_in_bfloat16_gets_its_gradient_to_their_rounding(chunk):
     hidden, weight, labels = make(37, 40, 97, 0.6)

@@ -8,14 +8,14 @@ import pytest
 
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
-from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_native, lora_linear_reference
+from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_cpp, lora_linear_reference
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(lora_linear_native, marks=needs_native)
+NATIVE = pytest.param(lora_linear_cpp, marks=needs_cpp)
 SHAPES = [((1,), 3, 2, 1), ((3,), 17, 5, 4), ((9,), 64, 16, 8), ((7, 13), 101, 67, 5), ((2, 40), 24, 300, 33)]
 SCALING = 0.75
 
@@ -55,13 +55,13 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, leading, 
     )
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
-def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, threads, stored, native_threads):
+def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, threads, stored, cpp_threads):
     """With a base stored in bfloat16, and with one in float32 where the run asks for such products."""
-    native_threads(threads)
+    cpp_threads(threads)
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     run = on_frozen_base(lora_linear, weight, bias, stored)
 
@@ -91,13 +91,13 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
     assert_all_close(actual, wanted, atol=1e-4)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 @pytest.mark.parametrize("rows", [1, 8, 9])
 def test_without_gradients_the_values_are_the_same(stored, rows):
     x, weight, bias, a, b, _ = numbers((rows,), 65, 40, 4)
     run, tensors = (
-        on_frozen_base(lora_linear_native, weight, bias, stored),
+        on_frozen_base(lora_linear_cpp, weight, bias, stored),
         [paddle.to_tensor(each) for each in (x, a, b)],
     )
     with paddle.no_grad():
@@ -107,15 +107,15 @@ def test_without_gradients_the_values_are_the_same(stored, rows):
     np.testing.assert_allclose(y.numpy(), wanted, atol=limit * abs(wanted).max())
 
 
-@needs_native
+@needs_cpp
 def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
     x, weight, bias, a, b, _ = numbers((12,), 64, 16, 4)
     x = paddle.to_tensor(x, stop_gradient=False)
-    run = on_frozen_base(lora_linear_native, weight, bias, "bfloat16")
+    run = on_frozen_base(lora_linear_cpp, weight, bias, "bfloat16")
     run(x, paddle.to_tensor(a), paddle.to_tensor(b))
-    copy = x._in_half[1]
+    copy = x._bf16_copy[1]
     run(x, paddle.to_tensor(a), paddle.to_tensor(b))
-    assert x._in_half[1] is copy
+    assert x._bf16_copy[1] is copy
 
 
 @pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
@@ -134,7 +134,7 @@ def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
     assert_all_close(actual, wanted, atol=3e-6 * max(abs(each).max() for each in wanted))
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
@@ -144,7 +144,7 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
     def rounded(base):
         def run(x, a, b):
             with bf16.bf16_matmuls():
-                return lora_linear_native(x, base, a, b, SCALING)
+                return lora_linear_cpp(x, base, a, b, SCALING)
 
         return run_both_ways(run, [x, a, b], gradient)
 
@@ -152,32 +152,32 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
     assert_all_close(actual, wanted, atol=1e-5 * max(abs(each).max() for each in wanted))
 
 
-@needs_native
+@needs_cpp
 def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((20,), 17, 5, 4))
     base = FrozenDense(weight, None)
     with pytest.raises(ValueError, match=r"x \[20, 17\] with A \[4, 16\] and B \[5, 4\]"):
-        lora_linear_native(x, base, a[:, 1:], b, SCALING)
+        lora_linear_cpp(x, base, a[:, 1:], b, SCALING)
     with pytest.raises(ValueError, match=r"A \[3, 17\] and B \[5, 4\]"):
-        lora_linear_native(x, base, a[:3], b, SCALING)
+        lora_linear_cpp(x, base, a[:3], b, SCALING)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("rows", [3, 20])
 def test_factors_stored_in_bfloat16_are_widened(rows):
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((rows,), 17, 5, 4))
     base, (a, b) = FrozenDense(weight, None), (each.astype("bfloat16") for each in (a, b))
     with paddle.no_grad():
-        actual = lora_linear_native(x, base, a, b, SCALING)
+        actual = lora_linear_cpp(x, base, a, b, SCALING)
     wanted = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)
     np.testing.assert_allclose(actual.numpy(), wanted.numpy(), atol=2e-5)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_no_rows_give_gradients_of_zero(in_bf16):
     x, weight, _, a, b, gradient = numbers((0,), 17, 5, 4)
-    run = on_frozen_base(lora_linear_native, weight, None, "bfloat16" if in_bf16 else "float32")
+    run = on_frozen_base(lora_linear_cpp, weight, None, "bfloat16" if in_bf16 else "float32")
     y, *gradients = run_both_ways(run, [x, a, b], gradient)
     assert y.shape == (0, 5)
     assert_all_close(gradients, [x, 0 * a, 0 * b], atol=0)

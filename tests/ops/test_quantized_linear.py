@@ -17,9 +17,9 @@ from paddlenlp_ext.ops.quantized import linear
 from paddlenlp_ext.ops.quantized import linear as linear_module
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.cpu import (
-    dequantize_rows_native,
-    quantized_input_gradient_native,
-    quantized_linear_native,
+    dequantize_rows_cpp,
+    quantized_input_gradient_cpp,
+    quantized_linear_cpp,
 )
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_rows_numpy, dequantize_rows_reference
 from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
@@ -29,7 +29,7 @@ from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 FORMATS = [
     QuantizationConfig(algo="nf4"),
@@ -82,24 +82,24 @@ def from_formula(weight: QuantizedWeight) -> np.ndarray:
     return (values * scales[block]).reshape(out, width)
 
 
-@needs_native
+@needs_cpp
 @by_format
 @by_shape
 @pytest.mark.parametrize("threads", [1, 2])
 def test_natively_any_rows_are_dequantized(
-    shape: tuple[int, int], options: QuantizationConfig, threads: int, native_threads
+    shape: tuple[int, int], options: QuantizationConfig, threads: int, cpp_threads
 ):
     """Rows that begin in the middle of a block and of a byte, too; in bfloat16 they are float32's, rounded."""
-    native_threads(threads)
+    cpp_threads(threads)
     weight = packed(shape, options)
     whole = from_formula(weight)
     for first, last in [(0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)]:
-        assert np.array_equal(dequantize_rows_native(weight, first, last).numpy(), whole[first:last])
-        rounded = dequantize_rows_native(weight, first, last, paddle.bfloat16).astype("float32").numpy()
+        assert np.array_equal(dequantize_rows_cpp(weight, first, last).numpy(), whole[first:last])
+        rounded = dequantize_rows_cpp(weight, first, last, paddle.bfloat16).astype("float32").numpy()
         assert np.array_equal(rounded, paddle.to_tensor(whole[first:last]).astype("bfloat16").astype("float32").numpy())
 
 
-@needs_native
+@needs_cpp
 @by_format
 @pytest.mark.parametrize("shape", [*SHAPES, (700, 601)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 200])
@@ -110,21 +110,21 @@ def test_the_native_product_and_gradient_are_those_of_the_formula(
     plain = from_formula(weight).astype(np.float64)
     x, gradient = normal(1, rows, shape[1]), normal(2, rows, shape[0])
     limit = 3e-6 * np.abs(plain).max() * shape[1] ** 0.5
-    y = quantized_linear_native(paddle.to_tensor(x), weight).numpy()
+    y = quantized_linear_cpp(paddle.to_tensor(x), weight).numpy()
     np.testing.assert_allclose(y, x @ plain.T, rtol=0, atol=3 * limit)
-    of_x = quantized_input_gradient_native(paddle.to_tensor(gradient), weight).numpy()
+    of_x = quantized_input_gradient_cpp(paddle.to_tensor(gradient), weight).numpy()
     np.testing.assert_allclose(of_x, gradient @ plain, rtol=0, atol=3 * limit * (shape[0] / shape[1] + 1) ** 0.5)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("rows", [3, 30])
 def test_an_input_of_another_width_is_refused_and_not_read_past_its_end(rows: int):
     weight = packed((7, 64), FORMATS[0])
     with pytest.raises(ValueError, match=rf"x \[{rows}, 32\] with a weight of shape \[7, 64\]"):
-        quantized_linear_native(paddle.to_tensor(normal(1, rows, 32)), weight)
+        quantized_linear_cpp(paddle.to_tensor(normal(1, rows, 32)), weight)
 
 
-@needs_native
+@needs_cpp
 @by_format
 def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationConfig):
     weight = packed((130, 65), options)
@@ -227,7 +227,7 @@ def test_every_format_has_an_op():
     for options in FORMATS:
         assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
         if library.unavailable_reason() is None:
-            assert linear_op(options.algo).choose(x) is quantized_linear_native
+            assert linear_op(options.algo).choose(x) is quantized_linear_cpp
     with pytest.raises(ValueError, match="'weight_only' was asked for, but it needs a GPU"):
         linear_op("weight_only_int8").choose(x, "weight_only")
 
@@ -272,8 +272,8 @@ def test_the_kernel_is_given_our_codes_and_scales(
     if options.algo == "weight_only_int8":  # the kernel's order is its own; its codes count from 128
         assert np.array_equal(np.sort(found.reshape(-1) ^ 0x80), np.sort(wanted))
     else:
-        halves = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
-        assert np.array_equal(*halves)
+        uses_bf16 = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
+        assert np.array_equal(*uses_bf16)
 
 
 @pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])

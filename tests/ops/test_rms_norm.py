@@ -7,19 +7,19 @@ import pytest
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.cpu.library import set_threads
 from paddlenlp_ext.ops.rms_norm import (
-    add_rms_norm_native,
+    add_rms_norm_cpp,
     add_rms_norm_reference,
     rms_norm,
+    rms_norm_cpp,
     rms_norm_cpu,
-    rms_norm_native,
     rms_norm_reference,
 )
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 EPSILON = 1e-3
-NATIVE = pytest.param(rms_norm_native, marks=needs_native)
-ADD_NATIVE = pytest.param(add_rms_norm_native, marks=needs_native)
+NATIVE = pytest.param(rms_norm_cpp, marks=needs_cpp)
+ADD_NATIVE = pytest.param(add_rms_norm_cpp, marks=needs_cpp)
 
 
 @pytest.mark.parametrize("implementation", [rms_norm, NATIVE, rms_norm_cpu, rms_norm_reference])
@@ -45,32 +45,32 @@ def test_a_frozen_weight_gets_no_gradient(implementation):
     assert weight_gradient is None and np.abs(x_gradient).max() > 0
 
 
-@needs_native
+@needs_cpp
 def test_a_frozen_input_gets_no_gradient():
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
     _, x_gradient, weight_gradient = run_both_ways(
-        lambda x, w: rms_norm_native(x, w, EPSILON), [x, weight], gradient, frozen=[0]
+        lambda x, w: rms_norm_cpp(x, w, EPSILON), [x, weight], gradient, frozen=[0]
     )
     assert x_gradient is None and np.abs(weight_gradient).max() > 0
 
 
-@needs_native
+@needs_cpp
 def test_the_number_of_threads_changes_no_bit():
     x, weight, gradient = normal(1, 301, 97), normal(2, 97), normal(3, 301, 97)
     runs = []
     for num_threads in (1, 2):
         set_threads(num_threads)
-        runs.append(run_both_ways(lambda x, w: rms_norm_native(x, w, EPSILON), [x, weight], gradient))
+        runs.append(run_both_ways(lambda x, w: rms_norm_cpp(x, w, EPSILON), [x, weight], gradient))
     set_threads(threads_per_process())
     assert_all_close(*runs, atol=0.0)
 
 
-@needs_native
+@needs_cpp
 def test_an_input_may_lie_in_pieces():
     x, weight = normal(1, 8, 6), paddle.to_tensor(normal(2, 6))
     strided = paddle.to_tensor(np.ascontiguousarray(x.T)).transpose([1, 0])
     np.testing.assert_array_equal(
-        rms_norm_native(strided, weight, EPSILON).numpy(), rms_norm_native(paddle.to_tensor(x), weight, EPSILON).numpy()
+        rms_norm_cpp(strided, weight, EPSILON).numpy(), rms_norm_cpp(paddle.to_tensor(x), weight, EPSILON).numpy()
     )
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.rope import apply_rope, rope_cpu, rope_native, rope_reference
+from paddlenlp_ext.ops.rope import apply_rope, rope_cpp, rope_cpu, rope_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(rope_native, marks=needs_native)
+NATIVE = pytest.param(rope_cpp, marks=needs_cpp)
 
 
 @pytest.mark.parametrize("implementation", [apply_rope, NATIVE, rope_cpu, rope_reference])
@@ -30,20 +30,20 @@ def test_pairs_turn_by_their_angles_and_gradients_turn_back(implementation, head
 def test_the_twin_is_the_reference_to_the_bit():
     x, gradient, cos, sin = normal(1, 1, 7, 3, 8), normal(2, 1, 7, 3, 8), normal(3, 1, 7, 8), normal(4, 1, 7, 8)
     sin[..., 4:] = sin[..., :4]
-    runs = [run_both_ways(twin, [x, cos, sin], gradient, frozen=[1, 2]) for twin in (rope_cpu, rope_reference)]
+    runs = [run_both_ways(backend, [x, cos, sin], gradient, frozen=[1, 2]) for backend in (rope_cpu, rope_reference)]
     assert_all_close(*runs, atol=0.0)
 
 
-@needs_native
+@needs_cpp
 def test_tables_with_unlike_halves_turn_as_the_reference_does():
     x, gradient, cos, sin = normal(1, 2, 67, 5, 34), normal(2, 2, 67, 5, 34), normal(3, 2, 67, 34), normal(4, 2, 67, 34)
-    runs = [run_both_ways(twin, [x, cos, sin], gradient, frozen=[1, 2]) for twin in (rope_native, rope_reference)]
+    runs = [run_both_ways(backend, [x, cos, sin], gradient, frozen=[1, 2]) for backend in (rope_cpp, rope_reference)]
     assert_all_close(*runs, atol=2e-6)
 
 
-@needs_native
+@needs_cpp
 def test_heads_may_be_a_part_of_a_longer_row():
     x, cos, sin = normal(1, 1, 7, 6, 8), normal(2, 1, 7, 8), normal(3, 1, 7, 8)
-    out = rope_native(paddle.to_tensor(x)[..., 2:5, :], *map(paddle.to_tensor, (cos, sin)))
-    whole = rope_native(*map(paddle.to_tensor, (x, cos, sin)))
+    out = rope_cpp(paddle.to_tensor(x)[..., 2:5, :], *map(paddle.to_tensor, (cos, sin)))
+    whole = rope_cpp(*map(paddle.to_tensor, (x, cos, sin)))
     np.testing.assert_array_equal(out.numpy(), whole.numpy()[..., 2:5, :])

@@ -5,11 +5,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpu, swiglu_native, swiglu_reference
+from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpp, swiglu_cpu, swiglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(swiglu_native, marks=needs_native)
+NATIVE = pytest.param(swiglu_cpp, marks=needs_cpp)
 
 
 @pytest.mark.parametrize("implementation", [swiglu, NATIVE, swiglu_cpu, swiglu_reference])
@@ -28,12 +28,12 @@ def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.
     return [gate * sigmoid * up, gradient * up * slope, gradient * gate * sigmoid]
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
 def test_beside_products_in_bfloat16_it_is_the_formula_of_rounded_inputs(shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     with bf16_matmuls():
-        actual = run_both_ways(swiglu_native, [gate, up], gradient)
+        actual = run_both_ways(swiglu_cpp, [gate, up], gradient)
     rounded = [paddle.to_tensor(x).astype("bfloat16").astype("float32").numpy() for x in (gate, up)]
     assert_all_close(actual, expected(*rounded, gradient), atol=1e-5)
 
@@ -45,12 +45,12 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
     assert actual[1 + frozen] is None and np.abs(actual[2 - frozen]).max() > 0
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("far", [-1e4, -104.0, -88.0, 88.0, 1e4])
 def test_far_out_it_is_zero_or_its_input(far):
     """Where e^-x leaves the range of floats; the gradient too."""
     out, gate_gradient, up_gradient = run_both_ways(
-        swiglu_native, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)
+        swiglu_cpp, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)
     )
     expected = max(far, 0.0)
     for values, wanted in ((out, expected), (up_gradient, expected), (gate_gradient, float(far > 0))):

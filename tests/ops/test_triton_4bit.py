@@ -61,8 +61,8 @@ class Packed:
             self.scales, self.nested = generator.uniform(0.5, 2, num_scales).astype(np.float32), None
             values = self.scales
         self.levels = levels(algo).copy()
-        halves = np.stack([self.codes >> 4, self.codes & 15], axis=1).reshape(-1)[:count]
-        self.weight = (self.levels[halves] * np.repeat(values, block)[:count]).reshape(outputs, inputs)
+        uses_bf16 = np.stack([self.codes >> 4, self.codes & 15], axis=1).reshape(-1)[:count]
+        self.weight = (self.levels[uses_bf16] * np.repeat(values, block)[:count]).reshape(outputs, inputs)
 
     def arguments(self, first_byte: int = 0, first_scale: int = 0) -> list[HostArray]:
         unused = np.zeros(1, np.float32)
@@ -183,7 +183,7 @@ def test_a_byte_with_codes_of_two_rows_is_read_with_both_scales(launched):
     rows = dequantize_rows_gpu(weight, 2, 6).numpy()
     np.testing.assert_array_equal(rows, dequantize(weight).numpy()[2:])
     assert not launched
-    assert dequantize_op._twins["triton"][0] is dequantize_rows_gpu
+    assert dequantize_op._backends["triton"][0] is dequantize_rows_gpu
 
 
 @pytest.mark.parametrize(("positions", "width"), [(100, 32), (1, 48)], ids=["many positions", "blocks in two rows"])

@@ -13,9 +13,9 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-pytestmark = needs_native
+pytestmark = needs_cpp
 FLOAT32 = paddle.float32
 
 

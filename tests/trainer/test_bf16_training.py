@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.build import build_trainer, load_data
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 from tests.common.training import make_config
 
 
@@ -39,7 +39,7 @@ def losses_of(trainer) -> np.ndarray:
     return np.array([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("lora", [True, False])
 def test_bf16_training_losses_follow_float32_and_trained_weights_stay_float32(run_folders, lora):
     config = config_for(run_folders, lora)
@@ -65,7 +65,7 @@ def test_bf16_training_losses_follow_float32_and_trained_weights_stay_float32(ru
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("lora", [True, False])
 def test_bf16_training_with_recompute_gives_the_same_bits(run_folders, lora):
     """A layer that the backward pass recomputes rounds as it did the first time."""

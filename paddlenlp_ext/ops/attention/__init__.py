@@ -10,11 +10,11 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
-from paddlenlp_ext.ops.attention.cpu import native_attention
+from paddlenlp_ext.ops.attention.cpu import attention_cpp
 from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half
+from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half_precision
 
 __all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
 
@@ -54,8 +54,8 @@ def attention_reference(
 
 attention_op = DispatchedOp(
     "attention",
-    flashmask=(flashmask_attention, on_gpu_in_half),
-    native=(native_attention, usable),
+    flashmask=(flashmask_attention, on_gpu_in_half_precision),
+    native=(attention_cpp, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
 )

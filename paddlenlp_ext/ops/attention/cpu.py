@@ -15,13 +15,13 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.cpu.bf16 import products_are_half
-from paddlenlp_ext.ops.cpu.library import empty, function, pointer, wants_gradient
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
 
 _NO_WINDOW = 1 << 40
 
 
-def native_attention(
+def attention_cpp(
     q_BSNH: paddle.Tensor,
     k_BSKH: paddle.Tensor,
     v_BSKH: paddle.Tensor,
@@ -35,10 +35,10 @@ def native_attention(
     sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
     inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
     _require_fitting(inputs, layout)
-    half = products_are_half()
-    if wants_gradient(*inputs):
-        return _NativeAttention.apply(sizes, scale, half, *inputs)
-    return _forward(sizes, scale, half, inputs)[0]
+    in_bf16 = bf16_matmuls_enabled()
+    if needs_grad(*inputs):
+        return _AttentionCpp.apply(sizes, scale, in_bf16, *inputs)
+    return _forward(sizes, scale, in_bf16, inputs)[0]
 
 
 def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
@@ -51,12 +51,12 @@ def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> No
     assert all(x.dtype == paddle.float32 for x in inputs), f"{[x.dtype.name for x in inputs]}"
 
 
-class _NativeAttention(PyLayer):
+class _AttentionCpp(PyLayer):
     @staticmethod
-    def forward(ctx, sizes, scale, half, *inputs):
-        out_BSNH, log_sums_NS = _forward(sizes, scale, half, inputs)
+    def forward(ctx, sizes, scale, in_bf16, *inputs):
+        out_BSNH, log_sums_NS = _forward(sizes, scale, in_bf16, inputs)
         ctx.save_for_backward(out_BSNH, log_sums_NS, *inputs)
-        ctx.sizes, ctx.scale, ctx.half = sizes, scale, half
+        ctx.sizes, ctx.scale, ctx.in_bf16 = sizes, scale, in_bf16
         ctx.wanted = [not x.stop_gradient for x in inputs]
         return out_BSNH
 
@@ -69,19 +69,21 @@ class _NativeAttention(PyLayer):
         everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]
         tensors = struct("AttentionTensors")(*(None if x is None else pointer(x) for x in everything))
         run = function("attention_backward")
-        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.half)
+        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.in_bf16)
         return tuple(gradients)
 
 
 def _forward(
-    sizes: ctypes.Structure, scale: float, half: bool, inputs: Sequence[paddle.Tensor]
+    sizes: ctypes.Structure, scale: float, in_bf16: bool, inputs: Sequence[paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)
     log_sums_NS = empty([sizes.heads, sizes.positions])
     before = [None] * (5 - len(inputs))
     run = function("attention_forward")
-    run(ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS), half)
+    run(
+        ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS), in_bf16
+    )
     return out_BSNH, log_sums_NS
 
 

@@ -19,7 +19,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
 @dataclass(frozen=True)
-class SeenPlaces:
+class VisiblePositions:
     """Which places of the stores each new position looks at; made once a step, used by every layer.
 
     Attributes:
@@ -42,7 +42,7 @@ class SeenPlaces:
 
 
 def decode_attention_reference(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
     """Softmax over all places, those that are not looked at with a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
@@ -65,8 +65,8 @@ def decode_attention_reference(
     return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
 
 
-def decode_attention_native(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+def decode_attention_cpp(
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
     """The same in C++ (csrc/decode_attention.cpp), which reads the places looked at and no others."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
@@ -82,12 +82,12 @@ def decode_attention_native(
 
 
 decode_attention_op = DispatchedOp(
-    "decode_attention", native=(decode_attention_native, usable), reference=decode_attention_reference
+    "decode_attention", native=(decode_attention_cpp, usable), reference=decode_attention_reference
 )
 
 
 def decode_attention(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: SeenPlaces, scale: float
+    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
     """Softmax attention of new positions over the places that they look at; returns [B, S, N, H], without gradient.
 
@@ -109,7 +109,7 @@ def store_keys_reference(
     v_BKCH[:, :, at : at + k_BSKH.shape[1]] = v_BSKH.transpose([0, 2, 1, 3])
 
 
-def store_keys_native(
+def store_keys_cpp(
     k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
 ) -> None:
     """The same in C++."""
@@ -121,7 +121,7 @@ def store_keys_native(
     function("store_keys")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
 
 
-store_keys_op = DispatchedOp("store_keys", native=(store_keys_native, usable), reference=store_keys_reference)
+store_keys_op = DispatchedOp("store_keys", native=(store_keys_cpp, usable), reference=store_keys_reference)
 
 
 def store_keys(

@@ -61,7 +61,7 @@ def build(libraries: Path) -> Path:
     }
     library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
     if not library.exists():
-        _require_room(folder)
+        _require_writable(folder)
         with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks one builds, the others find it done
             if not library.exists():
@@ -72,7 +72,7 @@ def build(libraries: Path) -> Path:
     return library
 
 
-def _require_room(folder: Path) -> None:
+def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)

@@ -95,7 +95,7 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
 
 
-def wants_gradient(*tensors: paddle.Tensor) -> bool:
+def needs_grad(*tensors: paddle.Tensor) -> bool:
     """Whether autograd must hear of an op on these tensors; where it need not, the op is called by itself."""
     return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
 

@@ -16,7 +16,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.linear_cross_entropy import cpu as native_products
+from paddlenlp_ext.ops.linear_cross_entropy import cpu as cpp_products
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
@@ -25,12 +25,12 @@ def linear_cross_entropy_reference(
     hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
     """Dense formula: the sum of `logsumexp(logits) - logits[label]` over rows whose label is not -100."""
-    learned_T = labels_T != IGNORED_LABEL
+    is_target_T = labels_T != IGNORED_LABEL
     logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
-    labels_T = paddle.where(learned_T, labels_T, paddle.zeros_like(labels_T))
+    labels_T = paddle.where(is_target_T, labels_T, paddle.zeros_like(labels_T))
     picked_T = paddle.take_along_axis(logits_TV, labels_T.unsqueeze(1), axis=1).squeeze(1)
-    losses_T = (paddle.logsumexp(logits_TV, axis=1) - picked_T) * learned_T.astype("float32")
-    return losses_T.sum(), int(((logits_TV.argmax(axis=1) == labels_T) & learned_T).sum())
+    losses_T = (paddle.logsumexp(logits_TV, axis=1) - picked_T) * is_target_T.astype("float32")
+    return losses_T.sum(), int(((logits_TV.argmax(axis=1) == labels_T) & is_target_T).sum())
 
 
 def linear_cross_entropy(
@@ -53,10 +53,10 @@ def linear_cross_entropy(
     Returns:
         The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
     """
-    learned_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
-    labels_R = paddle.gather(labels_T, learned_R)
-    hidden_RD = paddle.gather(hidden_TD, learned_R)
-    if learned_R.shape[0] == 0:
+    target_positions_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
+    labels_R = paddle.gather(labels_T, target_positions_R)
+    hidden_RD = paddle.gather(hidden_TD, target_positions_R)
+    if target_positions_R.shape[0] == 0:
         # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
         return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
     with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
@@ -84,8 +84,8 @@ def _sum_by_chunks(
     products: _Products, hidden_RD: paddle.Tensor, weight_VD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int | None
 ) -> tuple[paddle.Tensor, int]:
     counter = _Counter()
-    learns = paddle.is_grad_enabled()
-    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, learns, counter, products)
+    needs_grad = paddle.is_grad_enabled()
+    loss = _LinearCrossEntropy.apply(hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products)
     return loss, counter.correct
 
 
@@ -97,9 +97,9 @@ class _Counter:
 
 class _LinearCrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, learns, counter, products):
-        learns_hidden = learns and not hidden_RD.stop_gradient
-        learns_weight = learns and not weight_VD.stop_gradient
+    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products):
+        hidden_needs_grad = needs_grad and not hidden_RD.stop_gradient
+        weight_needs_grad = needs_grad and not weight_VD.stop_gradient
         loss = paddle.zeros([], "float32")
         hidden_gradients, weight_gradient = [], None
         own_dtype, weight_VD = weight_VD.dtype, products.prepare(weight_VD, hidden_RD.dtype)
@@ -107,18 +107,18 @@ class _LinearCrossEntropy(PyLayer):
         for start in range(0, hidden_RD.shape[0], chunk):
             rows_RD, targets_R = hidden_RD[start : start + chunk], labels_R[start : start + chunk]
             logits_RV = _in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
-            wants_gradient = learns_hidden or learns_weight
-            part, num_correct = products.cross_entropy(logits_RV, targets_R, wants_gradient, weight_VD)
+            with_gradient = hidden_needs_grad or weight_needs_grad
+            part, num_correct = products.cross_entropy(logits_RV, targets_R, with_gradient, weight_VD)
             loss += part
             counter.correct += num_correct
-            if learns_hidden:
+            if hidden_needs_grad:
                 hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
-            if learns_weight:
+            if weight_needs_grad:
                 weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
             del logits_RV  # or it would stand until the next chunk's is made
         if weight_gradient is not None:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
-        ctx.gradients = (paddle.concat(hidden_gradients) if learns_hidden else None, weight_gradient)
+        ctx.gradients = (paddle.concat(hidden_gradients) if hidden_needs_grad else None, weight_gradient)
         return loss
 
     @staticmethod
@@ -150,20 +150,20 @@ _PADDLE = _Products(
     prepare=_in_dtype,
     chunk=lambda _: 256,
     logits=functools.partial(paddle.matmul, transpose_y=True),
-    cross_entropy=lambda logits_RV, targets_R, wants_gradient, _: cross_entropy_(logits_RV, targets_R, wants_gradient),
+    cross_entropy=lambda logits_RV, targets_R, with_gradient, _: cross_entropy_(logits_RV, targets_R, with_gradient),
     hidden_gradient=_paddle_hidden_gradient,
     weight_gradient=_paddle_weight_gradient,
 )
-_NATIVE = _Products(
-    native_products.prepare,
-    native_products.chunk,
-    native_products.logits,
-    native_products.cross_entropy,
-    native_products.hidden_gradient,
-    native_products.weight_gradient,
+_CPP = _Products(
+    cpp_products.prepare,
+    cpp_products.chunk,
+    cpp_products.logits,
+    cpp_products.cross_entropy,
+    cpp_products.hidden_gradient,
+    cpp_products.weight_gradient,
 )
 linear_cross_entropy_op = DispatchedOp(
     "linear_cross_entropy",
-    native=(functools.partial(_sum_by_chunks, _NATIVE), usable),
+    native=(functools.partial(_sum_by_chunks, _CPP), usable),
     reference=functools.partial(_sum_by_chunks, _PADDLE),
 )

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.bf16 import as_half, halves
+from paddlenlp_ext.ops.cpu.bf16 import as_bf16, uses_bf16
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer
-from paddlenlp_ext.ops.linear import forward, in_one_piece, readable
-from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_native
+from paddlenlp_ext.ops.linear import contiguous, forward, matmul_operand
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_cpp
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """The head's weight in the format of the products, once for all chunks; one that trains counts as float32."""
-    weight_VD = readable(weight_VD) if weight_VD.stop_gradient else in_one_piece(weight_VD.astype("float32"))
-    return as_half(weight_VD) if halves(weight_VD) else weight_VD
+    weight_VD = matmul_operand(weight_VD) if weight_VD.stop_gradient else contiguous(weight_VD.astype("float32"))
+    return as_bf16(weight_VD) if uses_bf16(weight_VD) else weight_VD
 
 
 def chunk(weight_VD: paddle.Tensor) -> int:
@@ -30,20 +30,20 @@ def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
 
 
 def cross_entropy(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool, weight_VD: paddle.Tensor
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, weight_VD: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
     """As `ops.cross_entropy.cross_entropy_`, the gradient in the format of the products: with a weight in bfloat16
     it is that, in the first half of each row's memory, and only the functions below can read it.
     """
-    return cross_entropy_native(logits_RV, targets_R, wants_gradient, weight_VD.dtype == paddle.bfloat16)
+    return cross_entropy_cpp(logits_RV, targets_R, with_gradient, weight_VD.dtype == paddle.bfloat16)
 
 
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
     """`gradient @ weight`, [R, D]."""
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
-    out_RD, half = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
+    out_RD, in_bf16 = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
     run = function("head_hidden_gradient")
-    run(pointer(gradient_RV), pointer(weight_VD), pointer(out_RD), num_rows, size, vocab_size, half)
+    run(pointer(gradient_RV), pointer(weight_VD), pointer(out_RD), num_rows, size, vocab_size, in_bf16)
     return out_RD
 
 
@@ -51,11 +51,11 @@ def weight_gradient(
     gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
 ) -> paddle.Tensor:
     """`gradient^T @ rows`, [V, D], added to `total_VD` in place where there is one."""
-    half, rows_RD = weight_VD.dtype == paddle.bfloat16, rows_RD.contiguous()
-    read_RD = as_half(rows_RD) if half else rows_RD
+    in_bf16, rows_RD = weight_VD.dtype == paddle.bfloat16, rows_RD.contiguous()
+    read_RD = as_bf16(rows_RD) if in_bf16 else rows_RD
     out_VD = empty(weight_VD.shape) if total_VD is None else total_VD
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
     run = function("head_weight_gradient")
     inputs = pointer(gradient_RV), pointer(read_RD)
-    run(*inputs, pointer(out_VD), num_rows, size, vocab_size, total_VD is not None, half)
+    run(*inputs, pointer(out_VD), num_rows, size, vocab_size, total_VD is not None, in_bf16)
     return out_VD

@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
 def cross_entropy_reference(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
     """In plain Paddle, in fp32 and mostly in place."""
     best_R1 = logits_RV.argmax(axis=1, keepdim=True)
@@ -24,26 +24,26 @@ def cross_entropy_reference(
     # On the CPU paddle.logsumexp takes many times as long as these passes over one buffer.
     exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
     sums_R1 = _row_sums(exponentials_RV)
-    if wants_gradient:
+    if with_gradient:
         minus_one_R1 = paddle.full([targets_R.shape[0], 1], -1.0, logits_RV.dtype)
         probabilities_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
         probabilities_RV.put_along_axis_(targets_R.unsqueeze(1), minus_one_R1, axis=1, reduce="add")
     return (sums_R1.log() + largest_R1).sum() - picked_R.sum(), num_correct
 
 
-def cross_entropy_native(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool, half: bool = False
+def cross_entropy_cpp(
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, bf16_gradient: bool = False
 ) -> tuple[paddle.Tensor, int]:
     """In C++ (csrc/cross_entropy.cpp): a row is read from memory once; sums in double precision.
 
-    With `half` the gradient is bfloat16, in the first half of each row's memory.
+    With `bf16_gradient` the gradient is bfloat16, in the first half of each row's memory.
     """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels run from {lowest} to {highest}, and the vocabulary has {num_columns} tokens")
     loss, num_correct = ctypes.c_double(), ctypes.c_int64()
-    sizes = num_rows, num_columns, wants_gradient, half
+    sizes = num_rows, num_columns, with_gradient, bf16_gradient
     results = ctypes.byref(loss), ctypes.byref(num_correct)
     function("cross_entropy")(pointer(logits_RV), pointer(targets_R), *sizes, *results)
     return paddle.full([], loss.value), num_correct.value
@@ -64,13 +64,11 @@ def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
     return paddle.matmul(blocks.reshape([-1, num_blocks]), paddle.ones([num_blocks, 1], values_RV.dtype))
 
 
-cross_entropy_op = DispatchedOp(
-    "cross_entropy", native=(cross_entropy_native, usable), reference=cross_entropy_reference
-)
+cross_entropy_op = DispatchedOp("cross_entropy", native=(cross_entropy_cpp, usable), reference=cross_entropy_reference)
 
 
 def cross_entropy_(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, wants_gradient: bool
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
     """Sum over the rows of `logsumexp(logits) - logits[target]`, and in how many rows argmax is the target.
 
@@ -85,4 +83,4 @@ def cross_entropy_(
     Raises:
         ValueError: a target outside the vocabulary (the native twin; Paddle's own ops raise theirs).
     """
-    return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, wants_gradient)
+    return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, with_gradient)

@@ -15,9 +15,9 @@ import paddle
 
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.cpu.bf16 import as_half, cached_bf16, products_are_half
+from paddlenlp_ext.ops.cpu.bf16 import as_bf16, bf16_matmuls_enabled, cached_bf16
 from paddlenlp_ext.ops.dispatch import on_cpu
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, in_one_piece
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ def usable_on_codes(codes: paddle.Tensor) -> str | None:
     return on_cpu(codes) or library.unavailable_reason()
 
 
-def dequantize_rows_native(
+def dequantize_rows_cpp(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
     """Any rows, [last - first, in] in bfloat16 where that is asked for, or else in float32."""
     out, width = weight.shape
     assert 0 <= first <= last <= out, "rows that there are"
-    half = dtype == paddle.bfloat16
-    rows = library.empty([last - first, width], "bfloat16" if half else "float32")
+    in_bf16 = dtype == paddle.bfloat16
+    rows = library.empty([last - first, width], "bfloat16" if in_bf16 else "float32")
     run = library.function("dequantize_weight")
-    run(_packed(weight), first, last, library.pointer(rows), half)
+    run(_packed(weight), first, last, library.pointer(rows), in_bf16)
     return rows
 
 
-def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """x W^T [..., out] of x [..., in] in float32; the values alone.
 
     Raises:
@@ -50,21 +50,21 @@ def quantized_linear_native(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
     """
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}")
-    x, rows = in_one_piece(x), math.prod(x.shape[:-1])
+    x, rows = contiguous(x), math.prod(x.shape[:-1])
     y = library.empty([*x.shape[:-1], weight.shape[0]])
     if rows <= SMALL_BATCH_ROWS:
         run = library.function("quantized_linear_small_batch")
         run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
-    read = cached_bf16(x) if products_are_half() else x
+    read = cached_bf16(x) if bf16_matmuls_enabled() else x
     _call("quantized_linear_forward", read, weight, y)
     return y
 
 
-def quantized_input_gradient_native(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """(dL/dy) W, float32 [..., in], of dL/dy [..., out] in float32 or bfloat16."""
-    gradient = in_one_piece(gradient)
-    read = as_half(gradient) if products_are_half() else gradient
+    gradient = contiguous(gradient)
+    read = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
     to = library.empty([*gradient.shape[:-1], weight.shape[1]])
     _call("quantized_linear_input_gradient", read, weight, to)
     return to
@@ -72,8 +72,8 @@ def quantized_input_gradient_native(gradient: paddle.Tensor, weight: QuantizedWe
 
 def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Tensor) -> None:
     run = library.function(name)
-    half, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
-    run(library.pointer(read), _packed(weight), library.pointer(to), rows, half)
+    in_bf16, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
+    run(library.pointer(read), _packed(weight), library.pointer(to), rows, in_bf16)
 
 
 def _packed(weight: QuantizedWeight) -> object:

@@ -19,7 +19,7 @@ import paddle
 
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_native, usable_on_codes
+from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_cpp, usable_on_codes
 from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_with_triton
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
@@ -138,7 +138,7 @@ def _pairs(algo: str) -> np.ndarray:
 dequantize_op = DispatchedOp(
     "dequantize",
     triton=(dequantize_rows_gpu, on_gpu_with_triton),
-    native=(dequantize_rows_native, usable_on_codes),
+    native=(dequantize_rows_cpp, usable_on_codes),
     cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,
 )

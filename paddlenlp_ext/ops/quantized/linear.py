@@ -26,9 +26,9 @@ from paddle.autograd import PyLayer
 from paddle.nn import quant
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, products_are_half
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half
-from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_native, quantized_linear_native
+from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half_precision
+from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, takes_product
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
@@ -114,14 +114,14 @@ def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor
 class _QuantizedLinear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight):
-        ctx.weight, ctx.dtype, ctx.half = weight, x.dtype, products_are_half()
+        ctx.weight, ctx.dtype, ctx.in_bf16 = weight, x.dtype, bf16_matmuls_enabled()
         return linear_op(weight.algo).choose(x)(x, weight)
 
     @staticmethod
     def backward(ctx, gradient):
         with paddle.no_grad():
             of_input = input_gradient_op.choose(gradient)
-            with bf16_matmuls() if ctx.half else nullcontext():
+            with bf16_matmuls() if ctx.in_bf16 else nullcontext():
                 return of_input(gradient, ctx.weight).astype(ctx.dtype)
 
 
@@ -160,22 +160,22 @@ def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
     return weight_only_linear(x, weight) if is_for_kernel(weight) else linear_reference(x, weight)
 
 
-_NATIVE = (quantized_linear_native, library.usable)
+_CPP = (quantized_linear_cpp, library.usable)
 _FOUR_BIT = DispatchedOp(
     "quantized linear (nf4, fp4)",
     triton=(linear_triton, on_gpu_with_triton),
-    native=_NATIVE,
+    native=_CPP,
     reference=linear_reference,
 )
 _INTEGER = DispatchedOp(
     "quantized linear (int8, int4)",
-    weight_only=(linear_weight_only, on_gpu_in_half),
-    native=_NATIVE,
+    weight_only=(linear_weight_only, on_gpu_in_half_precision),
+    native=_CPP,
     reference=linear_reference,
 )
 input_gradient_op = DispatchedOp(
     "quantized linear's gradient",
-    native=(quantized_input_gradient_native, library.usable),
+    native=(quantized_input_gradient_cpp, library.usable),
     reference=input_gradient_reference,
 )
 """(dL/dy) W: implementations take (gradient [..., out], weight)."""

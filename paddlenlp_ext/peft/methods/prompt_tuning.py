@@ -27,7 +27,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.ops.cpu.bf16 import beside
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.methods.prefix_tuning import decoder_keys_and_values
@@ -195,7 +195,7 @@ class PromptEmbedding(AdapterLayer):
         super().__init__(base)
         shape = (num_tokens, base.weight.shape[1])
         self.prompt_embeddings = self.create_parameter(
-            list(shape), dtype=beside(base.weight.dtype), default_initializer=nn.initializer.Constant()
+            list(shape), dtype=activation_dtype(base.weight.dtype), default_initializer=nn.initializer.Constant()
         )
         if not has_values(base):
             return

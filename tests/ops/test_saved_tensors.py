@@ -12,11 +12,11 @@ import pytest
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.cpu.library import function
 from paddlenlp_ext.ops.frozen_linear import FrozenDense
-from paddlenlp_ext.ops.linear import linear_native
+from paddlenlp_ext.ops.linear import linear_cpp
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
-from paddlenlp_ext.ops.swiglu import swiglu_native
+from paddlenlp_ext.ops.swiglu import swiglu_cpp
 from tests.common.arrays import normal
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 ROWS, INNER, OUT, RANK = 613, 256, 16, 4
 
@@ -37,16 +37,16 @@ def lora(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, 
 
 def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
     weight.stop_gradient = False
-    return linear_native(product, weight), [weight]
+    return linear_cpp(product, weight), [weight]
 
 
 def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], int]:
     """The gradients, and the bytes of large tensors that stand after the forward pass."""
     gate, up = (paddle.to_tensor(normal(seed, ROWS, INNER), stop_gradient=False) for seed in (1, 2))
     before = bytes_in_use()
-    product = swiglu_native(gate, up)
+    product = swiglu_cpp(gate, up)
     if keeps_product:
-        del product._make_again
+        del product._recompute_function
     with bf16_matmuls() if in_bf16 else nullcontext():
         y, trained = layer(product, paddle.to_tensor(normal(9, OUT, INNER)))
     del product
@@ -55,19 +55,19 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
     return [tensor.grad.numpy() for tensor in (gate, up, *trained)], kept
 
 
-@needs_native
+@needs_cpp
 def test_what_was_changed_in_place_is_kept():
     with paddle.no_grad():
         gate, up = (paddle.to_tensor(normal(seed, 20, 16)) for seed in (1, 2))
     gate.stop_gradient = up.stop_gradient = False
-    product, weight = swiglu_native(gate, up), paddle.to_tensor(normal(9, OUT, 16), stop_gradient=False)
+    product, weight = swiglu_cpp(gate, up), paddle.to_tensor(normal(9, OUT, 16), stop_gradient=False)
     product.scale_(2.0)
-    linear_native(product, weight).sum().backward()
+    linear_cpp(product, weight).sum().backward()
     wanted = np.ones([OUT, 20], np.float32) @ product.numpy()
     np.testing.assert_allclose(weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("layer", [lora, full])
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_the_gradients_are_the_same_to_the_bit_and_the_product_is_gone(layer, in_bf16):

@@ -14,9 +14,9 @@ from paddlenlp_ext.ops.attention import AttentionLayout, attention
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.cpu.library import function, pointer, set_threads
 from tests.common.arrays import assert_all_close, normal, run_both_ways
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
-pytestmark = needs_native
+pytestmark = needs_cpp
 
 LAYOUTS = {
     "one token": ([[1]], None),
@@ -38,9 +38,9 @@ def make(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, pref
     return arrays + before
 
 
-def run(arrays: list[np.ndarray], layout: AttentionLayout, twin: str, frozen: tuple[int, ...] = ()) -> list:
+def run(arrays: list[np.ndarray], layout: AttentionLayout, backend: str, frozen: tuple[int, ...] = ()) -> list:
     def op(q, k, v, *prefix):
-        return attention(q, k, v, layout, 0.3, twin, prefix or None)
+        return attention(q, k, v, layout, 0.3, backend, prefix or None)
 
     return run_both_ways(op, arrays, normal(9, *arrays[0].shape), frozen)
 
@@ -78,25 +78,25 @@ def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape)
         assert np.abs(actual[0] - exact[0]).max() > 1e-4, "nothing was rounded"
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2), (0, 3, 4), (0, 1, 2)])
-def test_only_wanted_gradients_are_computed(frozen, half):
+def test_only_wanted_gradients_are_computed(frozen, in_bf16):
     layout = AttentionLayout.from_documents([[70, 9]])
     arrays = make(layout, 4, 2, 16, prefix=3)
-    with bf16_matmuls() if half else nullcontext():
+    with bf16_matmuls() if in_bf16 else nullcontext():
         actual = run(arrays, layout, "native", frozen)
-    assert_all_close(actual, run(arrays, layout, "reference", frozen), atol=0.05 if half else 1e-5)
+    assert_all_close(actual, run(arrays, layout, "reference", frozen), atol=0.05 if in_bf16 else 1e-5)
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_nothing_of_a_neighbour_is_read(half):
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_nothing_of_a_neighbour_is_read(in_bf16):
     """Not even one that is not a number; and what is one in the document itself is not swallowed."""
     layout = AttentionLayout.from_documents([[70, 65, 90]])
     arrays = make(layout, 4, 2, 16)
     changed = [array.copy() for array in arrays]
     for array in changed:
         array[:, 70:135] = np.nan
-    with bf16_matmuls() if half else nullcontext():
+    with bf16_matmuls() if in_bf16 else nullcontext():
         runs = [run(each, layout, "native") for each in (arrays, changed)]
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one[:, :70], other[:, :70])
@@ -116,9 +116,9 @@ def test_tensors_that_do_not_lie_in_one_piece():
     layout = AttentionLayout.from_documents([[40]])
     arrays = make(AttentionLayout.from_documents([[50]]), 4, 2, 16)
 
-    def sliced(twin):
+    def sliced(backend):
         return run_both_ways(
-            lambda q, k, v: attention(q[:, 10:], k[:, 10:], v[:, 10:], layout, 0.3, twin),
+            lambda q, k, v: attention(q[:, 10:], k[:, 10:], v[:, 10:], layout, 0.3, backend),
             arrays,
             normal(9, 1, 40, 4, 16),
         )
@@ -126,16 +126,16 @@ def test_tensors_that_do_not_lie_in_one_piece():
     assert_all_close(sliced("native"), sliced("reference"), atol=2e-5)
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("documents", [[[200]], [[70] * 12]], ids=["few tasks", "many tasks"])
-def test_one_and_two_threads_give_the_same_bits(documents, half):
+def test_one_and_two_threads_give_the_same_bits(documents, in_bf16):
     layout = AttentionLayout.from_documents(documents)
     arrays = make(layout, 6, 2, 16, prefix=5)
     runs = []
     try:
         for threads in (1, 2, 2):
             set_threads(threads)
-            with bf16_matmuls() if half else nullcontext():
+            with bf16_matmuls() if in_bf16 else nullcontext():
                 runs.append(run(arrays, layout, "native"))
     finally:
         set_threads(threads_per_process())

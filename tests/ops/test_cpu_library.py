@@ -17,7 +17,7 @@ import pytest
 from paddlenlp_ext.ops.cpu import build, library
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.utils.logging import get_logger
-from tests.common.marks import needs_native
+from tests.common.marks import needs_cpp
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer();\nint answer() { return 42; }\n'
@@ -68,12 +68,12 @@ def test_it_can_be_switched_off(not_loaded, monkeypatch):
     assert library.usable(paddle.zeros([2])) == "PADDLENLP_EXT_NATIVE=0 switches the native library off"
 
 
-@needs_native
+@needs_cpp
 def test_it_is_for_float32(not_loaded):
     assert "float64" in library.usable(paddle.zeros([2], "float64")).lower()
 
 
-@needs_native
+@needs_cpp
 def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sources, caplog):
     first = build.build(LIBRARIES)
     assert ctypes.CDLL(str(first)).answer() == 42
@@ -85,7 +85,7 @@ def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sou
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
-@needs_native
+@needs_cpp
 def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources, monkeypatch):
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
@@ -116,7 +116,7 @@ def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatc
     )
 
 
-@needs_native
+@needs_cpp
 def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch):
     monkeypatch.setenv("CXX", "env LANG=C g++")
     assert ctypes.CDLL(str(build.build(LIBRARIES))).answer() == 42
@@ -130,7 +130,7 @@ def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
     )
 
 
-@needs_native
+@needs_cpp
 def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")
     with pytest.raises(build.BuildError, match=r"answer\.cpp.*failed:"):
@@ -161,7 +161,7 @@ def account() -> list[int]:
     return list(numbers)
 
 
-@needs_native
+@needs_cpp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
 @pytest.mark.parametrize("shape", [[3], [0, 5], [7, 300, 301]])
 def test_buffers_are_tensors_like_any_other(dtype, shape):
@@ -172,7 +172,7 @@ def test_buffers_are_tensors_like_any_other(dtype, shape):
     assert (tensor.astype("float32").numpy() == 1).all()
 
 
-@needs_native
+@needs_cpp
 def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
     kept, freed = library.empty([1 << 20]), library.empty([1 << 20])
     address, before = library.pointer(freed), account()
@@ -182,7 +182,7 @@ def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
     assert account()[0] == before[0]
 
 
-@needs_native
+@needs_cpp
 def test_blocks_that_nobody_asks_for_any_more_go_back():
     library.library().buffers_release()
     for megabytes in range(1, 40):
@@ -193,7 +193,7 @@ def test_blocks_that_nobody_asks_for_any_more_go_back():
     assert mapped <= most + most // 16
 
 
-@needs_native
+@needs_cpp
 def test_a_buffer_outlives_the_graph_that_made_it():
     x = paddle.to_tensor(np.ones([600, 600], np.float32), stop_gradient=False)
     view = library.empty([600, 600])
