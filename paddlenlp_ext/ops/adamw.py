@@ -1,4 +1,11 @@
-"""A step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for many tensors at once."""
+"""Fused AdamW step for many tensors (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+With learning rate r, weight decay d, step t and gradient g:
+
+    m = b1 m + (1 - b1) g
+    v = b2 v + (1 - b2) g^2
+    w = (1 - r d) w - r (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
+"""
 
 from __future__ import annotations
 
@@ -14,13 +21,13 @@ from paddlenlp_ext.ops.gradients import pointers, sizes
 
 
 class AdamWUpdate(NamedTuple):
-    """One tensor's part of a step. All but the gradient is brought up to date.
+    """Tensors and numbers of one parameter's update; everything except the gradient is updated in place.
 
     Attributes:
-        parameter, gradient, moment1, moment2: of one shape.
-        beta1_power, beta2_power: [1], the betas to the power of the step that is about to be made.
+        parameter, gradient, moment1, moment2: tensors of the same shape.
+        beta1_power, beta2_power: [1], the betas to the power of the step about to be made.
         rate: learning rate.
-        decay: weight decay; the parameter loses `rate * decay` of itself.
+        decay: weight decay; the parameter shrinks by the factor `1 - rate * decay`.
     """
 
     parameter: paddle.Tensor
@@ -34,7 +41,7 @@ class AdamWUpdate(NamedTuple):
 
 
 def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """The published formula, one tensor after the other."""
+    """Apply the formula to one tensor after the other."""
     for parameter, gradient, moment1, moment2, beta1_power, beta2_power, rate, decay in updates:
         moment1.set_value(moment1 * beta1 + gradient * (1 - beta1))
         moment2.set_value(moment2 * beta2 + gradient.square() * (1 - beta2))
@@ -46,7 +53,7 @@ def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, 
 
 
 def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """The same in one call (csrc/adamw.cpp)."""
+    """Update all tensors in one call (csrc/adamw.cpp)."""
     if not updates:
         return
     parameters, gradients, *state, rates, decays = zip(*updates, strict=True)

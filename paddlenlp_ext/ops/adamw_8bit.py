@@ -1,12 +1,9 @@
-"""A step of AdamW whose moments are kept in 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
+"""AdamW step with 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861).
 
-The moments lie in blocks of 256 numbers, each with an fp32 scale. A step reads them, updates parameter and moments in
-fp32, and quantizes the moments anew. All implementations store the same codes.
-
-Numbers in 8 bits, block by block, by the dynamic map (Dettmers et al. 2021, arXiv:2110.02861, section 1.3).
-
-A block keeps its largest magnitude in fp32 and, for each number divided by it, the nearest of 256 levels
-(`quant_levels.dynamic_levels`): the largest decade has the most of them, each smaller one half as many.
+The moments are stored in blocks of 256 numbers. A block has one fp32 scale, its largest magnitude; each number divided
+by the scale is stored as the code of the nearest of 256 levels (`codebooks.dynamic_levels`, section 1.3 of the paper).
+A step dequantizes the moments, updates parameter and moments in fp32, and quantizes the moments again. All backends
+store the same codes.
 """
 
 from __future__ import annotations
@@ -24,31 +21,31 @@ from paddlenlp_ext.ops.cpu.library import function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
 
-_DROPPED_BITS = 14  # of a float32's 32: what remains tells numbers 0.2 % apart from each other
+_DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 numbers that differ by 0.2 %
 _SMALLEST = 1e-38
 
 
 class Dynamic8Bit:
-    """Quantizes fp32 rows, each one block with a scale of its own, and back."""
+    """Block-wise quantizer of fp32 rows; each row is one block with its own scale."""
 
     def __init__(self, signed: bool) -> None:
         levels = dynamic_levels(signed)
         base, threshold = search_table(levels)
         self.zero = int(np.flatnonzero(levels == 0)[0])
-        """The code of 0."""
+        """Code of the level 0."""
         self._levels, self._base, self._threshold = _Table(levels), _Table(base), _Table(threshold)
 
     def quantize(self, blocks: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Codes uint8 [blocks, size] and scales fp32 [blocks, 1] of fp32 numbers [blocks, size]."""
+        """Quantize fp32 [blocks, size] to uint8 codes of the same shape and fp32 scales [blocks, 1]."""
         scales = blocks.abs().max(axis=1, keepdim=True)
         return self.nearest(blocks / scales.clip(min=_SMALLEST)), scales
 
     def dequantize(self, codes: paddle.Tensor, scales: paddle.Tensor) -> paddle.Tensor:
-        """The numbers that `quantize` stored, fp32 [blocks, size]."""
+        """Return the fp32 numbers [blocks, size] of codes and scales."""
         return self._levels.look_up(codes).multiply_(scales)
 
     def nearest(self, values: paddle.Tensor) -> paddle.Tensor:
-        """The code uint8 of the level nearest to each fp32 number between -1 and 1; of two equally near the lower."""
+        """Return the uint8 code of the level nearest to each fp32 number in [-1, 1]; ties go to the lower level."""
         row = paddle.bitwise_right_shift(
             values.view("int32"), paddle.full([], _DROPPED_BITS, "int32"), is_arithmetic=False
         )
@@ -57,20 +54,20 @@ class Dynamic8Bit:
 
 
 class _Table:
-    """Numbers to be looked up by tensors; on the CPU by NumPy, which takes a third of the time of Paddle's gather."""
+    """Lookup table; on the CPU read with NumPy, which takes a third of the time of Paddle's gather."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
         self._tensor: paddle.Tensor | None = None
 
     def look_up(self, index: paddle.Tensor) -> paddle.Tensor:
-        """The numbers at `index`, in its shape."""
+        """Return the table's numbers at `index`, in the shape of `index`."""
         if index.place.is_cpu_place():
             return paddle.to_tensor(np.take(self._numbers, index.numpy()), place=index.place)
         return self.gather(index)
 
     def gather(self, index: paddle.Tensor) -> paddle.Tensor:
-        """`look_up` in plain Paddle, on any device."""
+        """Look up numbers with Paddle's gather, on any device."""
         if self._tensor is None:
             self._tensor = paddle.to_tensor(self._numbers, place=index.place)
         return paddle.gather(self._tensor, index.reshape([-1]).astype("int32")).reshape(index.shape)
@@ -78,14 +75,14 @@ class _Table:
 
 @functools.cache
 def dynamic_8bit(signed: bool) -> Dynamic8Bit:
-    """The quantizer for signed numbers, or for numbers that are never negative."""
+    """Return the quantizer for signed numbers, or for numbers that are never negative."""
     return Dynamic8Bit(signed)
 
 
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each run of float32 numbers that share their upper bits: the lower level, and where the next one begins.
+    """Return the lower level, and the border to the next one, of each group of float32 numbers with equal upper bits.
 
-    Two lookups in place of a binary search of eight steps; the result is the same, because no run meets two borders.
+    Two lookups replace a binary search of eight steps. The result is the same because no group crosses two borders.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)
@@ -100,11 +97,11 @@ def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 BLOCK = 256
 _SLICE = 1024
-"""Blocks that are fp32 at one time in plain Paddle: a megabyte, which stays in a core's cache."""
+"""Blocks that are dequantized at a time in plain Paddle: 1 MB of fp32, which fits a core's cache."""
 
 
 class Moments8Bit(NamedTuple):
-    """What is kept of a parameter's gradients; the second moment is never negative.
+    """Quantized moments of one parameter; the second moment is never negative.
 
     Attributes:
         codes1, codes2: uint8 [blocks, BLOCK].
@@ -118,7 +115,7 @@ class Moments8Bit(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """The numbers of a step; `number` counts from 1, `rate` is the learning rate."""
+    """Hyperparameters of one step; `number` counts from 1, `rate` is the learning rate."""
 
     beta1: float
     beta2: float
@@ -128,28 +125,28 @@ class AdamStep(NamedTuple):
 
     @property
     def correction1(self) -> float:
-        """What frees the first moment of its start at 0."""
+        """Bias correction of the first moment, 1 / (1 - beta1^number)."""
         return 1.0 / (1.0 - self.beta1**self.number)
 
     @property
     def correction2(self) -> float:
-        """Likewise the second."""
+        """Bias correction of the second moment, 1 / (1 - beta2^number)."""
         return 1.0 / (1.0 - self.beta2**self.number)
 
     def accumulate(self, moment1: paddle.Tensor, moment2: paddle.Tensor, gradient: paddle.Tensor) -> None:
-        """Bring the moments up to date, in place."""
+        """Update both moments with a gradient, in place."""
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(gradient.square().scale_(1.0 - self.beta2))
 
     def quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor) -> paddle.Tensor:
-        """Adam's direction: the first moment over the root of the second, both freed of their start at 0."""
+        """Return the update direction: the bias-corrected first moment over the root of the second."""
         root = (moment2 * self.correction2).sqrt_().add_(paddle.full([], self.epsilon))
         return moment1 * self.correction1 / root
 
 
 def adamw_8bit_reference(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
-    """In plain Paddle, on any device."""
-    flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views: no number is copied
+    """Update one parameter in plain Paddle, on any device."""
+    flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views, no copy
     for first in range(0, moments.codes1.shape[0], _SLICE):
         blocks, elements = slice(first, first + _SLICE), slice(first * BLOCK, (first + _SLICE) * BLOCK)
         part, here = flat_value[elements], Moments8Bit(*(tensor[blocks] for tensor in moments))
@@ -158,7 +155,7 @@ def adamw_8bit_reference(value: paddle.Tensor, gradient: paddle.Tensor, moments:
 
 
 def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> paddle.Tensor:
-    """Adam's direction [blocks, BLOCK]; the moments are updated."""
+    """Return the update direction [blocks, BLOCK] and update the moments in place."""
     stored = [
         (dynamic_8bit(True), moments.codes1, moments.scales1),
         (dynamic_8bit(False), moments.codes2, moments.scales2),
@@ -173,13 +170,13 @@ def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: Ada
 
 
 def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
-    """Rows of `BLOCK` numbers, the last one filled up with zeros."""
+    """Reshape a flat tensor to rows of `BLOCK` numbers; the last row is padded with zeros."""
     missing = -flat.shape[0] % BLOCK
     return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])
 
 
 def adamw_8bit_cpp(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
-    """In one pass over the parameter (csrc/adamw_8bit.cpp)."""
+    """Update one parameter in a single pass over its values (csrc/adamw_8bit.cpp)."""
     assert value.shape == gradient.shape and moments.codes1.shape == [-(-value.size // BLOCK), BLOCK]
     numbers = struct("AdamStep")(
         *(step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2),
@@ -192,13 +189,13 @@ def adamw_8bit_cpp(value: paddle.Tensor, gradient: paddle.Tensor, moments: Momen
 
 @functools.cache
 def _levels(signed: bool) -> ctypes.Structure:
-    """Return the DynamicLevels of a quantizer."""
+    """Return the DynamicLevels struct of a quantizer."""
     base, _ = search_table(dynamic_levels(signed))
     levels = dynamic_levels(signed)
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
     found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
-    found.kept = arrays  # the addresses hold as long as these do
+    found.kept = arrays  # keeps the arrays behind the addresses alive
     return found
 
 

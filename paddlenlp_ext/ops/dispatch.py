@@ -1,7 +1,17 @@
-"""Which twin of an op runs: chosen once for a device and a number format, logged with the reason.
+"""Choose the backend of an op for a device and a dtype.
 
-The log's usual level has only what somebody could mend: a better twin that something hinders, once for each obstacle.
-Every choice is there at level DEBUG. An explicit choice that cannot run is an error, never a fallback.
+All backends of an op share one signature and compute the same function:
+
+    name in logs and options          functions      implementation
+    native                            `*_cpp`        C++ of `csrc/`, float32 on the CPU
+    cpu                               `*_cpu`        plain Paddle or NumPy, arranged for the CPU
+    blocks                                           attention in plain Paddle, one tile at a time
+    flashmask, triton, weight_only                   GPU kernels of Paddle and Triton
+    reference                         `*_reference`  the formula in plain Paddle, on any device
+
+The choice is made once per device and dtype, in the order in which the op lists its backends, and is logged at DEBUG.
+It is logged at INFO, once per reason, if a better backend is unavailable for a reason that the user can fix. An
+explicitly requested backend that cannot run raises an error; there is no fallback.
 """
 
 from __future__ import annotations
@@ -17,21 +27,18 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]
-"""From a tensor that the op is given to what hinders the twin on it, None where nothing does."""
+"""Map an input tensor of the op to the reason why the backend cannot run on it, or to None if it can."""
 
 
 class NotApplicable(str):
-    """An obstacle that is in order: the twin is for tensors on another device or in another format."""
+    """Expected reason: the backend is meant for another device or dtype, so there is nothing to fix."""
 
 
 _logged_reasons: set[str] = set()
 
 
 class DispatchedOp:
-    """The implementations of one op: twins, best first, each with the condition to run, and the reference.
-
-    All have one signature and one meaning. The reference is plain Paddle and runs anywhere.
-    """
+    """Backends of one op, best first, each with its condition, and the reference as the last resort."""
 
     def __init__(self, name: str, *, reference: Implementation, **backends: tuple[Implementation, Condition]) -> None:
         self.name = name
@@ -39,13 +46,15 @@ class DispatchedOp:
         self._chosen: dict[tuple[str, paddle.dtype, str | None], Implementation] = {}
 
     def choose(self, x: paddle.Tensor, requested: str | None = None) -> Implementation:
-        """The implementation for tensors placed and typed like `x`: the one `requested`, or the best that can run.
+        """Return the requested backend, or the best available one, for tensors with the device and dtype of `x`.
 
         Raises:
-            ValueError: there is none of the wanted name, or it cannot run on such tensors.
+            ValueError: the requested backend does not exist or cannot run on such tensors.
         """
         key = (str(x.place), x.dtype, requested)
-        chosen = self._chosen.get(key)  # one look: hashing a dtype takes half a microsecond, 400 times a decoded token
+        chosen = self._chosen.get(
+            key
+        )  # a single lookup: hashing a dtype takes 0.5 us, and decoding a token needs 400 lookups
         if chosen is None:
             name, rejected = self._pick(x, requested)
             self._log(x, name, rejected)
@@ -53,14 +62,14 @@ class DispatchedOp:
         return chosen
 
     def _pick(self, x: paddle.Tensor, requested: str | None) -> tuple[str, dict[str, str]]:
-        """Its name, and what hinders the better ones."""
+        """Return the name of the chosen backend, and the reasons why better ones are unavailable."""
         if requested is not None and requested not in self._backends:
             known = f"{did_you_mean(requested, self._backends)} Known: {', '.join(self._backends)}."
             raise ValueError(f"{self.name} has no implementation {requested!r}{known}")
         if requested is not None:
             reason = self._backends[requested][1](x)
             if reason is not None:
-                raise ValueError(f"{self.name}: {requested!r} was asked for, but {reason}")
+                raise ValueError(f"{self.name}: {requested!r} was requested, but {reason}")
             return requested, {}
         rejected: dict[str, str] = {}
         for name, (_, condition) in self._backends.items():
@@ -73,7 +82,7 @@ class DispatchedOp:
     def _log(self, x: paddle.Tensor, name: str, rejected: dict[str, str]) -> None:
         reason = (
             "; ".join(f"not {other}: {unavailable_reason}" for other, unavailable_reason in rejected.items())
-            or "asked for or best"
+            or "requested or best"
         )
         new = {each for each in rejected.values() if not isinstance(each, NotApplicable)} - _logged_reasons
         _logged_reasons.update(new)
@@ -82,17 +91,17 @@ class DispatchedOp:
 
 
 def anywhere(x: paddle.Tensor) -> None:
-    """A condition: plain Paddle, nothing hinders it."""
+    """Return None: plain Paddle runs on every device."""
     return None
 
 
 def on_cpu(x: paddle.Tensor) -> str | None:
-    """A condition: the tensor is on the CPU."""
-    return None if x.place.is_cpu_place() else NotApplicable(f"it is for the CPU and the tensor is on {x.place}")
+    """Return None if the tensor is on the CPU, otherwise the reason."""
+    return None if x.place.is_cpu_place() else NotApplicable(f"it runs on the CPU and the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
-    """A condition: Paddle's CPU kernels know no half precision."""
+    """Return None for float32 on the CPU, where Paddle's kernels support no half precision; otherwise the reason."""
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
@@ -101,7 +110,7 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
-    """A condition: flash kernels run on a GPU, in bfloat16 or float16."""
+    """Return None for bfloat16 or float16 on a GPU, as flash-attention kernels require; otherwise the reason."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
     return None if x.dtype in (paddle.bfloat16, paddle.float16) else f"it needs half precision, not {x.dtype.name}"

@@ -1,4 +1,4 @@
-"""Rows of a table by number."""
+"""Embedding lookup, `table[ids]`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Paddle's lookup; a table in bfloat16 on the CPU, where that has no kernel, is widened for it."""
+    """Look up rows with Paddle; a bfloat16 table on the CPU, where Paddle has no kernel, is cast to float32 first."""
     if table.dtype == paddle.bfloat16 and table.place.is_cpu_place():
         table = table.astype("float32")
     return F.embedding(ids, table)
 
 
 def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Widens the rows that are looked up and no others. A table that trains takes the reference."""
+    """Look up rows of a bfloat16 table and cast them to float32; a trainable table takes the reference."""
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
     ids = ids.astype("int64").contiguous()
@@ -38,5 +38,5 @@ embedding_op = DispatchedOp("embedding", native=(embedding_cpp, _stored_in_bf16)
 
 
 def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Rows `ids` [...] of table [V, D] as [..., D], in the table's format; float32 of bfloat16 on the CPU."""
+    """Return rows `ids` [...] of a table [V, D] as [..., D] in the table's dtype (bfloat16 on the CPU: float32)."""
     return embedding_op.choose(table)(table, ids)

@@ -1,7 +1,7 @@
-"""Dense layers that do not train, in the parts that a larger step is made of.
+"""Frozen linear layers as parts of a fused op.
 
-An adapter beside one makes a single differentiable step of both. It asks for the values and for the input's gradient,
-and not how the weight is stored.
+An adapter computes its frozen base and its own update in one differentiable op (see `lora_linear.py`). The op needs the
+base's outputs and input gradient, independent of how the base stores its weight.
 """
 
 from __future__ import annotations
@@ -20,75 +20,75 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 
 class FrozenLinear(Protocol):
-    """x W^T + bias with a frozen W [out, in] and bias [out]."""
+    """Protocol of x W^T + bias with frozen W [out, in] and bias [out]."""
 
     @property
     def uses_bf16(self) -> bool:
-        """Whether native products round their inputs to bfloat16 now."""
+        """Return whether the C++ matmuls of this layer currently round their inputs to bfloat16."""
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in] to [..., out], differentiably, on any device."""
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The values alone, in a tensor of their own; x float32 in one piece on the CPU."""
+        """Return the outputs in a new tensor, without autograd; x is float32, contiguous and on the CPU."""
 
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """(dL/dy) W, float32 [..., in], in a tensor of its own.
+        """Return (dL/dy) W, float32 [..., in], in a new tensor.
 
-        `gradient` [..., out] lies in one piece and in the format of the products: bfloat16 where x was rounded to it.
+        `gradient` [..., out] is contiguous, and bfloat16 if the layer rounded x to bfloat16.
         """
 
 
 @dataclass(frozen=True)
 class FrozenDense:
-    """One whose weight is a matrix, in float32 or bfloat16."""
+    """Frozen linear layer with a float32 or bfloat16 matrix."""
 
     weight: paddle.Tensor
     bias: paddle.Tensor | None
 
     @property
     def uses_bf16(self) -> bool:
-        """As `FrozenLinear`."""
+        """Return whether matmuls with this weight round their inputs to bfloat16."""
         return uses_bf16(self.weight)
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Map [..., in] to [..., out] differentiably."""
         return linear(x, self.weight, self.bias)
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Return the outputs [..., out] without autograd."""
         matmul_operand = linear_module.matmul_operand
         return linear_module.forward(
             x, matmul_operand(self.weight), None if self.bias is None else matmul_operand(self.bias)
         )
 
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Return the input gradient [..., in]."""
         return linear_module.input_gradient(gradient, linear_module.matmul_operand(self.weight))
 
 
 @dataclass(frozen=True)
 class FrozenQuantized:
-    """One whose weight is stored in few bits."""
+    """Frozen linear layer with a quantized weight."""
 
     weight: QuantizedWeight
     bias: paddle.Tensor | None
 
     @property
     def uses_bf16(self) -> bool:
-        """As `FrozenLinear`."""
+        """Return whether the forward pass runs under `bf16_matmuls`."""
         return bf16_matmuls_enabled()
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Map [..., in] to [..., out] differentiably."""
         y = quantized_linear(x, self.weight)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Return the outputs [..., out] without autograd."""
         y = quantized_linear_cpp(x, self.weight)
         return y if self.bias is None else y.add_(self.bias)
 
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """As `FrozenLinear`."""
+        """Return the input gradient [..., in]."""
         return quantized_input_gradient_cpp(gradient, self.weight)

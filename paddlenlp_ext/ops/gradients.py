@@ -1,4 +1,4 @@
-"""The norm of many tensors as one vector, and their scaling: gradient clipping."""
+"""Gradient clipping: the squared norm of many tensors as one vector, and their scaling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
 def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
-    """Summed in fp32."""
-    # Not paddle.dot: on the CPU it adds one product after another, 4 % off for an embedding's 28 million.
+    """Sum the squares of all values in fp32."""
+    # Not paddle.dot: on the CPU it accumulates sequentially, an error of 4 % for an embedding's 28 million values.
     return float(paddle.stack([tensor.astype("float32").square().sum() for tensor in tensors]).sum())
 
 
 def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
-    """In one call (csrc/gradients.cpp), summed in double precision; the same bits for any number of threads."""
+    """Sum the squares in double precision (csrc/gradients.cpp); the bits do not depend on the thread count."""
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()
     function("sum_of_squares")(pointers(tensors), sizes(tensors), len(tensors), ctypes.byref(total))
@@ -27,25 +27,25 @@ def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
 
 
 def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """One tensor after the other."""
+    """Scale one tensor after the other, in place."""
     for tensor in tensors:
         tensor.scale_(factor)
 
 
 def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """In one call; tensors that do not lie in one piece one after the other."""
+    """Scale all contiguous tensors in one call, and the others with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     whole = [tensor for tensor in tensors if tensor.is_contiguous()]
     function("scale_tensors")(pointers(whole), sizes(whole), len(whole), factor)
 
 
 def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
-    """Their addresses, as a C array."""
+    """Return the tensors' addresses as a C array."""
     return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
 
 
 def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
-    """Their numbers of values, as a C array of int64."""
+    """Return the tensors' numbers of values as a C array of int64."""
     return (ctypes.c_int64 * len(tensors))(*(math.prod(tensor.shape) for tensor in tensors))
 
 
@@ -56,7 +56,7 @@ scale_op = DispatchedOp("scale", native=(scale_cpp, usable), reference=scale_ref
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
-    """Over all values of all tensors; 0 without tensors."""
+    """Return the sum of squares of all values of all tensors; 0 without tensors."""
     return sum(backend(alike) for backend, alike in _by_backend(sum_of_squares_op, tensors))
 
 

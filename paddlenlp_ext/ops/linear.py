@@ -1,6 +1,7 @@
-"""A dense layer, `x @ weight^T + bias`.
+"""Dense linear layer, `x W^T + bias`.
 
-The native twin of `linear`: products in float32, or in bfloat16 with sums in float32 (see half.py).
+The C++ backend computes matmuls in float32, or rounds their inputs to bfloat16 and accumulates in float32
+(`ops/cpu/bf16.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.saved_tensors import recompute_function
 
 SMALL_BATCH_ROWS = 8
-"""Up to here a product costs what reading the weight costs, and a loop over its rows is the fastest (generation)."""
+"""Rows up to which a matmul is bound by reading the weight; a loop over the rows is then the fastest (generation)."""
 
 
 def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """As `linear`. Keeps x only for a weight that trains, and then as the products read it."""
+    """Compute `linear` in C++; x is saved only for a trainable weight, in the dtype in which the matmul reads it."""
     x, weight, bias = contiguous(x), matmul_operand(weight), None if bias is None else matmul_operand(bias)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
@@ -28,10 +29,10 @@ def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
 
 
 def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """The values alone: x float32 in one piece, the weight float32 or bfloat16.
+    """Return the outputs without autograd; x is float32 and contiguous, the weight float32 or bfloat16.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not match.
     """
     leading = x.shape[:-1]
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != [weight.shape[0]]):
@@ -46,7 +47,7 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
 
 
 def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    """(dL/dy) W, float32 [..., in], from dL/dy [..., out] in one piece, in float32 or bfloat16."""
+    """Return (dL/dy) W, float32 [..., in], for a contiguous float32 or bfloat16 dL/dy [..., out]."""
     in_bf16 = gradient.dtype == paddle.bfloat16
     to = library.empty([*gradient.shape[:-1], weight.shape[1]])
     operand = as_bf16(weight) if in_bf16 else weight
@@ -86,7 +87,7 @@ class _Linear(PyLayer):
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
-    """A function over these tensors (the first of which has the rows), rows, in, out, whether matrices are bfloat16."""
+    """Call an entry point with these tensors, rows (of the first tensor), in, out and whether matrices are bfloat16."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]
@@ -94,8 +95,9 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
 
 
 def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
-    """The parameter in one piece and in a format that the products read: float32, and bfloat16 where it is a matrix
-    that no gradient is made for, on a processor with such products.
+    """Return a contiguous parameter in a dtype that the matmuls can read.
+
+    A frozen bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
     """
     if parameter.dtype == paddle.float32:
         return contiguous(parameter)
@@ -111,17 +113,17 @@ def _saved_input(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
 
 
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
-    """`x` itself where its values lie row after row, else a copy."""
+    """Return `x` if it is contiguous, otherwise a contiguous copy."""
     return x if x.is_contiguous() else x.contiguous()
 
 
 def requires_grad(tensor: paddle.Tensor | None) -> bool:
-    """Whether a gradient of the tensor is to be made."""
+    """Return whether the tensor exists and needs a gradient."""
     return tensor is not None and not tensor.stop_gradient
 
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Paddle's matmul; a weight in bfloat16 on the CPU, where that has no kernel, is widened for it."""
+    """Compute `linear` with Paddle's matmul; a bfloat16 weight on the CPU, which has no kernel, becomes float32."""
     if weight.dtype == paddle.bfloat16 and weight.place.is_cpu_place():
         weight = weight.astype("float32")
     y = paddle.matmul(x, weight, transpose_y=True)
@@ -132,14 +134,14 @@ linear_op = DispatchedOp("linear", native=(linear_cpp, library.usable), referenc
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Map [..., in] to [..., out].
+    """Map [..., in] to [..., out] as `x W^T + bias`.
 
     Args:
         x: [..., in].
-        weight: [out, in]; on the CPU it may be bfloat16 (frozen) beside an x in float32.
+        weight: [out, in]; on the CPU a frozen weight may be bfloat16 while x is float32.
         bias: [out].
 
     Returns:
-        [..., out] in the format that the product gives: under autocast half, on the CPU always float32.
+        [..., out] in the dtype of the matmul: half precision under autocast, always float32 on the CPU.
     """
     return linear_op.choose(x)(x, weight, bias)

@@ -1,8 +1,7 @@
-"""A dense layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv 2106.09685).
+"""Linear layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685).
 
-The native twin of `lora_linear`: one node, keeping x A^T, and x as the products read it or its maker.
-
-The base's values and its input's gradient come from the base; the update adds itself to them in place.
+The C++ backend is a single autograd node. It saves x A^T, and either x in the dtype of the matmuls or a function that
+recomputes x. Outputs and input gradient come from the frozen base; the update is added to them in place.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ from paddlenlp_ext.ops.saved_tensors import recompute_function
 def lora_linear_cpp(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """As `lora_linear`."""
+    """Compute `lora_linear` in C++ (csrc/lora_linear.cpp)."""
     x, a, b = contiguous(x), _in_float(a), _in_float(b)
     if (a.shape[1], b.shape[1]) != (x.shape[-1], a.shape[0]):
-        raise ValueError(f"a LoRA linear of x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}")
+        raise ValueError(
+            f"lora_linear: shapes do not match: x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}"
+        )
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
     if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
@@ -35,7 +36,7 @@ def lora_linear_cpp(
 
 
 def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
-    """A or B as the native update reads it."""
+    """Return A or B contiguous and in float32, as the C++ backend reads it."""
     return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 
@@ -69,9 +70,9 @@ class _LoRALinear(PyLayer):
 def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """y, x as the products read it, and A x^T [r, rows] in the same format."""
+    """Return y, x in the dtype of the matmuls, and A x^T [r, rows] in the same dtype."""
     y = base.cpp_forward(x)
-    assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} beside a base with {y.shape[-1]} outputs"
+    assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} does not match a base with {y.shape[-1]} outputs"
     operand = cached_bf16(x) if base.uses_bf16 else x
     inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.uses_bf16 else "float32")
     _call("lora_update_forward", (operand, y, a, b, inner), scaling)
@@ -79,7 +80,7 @@ def _forward(
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
-    """A function over these tensors (x, y or its gradient, A, B, ...), rows, in, out, rank, scaling, half."""
+    """Call an entry point with tensors (x, y or its gradient, A, B, ...), rows, in, out, rank, scaling and bf16."""
     x, _, a, b, *_ = tensors
     assert x is not None and a is not None and b is not None
     rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]
@@ -90,7 +91,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) 
 def lora_linear_reference(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """The formula, product by product."""
+    """Compute the formula with one matmul after the other."""
     inner = paddle.matmul(x, a, transpose_y=True) * scaling
     return base(x) + paddle.matmul(inner, b, transpose_y=True)
 
@@ -101,12 +102,13 @@ lora_linear_op = DispatchedOp("LoRA linear", native=(lora_linear_cpp, library.us
 def lora_linear(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """Map [..., in] to [..., out].
+    """Map [..., in] to [..., out] as `base(x) + s (x A^T) B^T`.
 
     Args:
         x: [..., in].
-        base: x W^T + bias.
-        a, b: A [r, in] and B [out, r].
+        base: frozen linear layer x W^T + bias.
+        a: A [r, in].
+        b: B [out, r].
         scaling: s.
     """
     return lora_linear_op.choose(x)(x, base, a, b, scaling)

@@ -129,5 +129,5 @@ def test_impossible_layouts_are_refused(documents, window, message):
 
 def test_flash_attention_cannot_be_forced_on_a_cpu():
     layout = AttentionLayout.from_documents([[3]])
-    with pytest.raises(ValueError, match="'flashmask' was asked for, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'flashmask' was requested, but it needs a GPU"):
         attention(*map(paddle.to_tensor, make(layout, 2, 2)), layout, 0.3, "flashmask")

@@ -53,7 +53,7 @@ def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not
     records = {id(record): record for record in caplog.records}.values()  # two handlers may show one record
     warnings = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
-    with pytest.raises(ValueError, match=r"'native' was asked for, but /no/such/compiler does not run"):
+    with pytest.raises(ValueError, match=r"'native' was requested, but /no/such/compiler does not run"):
         op.choose(x, "native")
 
 

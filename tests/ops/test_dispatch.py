@@ -28,7 +28,7 @@ def test_the_first_twin_that_can_run_is_taken_and_the_reference_last():
 def test_an_explicit_choice_is_kept_or_refused():
     op, x = make_op(), paddle.zeros([1])
     assert op.choose(x, "reference")(x)[0] == "reference"
-    with pytest.raises(ValueError, match="'gpu' was asked for, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'gpu' was requested, but it needs a GPU"):
         op.choose(x, "gpu")
     with pytest.raises(ValueError, match=r"no implementation 'cpus'; did you mean 'cpu'\? Known: gpu, cpu, reference"):
         op.choose(x, "cpus")

@@ -228,7 +228,7 @@ def test_every_format_has_an_op():
         assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
         if library.unavailable_reason() is None:
             assert linear_op(options.algo).choose(x) is quantized_linear_cpp
-    with pytest.raises(ValueError, match="'weight_only' was asked for, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'weight_only' was requested, but it needs a GPU"):
         linear_op("weight_only_int8").choose(x, "weight_only")
 
 

@@ -209,9 +209,9 @@ def test_the_compiler_takes_the_kernels(tmp_path):
 
 def test_on_a_cpu_the_kernels_are_no_choice():
     weight = quantize(np.ones((8, 64), np.float32), OPTIONS[0])
-    with pytest.raises(ValueError, match="'triton' was asked for, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         dequantize_op.choose(weight.codes, "triton")
-    with pytest.raises(ValueError, match="'triton' was asked for, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
     on_gpu = SimpleNamespace(place=SimpleNamespace(is_gpu_place=lambda: True), dtype=paddle.int8)
     assert triton_launch.on_gpu_with_triton(on_gpu) == "it is for weights in 4 bits"
