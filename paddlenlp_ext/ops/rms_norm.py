@@ -1,11 +1,11 @@
-"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467).
+"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), alone and fused with a residual addition.
 
-Shapes: R rows, D their length.
+    y = x / sqrt(mean(x^2) + epsilon) * weight
 
-RMSNorm in C++ (csrc/rms_norm.cpp), alone and with the addition before it; one pass each way.
+The C++ backend (csrc/rms_norm.cpp) makes one pass over the data in each direction. It saves the input and one number
+per row, not the output.
 
-For the backward pass it keeps the normed tensor's input and one number a row, not the result.
-Shapes: R rows, D their length.
+Shapes: R rows, D row length; a trailing 1 marks an axis of length 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
 def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """`x / sqrt(mean(x^2) + epsilon) * weight_D` over the last axis of x [..., D]."""
+    """Normalise the last axis of x [..., D] in C++."""
     x, weight_D = x.contiguous(), weight_D.astype(x.dtype)
     if needs_grad(x, weight_D):
         return _RmsNormCpp.apply(x, weight_D, epsilon)
@@ -30,7 +30,7 @@ def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> p
 def add_rms_norm_cpp(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """`x + addend`, both [..., D], and that sum normalised."""
+    """Return `x + addend`, both [..., D], and the normalised sum, computed in C++."""
     assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
     x, addend, weight_D = x.contiguous(), addend.contiguous(), weight_D.astype(x.dtype)
     if needs_grad(x, addend, weight_D):
@@ -69,7 +69,7 @@ class _AddRmsNorm(PyLayer):
         if not any(ctx.wanted):
             return None, None, weight_gradient
         shared = _backward(gradient, total, weight_D, inverse_R, total_gradient.contiguous())
-        # A tensor each: Paddle adds further gradients to one of them in place.
+        # Two tensors: Paddle accumulates further gradients into one of them in place.
         other = shared.clone() if all(ctx.wanted) else shared
         return shared if ctx.wanted[0] else None, other if ctx.wanted[1] else None, weight_gradient
 
@@ -102,7 +102,7 @@ def _backward(
     inverse_R: paddle.Tensor,
     residual: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """The gradient of x; `residual` is added to it."""
+    """Return the gradient of x, plus `residual` if given."""
     x_gradient = empty(x.shape)
     inputs = pointer(gradient), pointer(x), pointer(weight_D), pointer(inverse_R)
     residual_pointer = None if residual is None else pointer(residual)
@@ -113,7 +113,7 @@ def _backward(
 def _weight_gradient(
     gradient: paddle.Tensor, x: paddle.Tensor, weight_D: paddle.Tensor, inverse_R: paddle.Tensor
 ) -> paddle.Tensor | None:
-    if weight_D.stop_gradient:  # Paddle refuses a gradient that nobody wants
+    if weight_D.stop_gradient:  # Paddle rejects gradients of frozen inputs
         return None
     weight_gradient = empty(weight_D.shape)
     run = function("rms_norm_weight_backward")
@@ -122,19 +122,19 @@ def _weight_gradient(
 
 
 def _rows(x: paddle.Tensor) -> tuple[int, int]:
-    """R and D."""
+    """Return R and D."""
     return math.prod(x.shape[:-1]), x.shape[-1]
 
 
 def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """`x / sqrt(mean(x^2) + epsilon) * weight` over the last axis, the statistics in fp32 whatever the input."""
+    """Normalise the last axis; the statistics are fp32 for every input dtype."""
     x_fp32 = x.astype("float32")
     inverse_rms = paddle.rsqrt(x_fp32.square().mean(axis=-1, keepdim=True) + epsilon)
     return (x_fp32 * inverse_rms).astype(x.dtype) * weight_D.astype(x.dtype)
 
 
 def rms_norm_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """The same with a gradient written out; row sums are matmuls, Paddle's reductions being slow on the CPU."""
+    """Normalise with a hand-written gradient; row sums are matmuls, because Paddle's reductions are slow on the CPU."""
     return _RmsNorm.apply(x.reshape([-1, x.shape[-1]]), weight_D, epsilon).reshape(x.shape)
 
 
@@ -152,7 +152,7 @@ class _RmsNorm(PyLayer):
         weight_gradient = None
         if not weight_D.stop_gradient:
             weight_gradient = paddle.matmul(inverse_R1, gradient_RD * x_RD, transpose_x=True).flatten()
-        if x_RD.stop_gradient:  # Paddle refuses a gradient that nobody wants
+        if x_RD.stop_gradient:  # Paddle rejects gradients of frozen inputs
             return None, weight_gradient
         scaled_RD = gradient_RD * weight_D
         mean_weights_D1 = paddle.full([x_RD.shape[1], 1], 1.0 / x_RD.shape[1])
@@ -164,7 +164,7 @@ class _RmsNorm(PyLayer):
 def add_rms_norm_reference(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """`x + addend`, and that sum normalised, by whatever norm is best."""
+    """Return `x + addend` and the normalised sum, by the best available `rms_norm`."""
     total = x + addend
     return total, rms_norm(total, weight_D, epsilon)
 
@@ -186,5 +186,5 @@ def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddl
 def add_rms_norm(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The sum of two tensors [..., D] and its norm: where a residual stream takes something in and is read again."""
+    """Return `x + addend`, both [..., D], and the normalised sum: a residual addition followed by a norm."""
     return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon)

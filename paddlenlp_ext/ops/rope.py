@@ -1,4 +1,6 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), halves paired as Hugging Face lays weights out.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864); dimensions i and i + H/2 form a pair, as in Hugging Face.
+
+    (x[i], x[i + H/2]) -> (x[i] cos - x[i + H/2] sin, x[i + H/2] cos + x[i] sin)
 
 Shapes: B batch, S sequence, N heads, H head dimension.
 """
@@ -16,7 +18,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
 def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Turn each pair (x[i], x[i + H/2]) by its angle; computed in fp32."""
+    """Rotate each pair (x[i], x[i + H/2]) by its angle in fp32."""
     x = x_BSNH.astype("float32")
     first, second = paddle.chunk(x, 2, axis=-1)
     turned = paddle.concat([-second, first], axis=-1)
@@ -24,9 +26,9 @@ def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddl
 
 
 def rope_cpu(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """The same to the bit: the halves change places in a matmul by a signed permutation, which only copies.
+    """Rotate with a matmul by a signed permutation, which swaps the halves exactly; same bits as the reference.
 
-    Slicing and joining them takes Paddle ten times as long on the CPU, as does a product of unlike shapes.
+    On the CPU, slicing and concatenating the halves takes Paddle ten times as long, and so does a broadcast product.
     """
     return _Rope.apply(x_BSNH, cos_BSH, sin_BSH)
 
@@ -53,14 +55,14 @@ def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tens
 
 @functools.cache
 def _turn(head_dim: int) -> paddle.Tensor:
-    """[H, H]: x @ turn is (-second half, first half)."""
+    """Return the matrix [H, H] for which x @ matrix is (-second half, first half)."""
     half = np.eye(head_dim // 2, dtype=np.float32)
     zero = np.zeros_like(half)
     return paddle.to_tensor(np.block([[zero, half], [-half, zero]]), place=paddle.CPUPlace())
 
 
 def rope_cpp(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """The same in one pass of C++ (csrc/rope.cpp); keeps the tables only."""
+    """Rotate in one pass of C++ (csrc/rope.cpp); only the tables are saved for the backward pass."""
     tables = cos_BSH.contiguous(), sin_BSH.contiguous()
     if needs_grad(x_BSNH):
         return _RopeCpp.apply(x_BSNH, *tables)
@@ -80,8 +82,8 @@ class _RopeCpp(PyLayer):
 
 def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
-    assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables are of other positions"
-    assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables are of another format"
+    assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables' shape does not match x"
+    assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables' dtype does not match x"
     out_BSNH = empty(x_BSNH.shape)
     inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
     function("rope_turn")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
@@ -92,5 +94,5 @@ rope_op = DispatchedOp("rope", native=(rope_cpp, usable), cpu=(rope_cpu, on_cpu_
 
 
 def apply_rope(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` by tables that `nn.rope.RotaryEmbedding` made from the positions."""
+    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`."""
     return rope_op.choose(x_BSNH)(x_BSNH, cos_BSH, sin_BSH)

@@ -1,7 +1,7 @@
-"""Values that are cheaper to make again than to keep from the forward pass to the backward pass.
+"""Recompute functions for tensors that are cheaper to recompute than to save for the backward pass.
 
-An op that makes such a value hangs its maker on it; an op that would keep the value for its gradient asks for the maker
-and keeps that. Whoever does not ask keeps the value, as ever.
+The op that produces such a tensor attaches a recompute function. An op that would save the tensor for its own backward
+pass looks for this function and saves it instead. All other ops save the tensor as usual.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ RecomputeFunction = Callable[[], paddle.Tensor]
 
 
 def with_recompute_function(x: paddle.Tensor, make: RecomputeFunction) -> paddle.Tensor:
-    """`x` itself, which `make` gives once more, to the bit, from tensors that are kept anyway."""
+    """Attach `make` to `x`; it recomputes the same bits from tensors that are saved anyway."""
     x._recompute_function = (x.inplace_version, make)
     return x
 
 
 def recompute_function(x: paddle.Tensor) -> RecomputeFunction | None:
-    """How to make `x` again; None where it must be kept, as where it was changed in place since."""
+    """Return the recompute function of `x`, or None if there is none or `x` was changed in place since."""
     version, make = getattr(x, "_recompute_function", (None, None))
     return make if version == x.inplace_version else None

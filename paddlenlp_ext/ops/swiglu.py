@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202)."""
+"""SwiGLU gate of a feed-forward layer, `silu(gate) * up` (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paddlenlp_ext.ops.saved_tensors import with_recompute_function
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """`silu(gate) * up`, elementwise."""
+    """Compute `silu(gate) * up`, elementwise."""
     return F.silu(gate) * up
 
 
 def swiglu_cpu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """The same through tanh, the fastest exponential among Paddle's CPU kernels; keeps only its inputs."""
+    """Compute the sigmoid by tanh, the fastest exponential of Paddle's CPU kernels; only the inputs are saved."""
     return _SwiGlu.apply(gate, up)
 
 
@@ -39,7 +39,7 @@ class _SwiGlu(PyLayer):
         gate, up = ctx.saved_tensor()
         sigmoid = _sigmoid(gate)
         silu = gate * sigmoid
-        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle refuses a gradient that nobody wants
+        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle rejects gradients of frozen inputs
         if gate.stop_gradient:
             return None, up_gradient
         # silu' = sigmoid + silu - sigmoid * silu
@@ -48,9 +48,10 @@ class _SwiGlu(PyLayer):
 
 
 def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """The same in one pass of C++ (csrc/swiglu.cpp); keeps only its inputs, and its product need not be kept either.
+    """Compute the gate in one pass of C++ (csrc/swiglu.cpp).
 
-    Where products are in bfloat16 (half.py), so are the inputs that it keeps, and the values are of those.
+    Only the inputs are saved, and consumers can recompute the product from them. Under `bf16_matmuls` the inputs are
+    rounded to bfloat16 first: the saved tensors are bfloat16, and the product is that of the rounded inputs.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
@@ -89,7 +90,7 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 
 def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """The product, and the gate and up that it is of."""
+    """Return the product, and the gate and up from which it was computed."""
     if not bf16_matmuls_enabled():
         return _product(gate, up), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
@@ -104,5 +105,5 @@ swiglu_op = DispatchedOp(
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """`silu(gate) * up` for two tensors of one shape."""
+    """Return `silu(gate) * up` for two tensors of the same shape."""
     return swiglu_op.choose(gate)(gate, up)

@@ -27,7 +27,12 @@ def test_start_rows_mean_the_dense_mask(documents, window):
 def test_the_kernel_is_called_by_its_signature(monkeypatch: pytest.MonkeyPatch):
     signature = inspect.signature(F.flashmask_attention)
     calls = []
-    monkeypatch.setattr(F, "flashmask_attention", lambda *args, **kwargs: calls.append(signature.bind(*args, **kwargs)))
+
+    def record_call(*args: object, **kwargs: object) -> paddle.Tensor:
+        calls.append(signature.bind(*args, **kwargs))
+        return paddle.zeros([1])
+
+    monkeypatch.setattr(F, "flashmask_attention", record_call)
     layout = AttentionLayout.from_documents([[3, 2]])
     q, k = paddle.ones([1, 5, 4, 16]), paddle.ones([1, 5, 2, 16])
     flashmask.flashmask_attention(q, k, k, layout, 0.25)
@@ -35,6 +40,6 @@ def test_the_kernel_is_called_by_its_signature(monkeypatch: pytest.MonkeyPatch):
 
     plain, scaled = (call.arguments for call in calls)
     assert plain["causal"] is True and plain["startend_row_indices"].numpy().ravel().tolist() == [3, 3, 3, 5, 5]
-    assert plain["startend_row_indices"] is scaled["startend_row_indices"], "made once for a layout"
+    assert plain["startend_row_indices"] is scaled["startend_row_indices"], "computed once per layout"
     assert float(plain["query"].max()) == 1.0
     assert float(scaled["query"].max()) == 2.0, "the kernel scales by 1/sqrt(16); the rest is on the queries"

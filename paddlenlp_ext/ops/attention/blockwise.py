@@ -199,7 +199,7 @@ class _BlockwiseAttention(PyLayer):
             paddle.index_add_(v_gradient, tile.key_rows, 0, value_part.flatten(0, 1))
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
         gradients = (q_gradient, k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
-        # Paddle refuses a gradient that nobody wants, as of a frozen projection beside an adapted one.
+        # Paddle rejects gradients of frozen inputs, such as a frozen projection next to an adapted one.
         wanted = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH)]
         return tuple(gradient if wants else None for gradient, wants in zip(gradients, wanted, strict=True))
 

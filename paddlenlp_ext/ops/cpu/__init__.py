@@ -1,1 +1,1 @@
-"""The C++ library of CPU kernels: built, loaded and called."""
+"""C++ library of CPU kernels: build, loading, and calls."""

@@ -1,4 +1,4 @@
-"""Entry points and structs of the native library, read from their only declaration, `csrc/api.h`."""
+"""Entry points and structs of the C++ library, parsed from their only declaration, `csrc/api.h`."""
 
 from __future__ import annotations
 

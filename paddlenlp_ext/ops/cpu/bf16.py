@@ -1,4 +1,4 @@
-"""bfloat16 on the CPU: weights are stored in it and products round their inputs to it; everything else is float32."""
+"""bfloat16 on the CPU: storage of weights and rounding of matmul inputs; everything else is float32."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _bf16_matmuls = False
 
 
 def bf16_matmuls() -> AbstractContextManager[None]:
-    """A forward pass whose native products round their inputs to bfloat16, those of float32 weights too."""
+    """Round the inputs of all C++ matmuls to bfloat16 within this context, also for float32 weights."""
     return _set_bf16_matmuls(True)
 
 
 def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, which whenever it is called computes in the products of this moment: for a forward pass made again."""
+    """Return `run` bound to the current matmul precision, for recomputing a forward pass later."""
     now = _bf16_matmuls
 
     def run_again(*args: Any) -> Any:
@@ -42,25 +42,26 @@ def _set_bf16_matmuls(value: bool) -> Iterator[None]:
 
 
 def bf16_matmuls_enabled() -> bool:
-    """Whether the forward pass is one of `bf16_matmuls`."""
+    """Return whether a `bf16_matmuls` context is active."""
     return _bf16_matmuls
 
 
 def uses_bf16(weight: paddle.Tensor) -> bool:
-    """Whether a product with this weight rounds its inputs to bfloat16."""
+    """Return whether a matmul with this weight rounds its inputs to bfloat16."""
     return _bf16_matmuls or (weight.dtype == paddle.bfloat16 and unavailable_reason() is None)
 
 
 def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype | str:
-    """The format of activations, norms, biases and adapters beside matrices stored in `dtype`: the same, but float32
-    beside bfloat16 on the CPU, where Paddle computes in nothing less.
+    """Return the dtype of activations, norms, biases and adapters for weights of `dtype`.
+
+    It is `dtype` itself, except for bfloat16 on the CPU: Paddle's kernels there require float32.
     """
     is_half = dtype in ("bfloat16", paddle.bfloat16)
     return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
 
 
 def unavailable_reason() -> str | None:
-    """What hinders products in bfloat16 on this machine's CPU; None where nothing does."""
+    """Return why bfloat16 matmuls are unavailable on this machine's CPU, or None if they are available."""
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_bf16_products():
@@ -76,7 +77,7 @@ def _has_bf16_products() -> bool:
 
 
 def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
-    """`x` in bfloat16; x itself where it has that format."""
+    """Return `x` in bfloat16; a bfloat16 `x` is returned unchanged."""
     if x.dtype == paddle.bfloat16:
         return x
     bf16_copy = library.empty(x.shape, "bfloat16")
@@ -85,9 +86,10 @@ def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
-    """The same, made once for all layers that read x: q, k and v, or gate and up. The copy lives as long as x does.
+    """Return `x` in bfloat16, converted once for all layers that read x (q, k and v; gate and up).
 
-    Parameters are rounded anew each time: what sets their values leaves no mark on them.
+    The copy lives as long as x. Parameters are converted each time, because setting their values is not visible in
+    `inplace_version`.
     """
     if x.persistable:
         return as_bf16(x)

@@ -1,7 +1,7 @@
-"""Building the native library: every source of `csrc/` by its own compiler process, then one link.
+"""Build the C++ library: compile every source of `csrc/` in its own process, then link.
 
-Objects and library lie in the user's cache under a hash of all that they were made from, so that a changed source,
-flag, Paddle version or processor gives another file, and an unchanged one is made once.
+Objects and library are stored in the user's cache under a hash of everything they depend on. A changed source, flag,
+Paddle version or processor gives a new file; unchanged files are reused.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from paddlenlp_ext.utils.logging import get_logger
 SOURCES = Path(__file__).parents[1] / "csrc"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
-    "-Werror=missing-declarations",  # refuses an entry point that differs from its declaration in api.h
+    "-Werror=missing-declarations",  # rejects an entry point that differs from its declaration in api.h
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
-LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would fight the first for the cores
+LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would compete with it for the cores
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the message says why and what helps."""
+    """The library cannot be built on this machine; the message gives cause and remedy."""
 
 
 def build(libraries: Path) -> Path:
-    """The shared library, compiled where the cache does not hold it.
+    """Return the path of the shared library; compile it if the cache does not have it.
 
     Args:
-        libraries: Paddle's folder of shared libraries.
+        libraries: Paddle's directory of shared libraries.
 
     Raises:
-        BuildError: another system than Linux, no compiler, libraries missing, or an error of the compiler.
+        BuildError: not Linux, no compiler, missing libraries, an unwritable cache, or a compiler error.
     """
     compiler = _find_compiler(libraries)
     try:
         folder = cache_folder("native")
     except RuntimeError as error:  # a user without an entry in /etc/passwd, as in some containers
-        raise BuildError("there is no home folder to keep it in; let XDG_CACHE_HOME name another") from error
+        raise BuildError(
+            "there is no home directory for the cache; set XDG_CACHE_HOME to a writable directory"
+        ) from error
     sanitizers = SANITIZERS if os.environ.get("PADDLENLP_EXT_SANITIZE") == "1" else ()
     command = [*compiler, *FLAGS, *sanitizers]
     made_with = " ".join([*command, _version(compiler), paddle.__version__, str(libraries), _processor()])
@@ -63,7 +65,7 @@ def build(libraries: Path) -> Path:
     if not library.exists():
         _require_writable(folder)
         with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks one builds, the others find it done
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of several ranks builds, the others wait and reuse the result
             if not library.exists():
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
                 places = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
@@ -79,43 +81,44 @@ def _require_writable(folder: Path) -> None:
     except OSError:
         writable = False
     if not writable:
-        raise BuildError(f"{folder} cannot be written to; let XDG_CACHE_HOME name a folder that can")
+        raise BuildError(f"{folder} is not writable; set XDG_CACHE_HOME to a writable directory")
 
 
 def _find_compiler(libraries: Path) -> list[str]:
-    """The words that begin a command line: CXX may be "ccache g++"."""
+    """Return the words that start a compiler command; CXX may be "ccache g++"."""
     if sys.platform != "linux":
-        raise BuildError(f"it is built on Linux only, and this is {sys.platform}")
+        raise BuildError(f"the C++ library is built on Linux only, and this is {sys.platform}")
     missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
     if missing:
-        raise BuildError(f"this Paddle has no {' and no '.join(missing)} in {libraries}; paddlepaddle 3.3 for CPUs has")
+        raise BuildError(f"{libraries} lacks {' and '.join(missing)}; install paddlepaddle 3.3 for CPUs")
     try:
         compiler = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise BuildError(f"CXX={os.environ['CXX']!r} is no command line: {error}") from error
+        raise BuildError(f"CXX={os.environ['CXX']!r} is not a valid command line: {error}") from error
     if compiler:
         return compiler
     found = shutil.which("g++")
     if found is None:
-        raise BuildError("there is no C++ compiler (g++); install it, on Debian and Ubuntu: apt install g++")
+        raise BuildError("there is no C++ compiler; install g++ (on Debian and Ubuntu: apt install g++)")
     return [found]
 
 
 def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:
     logger = get_logger(__name__)
     started = time.perf_counter()
-    logger.info("compiling %d native sources into %s, once", len(objects), cache_folder("native"))
+    logger.info("compiling %d C++ sources into %s; later runs reuse them", len(objects), cache_folder("native"))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         jobs = {pool.submit(_run, [*command, "-c", str(source)], target): source for source, target in objects.items()}
         for number, job in enumerate(as_completed(jobs), 1):
             job.result()
             logger.debug("compiled %s (%d of %d)", jobs[job].name, number, len(objects))
-    logger.info("compiled them in %.0f s", time.perf_counter() - started)
+    logger.info("compiled the C++ library in %.0f s", time.perf_counter() - started)
 
 
 def _run(command: list[str], target: Path) -> None:
-    """Run a compiler that writes `target`, which appears whole or not at all, after a power failure too: half a library
-    would end every later process by a bus error.
+    """Run a compiler that writes `target`, which appears complete or not at all, even after a power failure.
+
+    A truncated library would end every later process with a bus error.
     """
     draft = target.with_name(f".{os.getpid()}-{target.name}")
     try:
@@ -138,7 +141,7 @@ def _version(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Model and instruction sets, which `-march=native` compiles for."""
+    """Return the processor's model and instruction sets, the target of `-march=native`."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     known = {line for line in lines if line.startswith(("model name", "flags"))}
     return " ".join([platform.machine(), *sorted(known)])

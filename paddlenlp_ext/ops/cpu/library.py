@@ -1,7 +1,7 @@
-"""The native library: the C++ sources of `csrc/`, built once on first use and called through ctypes.
+"""The C++ ("native") library: sources in `csrc/`, built on first use and called through ctypes.
 
-Its entry points are declared in `csrc/api.h`. The sources are linked into one shared library, which uses the oneDNN and
-the OpenMP runtime that Paddle has loaded already. PADDLENLP_EXT_NATIVE=0 switches it off.
+Entry points are declared in `csrc/api.h`. The shared library uses the oneDNN and OpenMP runtimes that Paddle has
+already loaded. PADDLENLP_EXT_NATIVE=0 disables it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
-_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # by Status of csrc/api.h
+_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # by the Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
-_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is good at those
+_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is fast for them
 
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, built where that has not happened yet; None where it cannot be had (`unavailable_reason`
-    says why).
-    """
+    """Return the loaded library, built if necessary, or None if it is unavailable (see `unavailable_reason`)."""
     return _load()[0]
 
 
 def unavailable_reason() -> str | None:
-    """What hinders the native library on this machine; None where nothing does."""
+    """Return why the library is unavailable on this machine, or None if it is available."""
     return _load()[1]
 
 
 def usable(x: paddle.Tensor) -> str | None:
-    """A condition of a twin: float32 on the CPU, with the library there."""
+    """Return None for float32 on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
     return on_cpu_in_fp32(x) or unavailable_reason()
 
 
@@ -50,8 +48,8 @@ def usable(x: paddle.Tensor) -> str | None:
 def function(name: str) -> Callable[..., None]:
     """Return an entry point of `csrc/api.h` by name.
 
-    It takes pointers as addresses, ctypes objects or None, and raises the exception that its status stands for:
-    RuntimeError, MemoryError or ValueError, with the name of the entry point in the message.
+    It takes pointers as addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
+    ValueError, according to its status. The message starts with the name of the entry point.
     """
     found = library()
     assert found is not None, unavailable_reason()
@@ -62,7 +60,7 @@ def function(name: str) -> Callable[..., None]:
     def check(status: int, _: object, arguments: tuple[object, ...]) -> None:
         if status != 0:
             raise _ERRORS[status](f"{name}: {last_error().decode()}")
-        if len(arguments) != len(types):  # ctypes refuses too few arguments, but ignores extra ones
+        if len(arguments) != len(types):  # ctypes rejects too few arguments but ignores extra ones
             raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
 
     exported.argtypes, exported.errcheck = types, check
@@ -70,16 +68,16 @@ def function(name: str) -> Callable[..., None]:
 
 
 def pointer(tensor: paddle.Tensor) -> int:
-    """The address of a tensor's first value; the tensor must lie in one piece, row after row.
+    """Return the address of the first value of a contiguous tensor.
 
-    It keeps nothing alive: hold the tensor by a name until the call that reads the address is over.
+    The address keeps nothing alive: hold the tensor by a name until the call that uses the address has returned.
     """
-    assert tensor.is_contiguous(), "a native op was given a tensor that does not lie in one piece"
+    assert tensor.is_contiguous(), "C++ ops require contiguous tensors"
     return tensor.data_ptr()
 
 
 def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
-    """A tensor with unset values for a native op to fill; a large one is of memory that is used again and again."""
+    """Return an uninitialized tensor for a C++ op to fill; large tensors use pooled memory."""
     code, bits = _DLPACK[dtype]
     size = bits // 8
     for length in shape:
@@ -91,36 +89,38 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     try:
         function("buffers_new")(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape), ctypes.byref(address))
     except MemoryError as error:
-        raise MemoryError(f"no memory for a tensor of shape {shape} in {dtype}") from error
+        raise MemoryError(f"cannot allocate a tensor of shape {shape} in {dtype}") from error
     return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
 
 
 def needs_grad(*tensors: paddle.Tensor) -> bool:
-    """Whether autograd must hear of an op on these tensors; where it need not, the op is called by itself."""
+    """Return whether autograd must record an op on these tensors; otherwise the op is called directly."""
     return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
 
 
 def threads() -> int:
-    """How many threads native ops use."""
+    """Return the number of threads that C++ ops use."""
     count = ctypes.c_int64()
     function("get_threads")(ctypes.byref(count))
     return count.value
 
 
 def set_threads(count: int) -> None:
-    """How many threads native ops use from now on; at the start, as many as Paddle's matrix products."""
+    """Set the number of threads of C++ ops; the initial number is that of Paddle's matmuls."""
     function("set_threads")(count)
 
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
-        return None, "PADDLENLP_EXT_NATIVE=0 switches the native library off"
+        return None, "PADDLENLP_EXT_NATIVE=0 disables the native library"
     libraries = Path(paddle.__file__).parent / "libs"
     try:
         found = ctypes.CDLL(str(build(libraries)))
     except (BuildError, OSError) as error:
-        get_logger(__name__).warning("the native library is not used, which makes the CPU slower: %s", error)
+        get_logger(__name__).warning(
+            "the native library is unavailable, so CPU ops run slower in plain Paddle: %s", error
+        )
         return None, str(error).splitlines()[0]
     found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
     return found, None
