@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864); dimensions i and i + H/2 form a pair, as in Hugging Face.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), with the dimension pairs (i, i + H/2) of Hugging Face.
 
     (x[i], x[i + H/2]) -> (x[i] cos - x[i + H/2] sin, x[i + H/2] cos + x[i] sin)
 

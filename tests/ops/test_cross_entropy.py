@@ -99,5 +99,5 @@ def test_the_number_of_threads_changes_no_bit():
 
 @needs_cpp
 def test_a_label_outside_the_vocabulary_is_named():
-    with pytest.raises(ValueError, match="labels run from 0 to 9, and the vocabulary has 9 tokens"):
+    with pytest.raises(ValueError, match="labels range from 0 to 9, but the vocabulary has 9 tokens"):
         cross_entropy_cpp(paddle.to_tensor(normal(1, 2, 9)), paddle.to_tensor([0, 9]), True)

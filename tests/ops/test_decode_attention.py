@@ -75,5 +75,5 @@ def test_new_keys_are_written_where_they_belong(backend, length):
 def test_a_store_without_room_is_not_written_past_its_end():
     k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
     ops.store_keys_cpp(k, k, store, store.clone(), 13)
-    with pytest.raises(AssertionError, match="3 positions from 14 on in a store of 16"):
+    with pytest.raises(AssertionError, match="3 positions at offset 14 exceed a cache of 16"):
         ops.store_keys_cpp(k, k, store, store.clone(), 14)

@@ -1,7 +1,7 @@
-"""Causal attention among the documents of a pack: the reference, the fast twins, and the choice between them.
+"""Causal attention within the documents of a pack: the reference, its fast backends, and the dispatch between them.
 
-Shapes: B batch, S query positions, T key positions, P positions of a prefix, N query heads, K key-value heads,
-G = N / K, H head dimension.
+Shapes: B batch, S query positions, T key positions, P prefix positions, N query heads, K key-value heads, G = N / K,
+H head dimension.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_referenc
 def masked_attention(
     q_BSNH: paddle.Tensor, k_BTKH: paddle.Tensor, v_BTKH: paddle.Tensor, mask_BST: paddle.Tensor, scale: float
 ) -> paddle.Tensor:
-    """Softmax attention under a boolean mask [B, S, T] (True = may look); N may be a multiple of K."""
+    """Compute softmax attention under a boolean mask [B, S, T] (True = visible); N is a multiple of K."""
     batch, length, heads, head_dim = q_BSNH.shape
     kv_heads = k_BTKH.shape[2]
     q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, heads // kv_heads, head_dim]).transpose([0, 2, 3, 1, 4])
@@ -43,7 +43,7 @@ def attention_reference(
     scale: float,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Dense-masked softmax attention: the definition that the twins are tested against."""
+    """Compute softmax attention with a dense mask: the definition against which the backends are tested."""
     if prefix is None:
         return masked_attention(q_BSNH, k_BSKH, v_BSKH, paddle.to_tensor(layout.dense_mask()), scale)
     before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]
@@ -70,21 +70,21 @@ def attention(
     implementation: str | None = None,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Causal attention inside each document of `layout`, within its window.
+    """Compute causal attention within each document of `layout` and its sliding window.
 
     Args:
         q_BSNH: queries; N is a multiple of K.
         k_BSKH: keys.
         v_BSKH: values.
         layout: the documents of the batch.
-        scale: multiplies the scores, 1 / sqrt(H) as a rule.
-        implementation: "flashmask", "native", "blocks" or "reference"; None takes the best that can run.
-        prefix: keys and values that stand before every document.
+        scale: factor of the scores, usually 1 / sqrt(H).
+        implementation: "flashmask", "native", "blocks" or "reference"; None selects the best available one.
+        prefix: keys and values placed before every document.
 
     Returns:
         [B, S, N, H].
 
     Raises:
-        ValueError: the implementation asked for is unknown or cannot run here.
+        ValueError: the requested implementation is unknown or cannot run here.
     """
     return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale, prefix)

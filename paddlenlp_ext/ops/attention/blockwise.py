@@ -1,17 +1,12 @@
-"""Attention in plain Paddle whose work and memory follow the documents, not the pack.
+"""Blockwise attention in plain Paddle; work and memory follow the documents, not the pack.
 
-The scores are made a tile at a time (attention_tiles.py) and the backward pass makes a tile's probabilities again, as
-FlashAttention does (arXiv:2205.14135); here a tile has whole rows of keys, so that a plain softmax serves.
+Documents of similar length are batched. Their queries are processed one block at a time against the keys visible to
+the block, as one batched matmul per tile. The query heads that share a key-value head are rows of one matmul, so keys
+are never repeated. The backward pass recomputes a tile's probabilities, as FlashAttention does (arXiv:2205.14135);
+here a tile spans full rows of keys, so a plain softmax is enough.
 
-Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension; those of a tile as in
-attention_tiles.py; rows are positions x heads of the whole batch, flattened.
-
-How a layout is cut into tiles, the batched matmuls of attention_blocks.py.
-
-Documents of like length are batched together, and their queries are taken a block at a time against the keys that
-the block can see. Heads that share keys lie side by side as rows of one matmul, so keys are never repeated.
-
-Shapes: M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block, T keys it sees.
+Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
+T keys visible to it, H head dimension. "Rows" are positions x heads of the whole batch, flattened.
 """
 
 from __future__ import annotations
@@ -28,25 +23,25 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 
 QUERY_BLOCK = 128
-"""Longest block of queries: shorter skips more of what causality hides, longer makes fewer and larger matmuls."""
+"""Maximum queries per block: shorter blocks skip more masked scores, longer ones make fewer and larger matmuls."""
 TILE_SCORES = 1 << 22
-"""Most scores in a tile, unless a single document's block needs more."""
+"""Maximum scores in a tile, unless the block of a single document needs more."""
 LIKE_LENGTH = 0.8
-"""A document joins a batch of longer ones if it fills at least this share of it; the rest is padding."""
+"""Minimum length of a document relative to the longest of its batch; the rest is padding."""
 SHORT = 32
-"""Documents up to this length are batched together whatever their lengths."""
+"""Length up to which documents are batched regardless of their lengths."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Which rows enter one batched matmul.
+    """Rows that enter one batched matmul.
 
     Attributes:
-        query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points behind the last row.
-        key_rows: int64 [M*K * T], rows of k and v (behind those of a prefix), likewise.
+        query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
+        key_rows: int64 [M*K * T], rows of k and v (after those of a prefix); padding as above.
         shape: (M*K, G*Q, T).
-        mask: fp32 [Q, T], 0 where a query may look, -inf where it may not. Padding needs none: it follows its document,
-            so no real query looks at it, and it looks at its own document to no effect, its gradient being zero.
+        mask: fp32 [Q, T], 0 for visible keys and -inf for the others. Padding needs no mask: it follows its document,
+            so no real query sees it, and the gradient of its own output is zero.
     """
 
     query_rows: paddle.Tensor
@@ -57,12 +52,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The tiles of a layout for given numbers of heads.
+    """Tiles of a layout for given numbers of heads.
 
     Attributes:
-        tiles: together they hold every row of q once.
-        row_positions: int64 [rows of q], where each row stands among the tiles' queries, taken one after the other.
-        is_padded: whether some tile has padding.
+        tiles: tiles that contain every row of q exactly once.
+        row_positions: int64 [rows of q], index of each row in the concatenated queries of the tiles.
+        is_padded: whether any tile has padding.
     """
 
     tiles: tuple[Tile, ...]
@@ -71,9 +66,9 @@ class BlockPlan:
 
 
 def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
-    """Cut a layout into tiles for q of `num_heads` heads and k, v of `num_kv_heads`.
+    """Split a layout into tiles for q with `num_heads` heads and k, v with `num_kv_heads` heads.
 
-    With a prefix, its rows come first in k and v, and every tile begins with them: P more keys for each document.
+    The rows of a prefix come first in k and v, and every tile begins with them: P more keys per document.
     """
     all_starts, all_lengths = layout.documents()
     num_rows = int(all_lengths.sum()) * num_heads
@@ -89,7 +84,7 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
 
 
 def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) -> list[np.ndarray]:
-    """Indices of the documents that share tiles, longest first."""
+    """Return the indices of the documents that share tiles, longest first."""
     batches: list[list[int]] = []
     for document in np.argsort(-lengths, kind="stable"):
         longest = int(lengths[batches[-1][0]]) if batches else 0
@@ -104,7 +99,7 @@ def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) ->
 
 
 def _query_blocks(length: int) -> list[tuple[int, int]]:
-    """Cut `length` queries into equal blocks, (first, end) each."""
+    """Split `length` queries into equal blocks; return (first, end) of each."""
     edges = np.linspace(0, length, -(-length // QUERY_BLOCK) + 1).round().astype(int).tolist()
     return list(itertools.pairwise(edges))
 
@@ -117,15 +112,16 @@ def _make_tile(
     heads: tuple[int, int],
     prefix_length: int,
 ) -> Tile:
-    """The tile of one block of queries of documents that are batched together."""
+    """Build the tile of one block of queries for documents that are batched together."""
     (first, end), (num_heads, num_kv_heads) = block, heads
     queries_Q = np.arange(first, end)
     oldest = -prefix_length
     keys_T = np.arange(oldest if layout.window is None else max(oldest, first - layout.window + 1), end)
 
     def rows(positions: np.ndarray, heads_per_kv: int, num_before: int) -> np.ndarray:
-        """[M, K, heads_per_kv, positions]: where each position of each head lies among the batch's rows, of which
-        those of `num_before` positions that all documents share come first.
+        """Return the rows [M, K, heads_per_kv, positions] of each position and head in the batch.
+
+        The rows of the `num_before` positions shared by all documents come first.
         """
         total_heads = num_kv_heads * heads_per_kv
         heads_KG1 = np.arange(total_heads).reshape(num_kv_heads, heads_per_kv, 1)
@@ -154,7 +150,7 @@ def blockwise_attention(
     scale: float,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Causal attention inside each document, as `attention_reference`, in memory linear in the pack's length."""
+    """Compute causal attention within each document, with memory linear in the pack's length."""
     sizes = (q_BSNH.shape[2], k_BSKH.shape[2], 0 if prefix is None else prefix[0].shape[0])
     plan = layout.cached(("blocks", *sizes), lambda: plan_blocks(layout, *sizes))
     if prefix is not None:
@@ -172,7 +168,7 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale = plan, scale
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which has to make the same numbers again
+        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same numbers
             for tile in plan.tiles:
                 probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile)
                 outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
@@ -205,20 +201,20 @@ class _BlockwiseAttention(PyLayer):
 
 
 def _probabilities(queries: paddle.Tensor, keys: paddle.Tensor, tile: Tile) -> paddle.Tensor:
-    """Softmax of a tile's masked scores, [M*K, G*Q, T]."""
+    """Return the softmax of a tile's masked scores, [M*K, G*Q, T]."""
     scores = paddle.matmul(queries, keys, transpose_y=True)
     masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
     return F.softmax(masked, axis=-1).reshape(tile.shape)
 
 
 def _rows(x_BSNH: paddle.Tensor, plan: BlockPlan) -> paddle.Tensor:
-    """Positions x heads as rows [.., H]; with padding about, a row of zeros behind the last."""
+    """Flatten positions x heads to rows [.., H]; if the plan has padding, append a row of zeros."""
     rows = x_BSNH.reshape([-1, x_BSNH.shape[-1]])
     return paddle.concat([rows, paddle.zeros([1, rows.shape[1]], rows.dtype)]) if plan.is_padded else rows
 
 
 def _zero_rows(x_BSKH: paddle.Tensor) -> paddle.Tensor:
-    """Zeros for every row of `x` and one more, which takes what padding adds."""
+    """Return zeros for every row of `x` and one more, which collects the gradients of padding."""
     batch, length, heads, head_dim = x_BSKH.shape
     return paddle.zeros([batch * length * heads + 1, head_dim], x_BSKH.dtype)
 
@@ -232,6 +228,6 @@ def _take_keys(rows: paddle.Tensor, tile: Tile) -> paddle.Tensor:
 
 
 def _untile(parts: Sequence[paddle.Tensor], plan: BlockPlan) -> paddle.Tensor:
-    """Bring the tiles' query rows back into the batch's order."""
+    """Return the tiles' query rows in the order of the batch."""
     rows = paddle.concat([part.flatten(0, 1) for part in parts]) if len(parts) > 1 else parts[0].flatten(0, 1)
     return paddle.gather(rows, plan.row_positions)

@@ -1,8 +1,10 @@
-"""Attention in C++ (csrc/attention_*.cpp): a tile of 64 queries by 64 keys at a time, none that causality, a document's
-end or the window hides. Beside its inputs the backward pass keeps the output and one number a query and head.
-Where products are in bfloat16 (half.py) these are too, on processors with avx512_bf16; sums and softmax are float32.
+"""Attention in C++ (csrc/attention_*.cpp), in tiles of 64 queries by 64 keys.
 
-Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension.
+Tiles hidden by causality, a document's end or the window are skipped. Besides its inputs, the backward pass saves the
+output and one number per query and head. Under `bf16_matmuls` the matmuls round their inputs to bfloat16, on
+processors with avx512_bf16; sums and softmax are float32.
+
+Shapes: B batch, S sequence, P prefix positions, N query heads, K key-value heads, H head dimension.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def attention_cpp(
     scale: float,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Causal attention inside each document, as `attention_reference`."""
+    """Compute causal attention within each document, as `attention_reference` does."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], prefix_length)
     sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
@@ -42,12 +44,14 @@ def attention_cpp(
 
 
 def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
-    """What the loops in C++ go by must be so, or they would read past the end."""
+    """Check the sizes on which the C++ loops rely; they would read past the end otherwise."""
     (batch, length, heads, head_dim), keys = inputs[0].shape, inputs[1].shape
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs[0].shape}, keys {keys}"
     assert inputs[2].shape == keys, f"keys {keys}, values {inputs[2].shape}"
-    assert all(x.shape == [x.shape[0], *keys[2:]] == inputs[3].shape for x in inputs[3:]), "a prefix of other heads"
+    assert all(x.shape == [x.shape[0], *keys[2:]] == inputs[3].shape for x in inputs[3:]), (
+        "the prefix's heads do not match"
+    )
     assert all(x.dtype == paddle.float32 for x in inputs), f"{[x.dtype.name for x in inputs]}"
 
 
@@ -76,7 +80,7 @@ class _AttentionCpp(PyLayer):
 def _forward(
     sizes: ctypes.Structure, scale: float, in_bf16: bool, inputs: Sequence[paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The output [B, S, N, H] and, for the backward pass, the logarithms of the softmax's sums [N, B * S]."""
+    """Return the output [B, S, N, H] and, for the backward pass, the log-sum-exp of the scores [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)
     log_sums_NS = empty([sizes.heads, sizes.positions])
     before = [None] * (5 - len(inputs))
@@ -88,10 +92,10 @@ def _forward(
 
 
 def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> ctypes.Structure:
-    """Return the AttentionSizes of a layout."""
+    """Return the AttentionSizes struct of a layout."""
     starts, lengths = layout.documents()
     window = _NO_WINDOW if layout.window is None else layout.window
     counts = (len(lengths), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
     sizes = struct("AttentionSizes")(*counts, starts.ctypes.data, lengths.ctypes.data)
-    sizes.kept = (starts, lengths)  # the addresses hold as long as these do
+    sizes.kept = (starts, lengths)  # keeps the arrays behind the addresses alive
     return sizes

@@ -1,9 +1,12 @@
-"""Attention of a few new positions over stored keys and values: what every decoding step does in every layer.
+"""Attention of a few new positions over the key-value cache, run in every layer of every decoding step.
 
-The keys lie as [B, K, C, H], so that the matmuls of the reference read them where they are. Stored as [B, C, K, H] they
-would be copied transposed at each step and layer: on two CPU cores, 8 rows, 9 heads on 3 and 256 keys, 6.8 ms and not
-0.2 ms.
-Shapes: B batch, S new positions, C places in the stores, N query heads, K key-value heads, G = N / K, H head dimension.
+The cache has the layout [B, K, C, H], so that the matmuls of the reference read it in place. With [B, C, K, H] it would
+be transposed in each step and layer. Time of a step on two CPU cores, 8 rows, 9 heads on 3 and 256 keys:
+
+    [B, C, K, H]    6.8 ms
+    [B, K, C, H]    0.2 ms
+
+Shapes: B batch, S new positions, C cache slots, N query heads, K key-value heads, G = N / K, H head dimension.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 @dataclass(frozen=True)
 class VisiblePositions:
-    """Which places of the stores each new position looks at; made once a step, used by every layer.
+    """Cache slots visible to each new position; computed once per step, used by every layer.
 
     Attributes:
-        ranges: int64 [B, S, 4], first and end of a range among the places of a prefix, then of one among the row's
-            own. One of the two may be empty.
+        ranges: int64 [B, S, 4], first and end of a range of prefix slots, then of a range of the row's own slots. One
+            of the two may be empty.
     """
 
     ranges: np.ndarray
     _biases: dict[int, paddle.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def bias(self, num_places: int) -> paddle.Tensor:
-        """fp32 [B, S, C], 0 for the places looked at and -inf for the others."""
+        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
         if num_places not in self._biases:
             places_C, ranges = np.arange(num_places), self.ranges[..., None]
             in_prefix_BSC = (ranges[:, :, 0] <= places_C) & (places_C < ranges[:, :, 1])
@@ -44,7 +47,7 @@ class VisiblePositions:
 def decode_attention_reference(
     q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
-    """Softmax over all places, those that are not looked at with a bias of -inf."""
+    """Compute softmax attention over all slots; invisible slots have a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
     kv_heads, num_places = k_BKCH.shape[1], k_BKCH.shape[2]
     group = heads // kv_heads
@@ -68,10 +71,12 @@ def decode_attention_reference(
 def decode_attention_cpp(
     q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
-    """The same in C++ (csrc/decode_attention.cpp), which reads the places looked at and no others."""
+    """Compute decode attention in C++ (csrc/decode_attention.cpp), reading only the visible slots."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
-    assert k_BKCH.shape == v_BKCH.shape == [batch, k_BKCH.shape[1], k_BKCH.shape[2], head_dim], "stores of other sizes"
-    assert seen.ranges.shape == (batch, length, 4) and heads % k_BKCH.shape[1] == 0, "places of other positions"
+    assert k_BKCH.shape == v_BKCH.shape == [batch, k_BKCH.shape[1], k_BKCH.shape[2], head_dim], (
+        "the cache does not match the keys or queries"
+    )
+    assert seen.ranges.shape == (batch, length, 4) and heads % k_BKCH.shape[1] == 0, "`seen` does not match the queries"
     out_BSNH = empty(shape)
     ranges = np.ascontiguousarray(seen.ranges, np.int64)
     run = function("decode_attention")
@@ -89,14 +94,14 @@ decode_attention_op = DispatchedOp(
 def decode_attention(
     q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
 ) -> paddle.Tensor:
-    """Softmax attention of new positions over the places that they look at; returns [B, S, N, H], without gradient.
+    """Compute softmax attention of new positions over their visible slots; return [B, S, N, H], without gradient.
 
     Args:
         q_BSNH: queries of the new positions.
-        k_BKCH: the store of keys, in one piece.
-        v_BKCH: the store of values.
-        seen: the places that each position looks at, at least one.
-        scale: multiplies the scores, 1 / sqrt(H) as a rule.
+        k_BKCH: cached keys, contiguous.
+        v_BKCH: cached values, contiguous.
+        seen: visible slots of each position, at least one.
+        scale: factor of the scores, usually 1 / sqrt(H).
     """
     return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale)
 
@@ -104,7 +109,7 @@ def decode_attention(
 def store_keys_reference(
     k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
 ) -> None:
-    """By assignment to a slice."""
+    """Write new keys and values by assignment to a slice."""
     k_BKCH[:, :, at : at + k_BSKH.shape[1]] = k_BSKH.transpose([0, 2, 1, 3])
     v_BKCH[:, :, at : at + k_BSKH.shape[1]] = v_BSKH.transpose([0, 2, 1, 3])
 
@@ -112,11 +117,11 @@ def store_keys_reference(
 def store_keys_cpp(
     k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
 ) -> None:
-    """The same in C++."""
+    """Write new keys and values in C++ (csrc/decode_attention.cpp)."""
     batch, length, kv_heads, head_dim = k_BSKH.shape
-    assert v_BSKH.shape == k_BSKH.shape and k_BKCH.shape == v_BKCH.shape, "keys and values of unlike sizes"
-    assert k_BKCH.shape == [batch, kv_heads, k_BKCH.shape[2], head_dim], "stores of other sizes"
-    assert 0 <= at <= k_BKCH.shape[2] - length, f"{length} positions from {at} on in a store of {k_BKCH.shape[2]}"
+    assert v_BSKH.shape == k_BSKH.shape and k_BKCH.shape == v_BKCH.shape, "keys and values differ in shape"
+    assert k_BKCH.shape == [batch, kv_heads, k_BKCH.shape[2], head_dim], "the cache does not match the keys or queries"
+    assert 0 <= at <= k_BKCH.shape[2] - length, f"{length} positions at offset {at} exceed a cache of {k_BKCH.shape[2]}"
     tensors = (k_BSKH.contiguous(), v_BSKH.contiguous(), k_BKCH, v_BKCH)
     function("store_keys")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
 
@@ -127,5 +132,5 @@ store_keys_op = DispatchedOp("store_keys", native=(store_keys_cpp, usable), refe
 def store_keys(
     k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
 ) -> None:
-    """Write new keys and values into the stores, from the place `at` on."""
+    """Write new keys and values into the cache, from slot `at` on."""
     store_keys_op.choose(k_BSKH)(k_BSKH, v_BSKH, k_BKCH, v_BKCH, at)

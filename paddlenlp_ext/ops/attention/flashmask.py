@@ -1,13 +1,13 @@
-"""Attention by Paddle's FlashMask kernel (Wang et al. 2024, arXiv:2410.01359). Needs a GPU.
+"""Attention by Paddle's FlashMask kernel (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
-Not run on the machine it was written on: tests/ops/test_attention_flashmask.py holds the mask that it builds to the
-dense one, and the call to the documented signature.
-Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension.
+Untested on a GPU: tests/ops/test_attention_flashmask.py compares the mask with the dense one and checks the call
+against the documented signature.
 
-A prefix for kernels that know none: a copy of it before every document, as if it were its first tokens.
+The kernel has no notion of a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
+This adds P positions per document; the other backends read a single copy.
 
-Costs P positions more for each document; the twin in attention_blocks.py reads one copy instead.
-Shapes: B batch, S sequence, E positions with the copies, P positions of the prefix, X heads, H head dimension.
+Shapes: B batch, S sequence, N query heads, K key-value heads, E positions with the copies, P prefix positions, X heads,
+H head dimension.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 
 @dataclass(frozen=True)
 class PrefixedDocuments:
-    """One row of documents that each begin with the prefix.
+    """One row of documents that each begin with a copy of the prefix.
 
     Attributes:
         prefix_length: P.
-        layout: of the longer documents.
-        sources: int64 [E], which of P prefix positions and then B * S positions stands at each place.
-        kept: int64 [B * S], where the documents' own positions stand.
+        layout: layout of the longer documents.
+        sources: int64 [E], source of each position: one of the P prefix positions, followed by the B * S positions.
+        kept: int64 [B * S], index of each of the documents' own positions.
     """
 
     prefix_length: int
@@ -40,19 +40,19 @@ class PrefixedDocuments:
     kept: paddle.Tensor
 
     def spread(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
-        """[1, E, X, H]; zeros for the prefix where it is None (nobody reads what its own queries see)."""
+        """Return [1, E, X, H] with the prefix copied in; None: zeros, for queries, whose prefix outputs are unused."""
         rows = x_BSXH.flatten(0, 1)
         if prefix_PXH is None:
             prefix_PXH = paddle.zeros([self.prefix_length, *rows.shape[1:]], rows.dtype)
         return paddle.gather(paddle.concat([prefix_PXH, rows]), self.sources).unsqueeze(0)
 
     def gather(self, x_1EXH: paddle.Tensor, shape: Sequence[int]) -> paddle.Tensor:
-        """The documents' own positions, in the batch's `shape`."""
+        """Return the documents' own positions, reshaped to `shape`."""
         return paddle.gather(x_1EXH[0], self.kept).reshape(list(shape))
 
 
 def prefixed_documents(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
-    """The places for a prefix of that length; computed once for a layout."""
+    """Return the layout with a prefix of this length inserted; computed once per layout."""
     return layout.cached(("prefixed", prefix_length), lambda: _place(layout, prefix_length))
 
 
@@ -74,25 +74,25 @@ def flashmask_attention(
     scale: float,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Causal attention inside each document, as `attention_reference`."""
+    """Compute causal attention within each document, as `attention_reference` does."""
     if prefix is not None:
         spread = prefixed_documents(layout, prefix[0].shape[0])
         q, k, v = spread.spread(q_BSNH, None), spread.spread(k_BSKH, prefix[0]), spread.spread(v_BSKH, prefix[1])
         return spread.gather(flashmask_attention(q, k, v, spread.layout, scale), q_BSNH.shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
-    kernels_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel takes no other: the queries carry the rest
+    kernels_scale = q_BSNH.shape[-1] ** -0.5  # the only scale of FlashAttention 2's kernel; the queries carry the rest
     if not math.isclose(scale, kernels_scale):
         q_BSNH = q_BSNH * (scale / kernels_scale)
     out_BSNH = F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
-    assert isinstance(out_BSNH, paddle.Tensor), "a list comes only where the softmax is asked for too"
+    assert isinstance(out_BSNH, paddle.Tensor), "the kernel returns a list only if the softmax is requested"
     return out_BSNH
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:
-    """int32 [B, 1, S, 1]: for each key the first query, counted in the row, that may no longer look at it.
+    """Return int32 [B, 1, S, 1]: for each key the first query of the row that no longer sees it.
 
-    With `causal`, FlashMask hides a key from the queries before it and from this one on: from its document's end, or
-    from where it has left the window.
+    With `causal`, FlashMask hides a key from all earlier queries and from this query on. It is the end of the key's
+    document, or the first query whose window excludes the key.
     """
     ends_BS = np.stack([np.repeat(np.cumsum(row), row) for row in layout.document_lengths])
     if layout.window is not None:

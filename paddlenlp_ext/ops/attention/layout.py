@@ -1,4 +1,15 @@
-"""Which positions of a pack may look at which: computed once a forward pass, used by every layer."""
+"""Visibility of positions in a pack: computed once per forward pass, used by every layer.
+
+A row with documents of 3 and 2 tokens (x = visible):
+
+                  key
+                  a a a b b
+    query     a   x . . . .
+              a   x x . . .
+              a   x x x . .
+              b   . . . x .
+              b   . . . x x
+"""
 
 from __future__ import annotations
 
@@ -10,15 +21,15 @@ import numpy as np
 import paddle
 
 KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
-"""Keys and values [P, K, H] that stand before every document: its positions -P to -1, one copy for all of them."""
+"""Keys and values [P, K, H] at positions -P to -1 of every document; all documents share one copy."""
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """The documents in each row of a batch and the sliding window, None for none.
+    """Document lengths of each row of a batch, and the sliding window (None: no window).
 
-    A position looks at itself and the positions before it in its own document; with a window, only at the last
-    `window` of these, itself included.
+    A position sees itself and the earlier positions of its document. With a window it sees only the last `window` of
+    these, itself included.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]
@@ -27,55 +38,52 @@ class AttentionLayout:
 
     @classmethod
     def from_documents(cls, document_lengths: Sequence[Sequence[int]], window: int | None = None) -> AttentionLayout:
-        """Build the layout of rows that each list their documents' lengths; all rows have one sum.
+        """Build a layout from the document lengths of each row; all rows must have the same sum.
 
         Raises:
             ValueError: a length or the window is below 1, or the rows' sums differ.
         """
         rows = tuple(tuple(int(length) for length in row) for row in document_lengths)
         if window is not None and window < 1:
-            raise ValueError(f"sliding window {window}: it must be at least 1 (a position always sees itself).")
+            raise ValueError(f"sliding window {window}: it must be at least 1 (a position always sees itself)")
         if not rows or any(length < 1 for row in rows for length in row):
-            raise ValueError(f"document lengths {rows}: every row needs documents of at least one token.")
+            raise ValueError(f"document lengths {rows}: every row needs documents of at least one token")
         if len({sum(row) for row in rows}) != 1:
-            raise ValueError(f"rows of one batch hold {[sum(row) for row in rows]} tokens; pad them to one length.")
+            raise ValueError(f"rows of one batch have {[sum(row) for row in rows]} tokens; pad them to one length")
         return cls(rows, window)
 
     @property
     def row_length(self) -> int:
-        """S, the positions in a row."""
+        """S, the positions per row."""
         return sum(self.document_lengths[0])
 
     @property
     def num_positions(self) -> int:
-        """B * S."""
+        """B * S, the positions in the batch."""
         return len(self.document_lengths) * self.row_length
 
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths, int64, of all documents, positions counted through the whole batch."""
+        """Return the starts and lengths of all documents, int64, counting positions through the whole batch."""
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 
     def may_look(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Whether queries may look at keys (broadcast), both as positions inside one document.
-
-        Those of a prefix are negative.
-        """
+        """Return whether queries see keys (broadcast); both are positions in one document, negative in the prefix."""
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returned for `key` the first time: the plan that an implementation draws from this layout."""
+        """Return the result of `make`, computed once per `key`: the plan that a backend derives from this layout."""
         if key not in self._plans:
             self._plans[key] = make()
         return self._plans[key]
 
     def positions(self) -> np.ndarray:
-        """int64 [B, S], counting from 0 in each document."""
+        """Return the position of each token in its document, int64 [B, S], counting from 0."""
         return np.stack([np.concatenate([np.arange(length) for length in row]) for row in self.document_lengths])
 
     def dense_mask(self, prefix_length: int = 0) -> np.ndarray:
-        """Boolean [B, S, P + S], True where a query (middle axis) may look at a key. For tests and short inputs."""
+        """Return a boolean mask [B, S, P + S] of the keys that each query sees; for tests and short inputs."""
         documents_BS = np.stack([np.repeat(np.arange(len(row)), row) for row in self.document_lengths])
         positions_S = np.arange(self.row_length)
         near_SS = self.may_look(positions_S[:, None], positions_S)

@@ -1,8 +1,12 @@
-"""Cross entropy of a linear head, without the logits of the whole batch.
+"""Fused cross entropy of an lm_head, without the logits of the whole batch.
 
-Only rows that are learned enter the head's matmul, a chunk of them at a time; the gradients of a chunk are made in the
-same pass, while its probabilities are at hand, and scaled by the incoming gradient later (the loss is a scalar).
-Shapes: T positions, R learned positions of one chunk, D hidden, V vocabulary.
+    loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
+
+Only target positions (label != -100) enter the matmul, one chunk at a time. The gradients of a chunk are computed in
+the forward pass, while its probabilities are in memory, and multiplied by the incoming scalar gradient in the backward
+pass.
+
+Shapes: T positions, R target positions of one chunk, D hidden size, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 def linear_cross_entropy_reference(
     hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
-    """Dense formula: the sum of `logsumexp(logits) - logits[label]` over rows whose label is not -100."""
+    """Compute the loss from the logits of all positions, ignoring labels of -100."""
     is_target_T = labels_T != IGNORED_LABEL
     logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
     labels_T = paddle.where(is_target_T, labels_T, paddle.zeros_like(labels_T))
@@ -40,24 +44,24 @@ def linear_cross_entropy(
     chunk: int | None = None,
     implementation: str | None = None,
 ) -> tuple[paddle.Tensor, int]:
-    """Sum of the cross entropies of `hidden @ weight^T` against the labels, and how many argmaxes hit.
+    """Return the summed cross entropy of `hidden @ weight^T` and the number of correct predictions.
 
     Args:
         hidden_TD: [T, D].
-        weight_VD: [V, D]; its gradient is made only if it trains.
-        labels_T: [T]; -100 marks rows that are not learned.
-        chunk: learned rows handled at a time; [chunk, V] is the largest tensor that stands. None: 256, or 384 in native
-            products in bfloat16, which need no second such tensor for the rounded gradient.
-        implementation: whose matrix products, "native" or "reference"; None: the best that can run.
+        weight_VD: [V, D]; its gradient is computed only if it is trainable.
+        labels_T: [T]; -100 marks positions without a target.
+        chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
+            which needs no second such tensor for the rounded gradient.
+        implementation: "native" or "reference"; None selects the best available one.
 
     Returns:
-        The loss sum, an fp32 scalar (0 where no row is learned), and the number of correct predictions.
+        The loss sum, an fp32 scalar (0 without targets), and the number of correct predictions.
     """
     target_positions_R = paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
     labels_R = paddle.gather(labels_T, target_positions_R)
     hidden_RD = paddle.gather(hidden_TD, target_positions_R)
     if target_positions_R.shape[0] == 0:
-        # Zero, but still a function of the inputs, so that their gradients are zeros and not missing.
+        # Zero, but still a function of the inputs, so that their gradients are zeros rather than missing.
         return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum(), 0
     with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
         run = linear_cross_entropy_op.choose(hidden_RD, implementation)
@@ -65,11 +69,10 @@ def linear_cross_entropy(
 
 
 class _Products(NamedTuple):
-    """The matrix products of a head: its weight in their format, rows at a time, logits, and both gradients of the
-    logits' gradient.
+    """Matmuls of an lm_head: weight conversion, chunk size, logits, cross entropy and both gradients.
 
-    The cross entropy leaves that where the logits were, as the products read it. The weight's gradient is added to that
-    of the chunks before.
+    The cross entropy overwrites the logits with their gradient, in the dtype of the matmuls. The weight's gradient is
+    added to that of the previous chunks.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
@@ -90,7 +93,7 @@ def _sum_by_chunks(
 
 
 class _Counter:
-    """Carries the number of hits out of the PyLayer, whose outputs must be tensors."""
+    """Carry the number of correct predictions out of the PyLayer, whose outputs must be tensors."""
 
     correct = 0
 
@@ -115,7 +118,7 @@ class _LinearCrossEntropy(PyLayer):
                 hidden_gradients.append(products.hidden_gradient(logits_RV, weight_VD))
             if weight_needs_grad:
                 weight_gradient = products.weight_gradient(logits_RV, rows_RD, weight_VD, weight_gradient)
-            del logits_RV  # or it would stand until the next chunk's is made
+            del logits_RV  # frees the logits before the next chunk's are computed
         if weight_gradient is not None:
             weight_gradient = _in_dtype(weight_gradient, own_dtype)
         ctx.gradients = (paddle.concat(hidden_gradients) if hidden_needs_grad else None, weight_gradient)
@@ -123,14 +126,17 @@ class _LinearCrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx, loss_gradient):
-        parts, ctx.gradients = ctx.gradients, None  # scaled in place, a head's being large: there is one way back
-        assert parts is not None, "the gradients of this loss have been taken already"
+        parts, ctx.gradients = (
+            ctx.gradients,
+            None,
+        )  # scaled in place to save memory, so only one backward pass is possible
+        assert parts is not None, "the backward pass of this loss has already run"
         scaled = [None if part is None else part.multiply_(loss_gradient.astype(part.dtype)) for part in parts]
         return (*scaled, None)
 
 
 def _in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """`x` itself where it has the type already: a cast would copy it."""
+    """Return `x` in `dtype` without the copy that a cast to its own dtype would make."""
     return x if x.dtype == dtype else x.astype(dtype)
 
 

@@ -1,6 +1,6 @@
-"""The matrix products of a linear head in the native library: in float32, or with inputs rounded to bfloat16 (half.py).
+"""Matmuls of an lm_head in C++, in float32 or with inputs rounded to bfloat16 (`ops/cpu/bf16.py`).
 
-Shapes: R rows of a chunk, D hidden, V vocabulary.
+Shapes: R rows of a chunk, D hidden size, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_c
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """The head's weight in the format of the products, once for all chunks; one that trains counts as float32."""
+    """Return the lm_head's weight in the dtype of the matmuls, once for all chunks; a trainable weight is float32."""
     weight_VD = matmul_operand(weight_VD) if weight_VD.stop_gradient else contiguous(weight_VD.astype("float32"))
     return as_bf16(weight_VD) if uses_bf16(weight_VD) else weight_VD
 
 
 def chunk(weight_VD: paddle.Tensor) -> int:
-    """Rows at a time: products of more are faster, and the logits of more need more memory."""
+    """Return the rows per chunk: larger chunks have faster matmuls but need more memory for their logits."""
     return 384 if weight_VD.dtype == paddle.bfloat16 else 256
 
 
 def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
-    """`rows @ weight^T`, [R, V]."""
+    """Return `rows @ weight^T`, [R, V]."""
     return forward(rows_RD.contiguous(), weight_VD, None)
 
 
 def cross_entropy(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, weight_VD: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
-    """As `ops.cross_entropy.cross_entropy_`, the gradient in the format of the products: with a weight in bfloat16
-    it is that, in the first half of each row's memory, and only the functions below can read it.
+    """Return loss and correct predictions, and overwrite the logits with their gradient in the dtype of the matmuls.
+
+    With a bfloat16 weight the gradient fills the first half of each row's memory; only the functions below can read it.
     """
     return cross_entropy_cpp(logits_RV, targets_R, with_gradient, weight_VD.dtype == paddle.bfloat16)
 
 
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
-    """`gradient @ weight`, [R, D]."""
+    """Return `gradient @ weight`, [R, D]."""
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
     out_RD, in_bf16 = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
     run = function("head_hidden_gradient")
@@ -50,7 +51,7 @@ def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> pad
 def weight_gradient(
     gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
 ) -> paddle.Tensor:
-    """`gradient^T @ rows`, [V, D], added to `total_VD` in place where there is one."""
+    """Return `gradient^T @ rows`, [V, D], added to `total_VD` in place if given."""
     in_bf16, rows_RD = weight_VD.dtype == paddle.bfloat16, rows_RD.contiguous()
     read_RD = as_bf16(rows_RD) if in_bf16 else rows_RD
     out_VD = empty(weight_VD.shape) if total_VD is None else total_VD

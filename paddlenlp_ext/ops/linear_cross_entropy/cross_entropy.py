@@ -1,6 +1,6 @@
-"""Cross entropy of rows of logits, with its gradient in their place.
+"""Cross entropy of rows of logits; the gradient overwrites the logits.
 
-Shapes: R rows, V vocabulary.
+Shapes: R rows, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 def cross_entropy_reference(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
-    """In plain Paddle, in fp32 and mostly in place."""
+    """Compute loss and gradient in plain Paddle, in fp32 and mostly in place."""
     best_R1 = logits_RV.argmax(axis=1, keepdim=True)
     num_correct = int((best_R1.squeeze(1) == targets_R).sum())
     largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
     picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
-    # On the CPU paddle.logsumexp takes many times as long as these passes over one buffer.
+    # On the CPU paddle.logsumexp is many times slower than these passes over one buffer.
     exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
     sums_R1 = _row_sums(exponentials_RV)
     if with_gradient:
@@ -34,14 +34,14 @@ def cross_entropy_reference(
 def cross_entropy_cpp(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, bf16_gradient: bool = False
 ) -> tuple[paddle.Tensor, int]:
-    """In C++ (csrc/cross_entropy.cpp): a row is read from memory once; sums in double precision.
+    """Compute loss and gradient in C++ (csrc/cross_entropy.cpp): one read of each row, sums in double precision.
 
-    With `bf16_gradient` the gradient is bfloat16, in the first half of each row's memory.
+    With `bf16_gradient` the gradient is bfloat16 and occupies the first half of each row's memory.
     """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
-        raise ValueError(f"labels run from {lowest} to {highest}, and the vocabulary has {num_columns} tokens")
+        raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has {num_columns} tokens")
     loss, num_correct = ctypes.c_double(), ctypes.c_int64()
     sizes = num_rows, num_columns, with_gradient, bf16_gradient
     results = ctypes.byref(loss), ctypes.byref(num_correct)
@@ -50,10 +50,12 @@ def cross_entropy_cpp(
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
-    """[R, 1]: sums over long rows, on the CPU taken in two steps.
+    """Return the row sums [R, 1]; on the CPU long rows are summed in two steps.
 
-    Paddle's own sum adds one number after the other there: over 49152 columns it is off by 2e-4 of the value. A
-    matmul with ones adds in blocks and is faster; blocks of blocks bring the error to 1e-7.
+    Paddle's own sum accumulates sequentially there. Relative error over 49152 columns:
+
+        paddle.sum                  2e-4
+        matmul with ones, blocks    1e-7 (and faster)
     """
     if not values_RV.place.is_cpu_place():
         return values_RV.sum(axis=1, keepdim=True)
@@ -70,17 +72,17 @@ cross_entropy_op = DispatchedOp("cross_entropy", native=(cross_entropy_cpp, usab
 def cross_entropy_(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
-    """Sum over the rows of `logsumexp(logits) - logits[target]`, and in how many rows argmax is the target.
+    """Return the sum over rows of `logsumexp(logits) - logits[target]`, and how many argmaxes equal the target.
 
     Args:
-        logits_RV: fp32; overwritten, with their own gradient (softmax, less one at the target) if that is wanted.
+        logits_RV: fp32; overwritten with their gradient (softmax minus one at the target) if requested.
         targets_R: int64, from 0 to V - 1.
-        wants_gradient: without it, what is left in `logits_RV` is unspecified.
+        with_gradient: whether to compute the gradient; if not, `logits_RV` is left with unspecified values.
 
     Returns:
-        The loss, an fp32 scalar, and the number of hits.
+        The loss, an fp32 scalar, and the number of correct predictions.
 
     Raises:
-        ValueError: a target outside the vocabulary (the native twin; Paddle's own ops raise theirs).
+        ValueError: a target is outside the vocabulary (C++ backend; Paddle's ops raise their own errors).
     """
     return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, with_gradient)
