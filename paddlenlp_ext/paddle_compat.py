@@ -93,6 +93,18 @@ def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
     return layer._buffers
 
 
+def registered_member(layer: nn.Layer, name: str) -> Any:
+    """Return a layer's own parameter, sublayer or buffer.
+
+    Raises:
+        AttributeError: the layer registered nothing under this name.
+    """
+    for group in ("_parameters", "_sub_layers", "_buffers"):
+        if name in layer.__dict__.get(group, {}):
+            return layer.__dict__[group][name]
+    raise AttributeError(f"{type(layer).__name__} has no attribute {name!r}")
+
+
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
 

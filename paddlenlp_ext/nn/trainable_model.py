@@ -21,12 +21,17 @@ class TrainableModel(nn.Layer):
         config: sizes of the decoder (`DecoderConfig`).
         vocab_parallel: sharded embedding and lm_head; None while they are full.
         quantization: quantization of the linear layers; None for weights in floating point.
+        remote_parameters: names of the parameters that only other processes hold.
+        eos_token_ids: token ids at which generation ends.
+        model: the decoder without lm_head (`models.decoder.Decoder`).
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
     """
 
     config: Any
+    model: Any
     vocab_parallel: Any
     quantization: Any
+    remote_parameters: set[str]
     reads_prompts: bool = False
 
     # -- implemented by every model -----------------------------------------------------------------------------------
@@ -54,7 +59,7 @@ class TrainableModel(nn.Layer):
         """Add tokens at which generation ends."""
         raise NotImplementedError
 
-    def generate(self, prompts: Any = None, **options: Any) -> Any:
+    def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
         """Continue prompts of token ids."""
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from paddlenlp_ext.config.run_config import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -92,7 +92,7 @@ class ConfigType(type):
 
     # Any: type checkers would hold the arguments to those of __init__ otherwise, which lack the other libraries' names.
     def __call__(cls, *args: Any, **arguments: Any) -> Any:
-        if not arguments.keys() <= {field.name for field in dataclasses.fields(cls)}:
+        if not arguments.keys() <= {field.name for field in dataclasses.fields(cast(Any, cls))}:
             cls, arguments = _translate(cls, arguments)
         return type.__call__(cls, *args, **arguments)
 

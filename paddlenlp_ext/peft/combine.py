@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from paddle import nn
-
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.factors import combined_factors, factors_of
 from paddlenlp_ext.peft.inject import undone_on_failure
 from paddlenlp_ext.peft.layers import detach_adapters
 from paddlenlp_ext.peft.peft_model import PeftModel
 
 
-def load_combined(model: nn.Layer, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
+def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
     """Add the weighted sum of some adapters to their base model. The result is in evaluation mode, and can be trained.
 
     Args:

@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.arguments import ConfigType
 from paddlenlp_ext.peft.config_files import find_config, read_config
 from paddlenlp_ext.peft.layers import AdapterLayer
@@ -70,7 +71,7 @@ class PeftConfig(metaclass=ConfigType):
     starts_as_base: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
     starts_from_weights: ClassVar[bool] = False
-    model_class: ClassVar[type[nn.Layer] | None] = None
+    model_class: ClassVar[type[TrainableModel] | None] = None
     refines: ClassVar[str | None] = None
     needs_quantized_base: ClassVar[bool] = False
     paddlenlp_config: ClassVar[str | None] = None
@@ -101,7 +102,7 @@ class PeftConfig(metaclass=ConfigType):
         config.base_model_name_or_path = fields.get("base_model_name_or_path")
         return config
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         """Dotted names of the layers to wrap; empty for a method that wraps none.
 
         Raises:
@@ -159,7 +160,7 @@ class PeftConfig(metaclass=ConfigType):
         """Whether weight decay may act on this adapter parameter, if it is a matrix; not so where 0 is no rest."""
         return True
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         """The method's fields of adapter_config.json. `model` carries the adapter."""
         raise NotImplementedError
 

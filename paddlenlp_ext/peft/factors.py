@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import paddle
 
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 
 if TYPE_CHECKING:
     from paddlenlp_ext.peft.peft_model import PeftModel
@@ -53,7 +53,8 @@ def factors_of(model: PeftModel) -> dict[str, Factors]:
             )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
         if pair is not None:
-            factors[name] = Factors(*pair, layer.scaling if type(model.peft_config) is LoRAConfig else None)
+            is_plain = type(model.peft_config) is LoRAConfig and isinstance(layer, LoRALinear)
+            factors[name] = Factors(*pair, layer.scaling if is_plain else None)
     shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
     state = model.adapter_state().keys() - shared
     left = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
@@ -146,7 +147,8 @@ def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
         raise ValueError(f"{name}: the adapters differ in rank; combination_type='cat' takes any ranks")
     if any(weight < 0 for _, weight in layer):
         raise ValueError("weights: one is negative; combination_type='cat' takes negative weights")
-    if any(factors.scaling is None for factors, _ in layer):
+    scaled = [(factors, weight, factors.scaling) for factors, weight in layer if factors.scaling is not None]
+    if len(scaled) < len(layer):
         raise ValueError(f"{name}: an adapter there is not a plain LoRA; combination_type='cat' takes any low-rank one")
-    a = sum(factors.a * (weight * factors.scaling) ** 0.5 for factors, weight in layer)
-    return Factors(a, sum(factors.b * (weight / factors.scaling) ** 0.5 for factors, weight in layer))
+    a = paddle.add_n([factors.a * (weight * scaling) ** 0.5 for factors, weight, scaling in scaled])
+    return Factors(a, paddle.add_n([factors.b * (weight / scaling) ** 0.5 for factors, weight, scaling in scaled]))

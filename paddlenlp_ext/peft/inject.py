@@ -14,13 +14,14 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.utils.module_patterns import matches, matching
 
 
-def inject(model: nn.Layer, config: PeftConfig, seed: int = 42) -> None:
+def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
     """Freeze every parameter of the model, then wrap the layers that the config asks for.
 
     Raises:
@@ -72,7 +73,7 @@ def undone_on_failure(model: nn.Layer) -> Iterator[None]:
 ALL_LINEAR = "all-linear"
 
 
-def linear_names(model: nn.Layer) -> list[str]:
+def linear_names(model: TrainableModel) -> list[str]:
     """Dotted names of the decoder's linear layers, plain or quantized. The output head is not one of them.
 
     A linear is known by its `in_features` and `out_features`: peft needs no list of the classes that have them.

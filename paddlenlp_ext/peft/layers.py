@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import new_parameter, replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.sharding_spec import Style
 
 
@@ -47,6 +49,7 @@ class AdapterLayer(nn.Layer):
     """
 
     shards_heads: ClassVar[bool] = False
+    base: Any
 
     def __init__(self, base: nn.Layer) -> None:
         super().__init__()
@@ -88,6 +91,9 @@ class AdapterLayer(nn.Layer):
         return {}
 
 
+AdapterT = TypeVar("AdapterT", bound=AdapterLayer)
+
+
 class LinearAdapter(AdapterLayer):
     """An adapter of a linear layer that amounts to another weight: `y = x @ (W + delta)^T`.
 
@@ -96,6 +102,7 @@ class LinearAdapter(AdapterLayer):
     `as_frozen_linear()` (its operands for a fused op, ops/frozen_linear.py, or None).
     """
 
+    base: Linear | QuantizedLinear
     dropout: float = 0.0
     """On the adapter's input while training; a method that has it sets it."""
 
@@ -168,6 +175,12 @@ class LinearAdapter(AdapterLayer):
         raise NotImplementedError
 
 
+def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
+    """Return the layer, which has to be a linear one."""
+    assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"
+    return layer
+
+
 class Factor(nn.Layer):
     """One matrix under the name `weight`, so that its key in files reads as Hugging Face PEFT's does."""
 
@@ -184,6 +197,11 @@ def has_values(base: nn.Layer) -> bool:
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
     """(name, layer) of every adapter in the model, in order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
+
+
+def adapter_layers_of(model: nn.Layer, kind: type[AdapterT]) -> Iterator[tuple[str, AdapterT]]:
+    """Return (name, layer) of every adapter of one class in the model, in order."""
+    return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, kind))
 
 
 def detach_adapters(model: nn.Layer) -> dict[str, AdapterLayer]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paddle import nn
-
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 
@@ -11,12 +10,12 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 class LoRAModel(PeftModel):
     """PaddleNLP's name of `get_peft_model` and `PeftModel.from_pretrained`."""
 
-    def __new__(cls, model: nn.Layer, lora_config: PeftConfig) -> PeftModel:
+    def __new__(cls, model: TrainableModel, lora_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, lora_config)
 
 
 class PrefixModelForCausalLM(PeftModel):
     """PaddleNLP's name of `get_peft_model` and `PeftModel.from_pretrained` for prefixes."""
 
-    def __new__(cls, model: nn.Layer, prefix_config: PeftConfig) -> PeftModel:
+    def __new__(cls, model: TrainableModel, prefix_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, prefix_config)

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
-from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
 from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
@@ -37,7 +36,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def get_peft_model(
-    model: nn.Layer, peft_config: PeftConfig, seed: int = 42, *, adapter_name: str = "default"
+    model: TrainableModel, peft_config: PeftConfig, seed: int = 42, *, adapter_name: str = "default"
 ) -> PeftModel:
     """Add an adapter to a model, in place. Only the adapter trains from then on.
 
@@ -62,7 +61,7 @@ def get_peft_model(
                 logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
     with undone_on_failure(model):
         inject(model, config, seed)
-        peft_model = (config.model_class or PeftModel)(model, config)
+        peft_model = _model_class(config)(model, config)
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
@@ -84,7 +83,7 @@ def _warn_of_another_base(stored: AdapterFiles, quantization: QuantizationConfig
         )
 
 
-def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
+def _fitted(config: PeftConfig, model: TrainableModel) -> PeftConfig:
     """A stored config without targets that this model lacks, as long as it has some of them.
 
     PaddleNLP lists the layers of all variants of a family; whether the adapter is this model's, its tensors say.
@@ -92,7 +91,14 @@ def _fitted(config: PeftConfig, model: nn.Layer) -> PeftConfig:
     targets = getattr(config, "target_modules", None)
     if not targets:
         return config
-    return dataclasses.replace(config, target_modules=without_idle(linear_names(model), targets))
+    fitting: dict[str, Any] = {"target_modules": without_idle(linear_names(model), targets)}
+    return dataclasses.replace(config, **fitting)
+
+
+def _model_class(config: PeftConfig) -> type[PeftModel]:
+    model_class = config.model_class or PeftModel
+    assert issubclass(model_class, PeftModel)
+    return model_class
 
 
 class PeftModel(TrainableModel):
@@ -103,25 +109,25 @@ class PeftModel(TrainableModel):
     `after_step`, `training_state` with `restore_training_state`, or `save_finished`.
     """
 
-    def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
+    def __init__(self, model: TrainableModel, peft_config: PeftConfig) -> None:
         super().__init__()
         self.base_model = model
         self.peft_config = peft_config
+        self.reads_prompts = peft_config.reads_prompts
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")
         self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
         """What each stage of a pipeline knows by name, to what all know; one process knows all."""
 
     # -- the model's own interface ------------------------------------------------------------------------------------
-    @property
-    def config(self) -> Any:
-        """The decoder's config."""
-        return self.base_model.config
-
-    @property
-    def quantization(self) -> QuantizationConfig | None:
-        """How the base's layers are quantized, None where they are not."""
-        return getattr(self.base_model, "quantization", None)
+    def __getattr__(self, name: str) -> Any:
+        """Return the base model's attribute, such as `config`, `quantization` or `eos_token_ids`."""
+        try:
+            return registered_member(self, name)
+        except AttributeError:
+            if name == "base_model" or name.startswith("_"):
+                raise
+            return getattr(self.base_model, name)
 
     def forward(
         self,
@@ -149,21 +155,6 @@ class PeftModel(TrainableModel):
         """The output head [V, D]."""
         return self.base_model.head_weight()
 
-    @property
-    def vocab_parallel(self) -> Any:
-        """How embedding and head are cut, as the model's."""
-        return self.base_model.vocab_parallel
-
-    @property
-    def remote_parameters(self) -> set[str]:
-        """What this process goes without, as the model's."""
-        return self.base_model.remote_parameters
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """The tokens at which generation ends."""
-        return self.base_model.eos_token_ids
-
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Let generation end at these tokens too."""
         self.base_model.add_eos_token_ids(token_ids)
@@ -171,10 +162,6 @@ class PeftModel(TrainableModel):
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
         """Continue prompts with the adapter on; arguments as `generation.padded.generate_for`'s."""
         return generate_for(self, prompts, **options)
-
-    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """As the model's."""
-        self.base_model.enable_recompute(plan)
 
     def set_dropout_seed(self, seed: int | None) -> None:
         """As the model's."""
@@ -192,11 +179,6 @@ class PeftModel(TrainableModel):
     def allows_weight_decay(self, parameter_name: str) -> bool:
         """Return whether weight decay may act on a parameter."""
         return self.peft_config.decays(parameter_name)
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether the method treats prompts and answers differently: `hidden_states` then takes `prompt_lengths`."""
-        return self.peft_config.reads_prompts
 
     def mark_only_adapter_as_trainable(self) -> None:
         """Freeze the base; `get_peft_model` has done so already."""
@@ -315,7 +297,7 @@ class PeftModel(TrainableModel):
         self.adapters.add(self, adapter_name, lambda: PeftModel.from_factors(self.base_model, factors))
 
     @classmethod
-    def from_factors(cls, model: nn.Layer, factors: Mapping[str, Factors]) -> PeftModel:
+    def from_factors(cls, model: TrainableModel, factors: Mapping[str, Factors]) -> PeftModel:
         """Add a plain LoRA of scale 1 with these factors. The result is in evaluation mode, and can be trained."""
         config = lora_config_for(factors)
         inject(model, config)
@@ -353,7 +335,9 @@ class PeftModel(TrainableModel):
         if tensors is None:
             return self.adapter_state()
         lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
-        return {name: paddle.to_tensor(tensor.read(), dtype=tensor.dtype) for name, tensor in lazy.items()}
+        return {
+            name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()
+        }
 
     def write_files(
         self,
@@ -376,7 +360,7 @@ class PeftModel(TrainableModel):
     @classmethod
     def from_pretrained(
         cls,
-        model: nn.Layer,
+        model: TrainableModel,
         folder: str | os.PathLike[str],
         adapter_name: str = "default",
         is_trainable: bool = True,
@@ -400,13 +384,13 @@ class PeftModel(TrainableModel):
 
     @classmethod
     def from_files(
-        cls, model: nn.Layer, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
+        cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
         """As `from_pretrained`, of an adapter that was read already."""
         with undone_on_failure(model):
             config = _fitted(stored.config, model)
             inject(model, config)
-            peft_model = (config.model_class or PeftModel)(model, config)
+            peft_model = _model_class(config)(model, config)
             peft_model.load_tensors(stored.tensors, str(stored.folder))
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if not is_trainable:
@@ -477,7 +461,7 @@ class PeftModel(TrainableModel):
             tensor.set_value(cast(value, str(value.dtype), dtype))
 
     # -- merging ------------------------------------------------------------------------------------------------------
-    def merge_and_unload(self) -> nn.Layer:
+    def merge_and_unload(self) -> TrainableModel:
         """Fold the adapter into the weights and give the plain model back; this object is of no use afterwards.
 
         Raises:
@@ -486,7 +470,7 @@ class PeftModel(TrainableModel):
         fold_in_place(self.base_model, self.peft_config)
         return self.base_model
 
-    def unload(self) -> nn.Layer:
+    def unload(self) -> TrainableModel:
         """Take the adapter off and return the base as it was; this object is of no use afterwards."""
         detach_adapters(self.base_model)
         return self.base_model

@@ -42,6 +42,7 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import LinearAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable, require_mergeable_method
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -126,6 +127,7 @@ def _adapter_layers(
     def over(module: str, linear: nn.Layer) -> LinearAdapter:
         layer, own = wrap(module, linear), modules[module]
         require_mergeable(stored.config, module, layer)
+        assert isinstance(layer, LinearAdapter)
         state = layer.own_state()
         assert state.keys() == own.keys(), f"{module}: {sorted(state)} against {sorted(own)}"
         for key, tensor in state.items():
@@ -248,7 +250,7 @@ class MergeReport:
 def merge_adapter(
     adapter: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    load_model: Callable[..., nn.Layer],
+    load_model: Callable[..., TrainableModel],
     base: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
@@ -326,7 +328,7 @@ class _Together:
 
 
 def _together(
-    load_model: Callable[..., nn.Layer],
+    load_model: Callable[..., TrainableModel],
     base: Path,
     stored: AdapterFiles,
     quantization: QuantizationConfig | None,
@@ -369,7 +371,7 @@ def choose_device(name: str) -> None:
         ValueError: this Paddle has no such device.
     """
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    available = ["cpu", *(["gpu"] if has_gpu else []), *paddle.device.get_all_custom_device_type()]
+    available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
     wanted = ("gpu" if has_gpu else "cpu") if name == "auto" else name
     if wanted.partition(":")[0] not in available:
         raise ValueError(f"device {name!r} is not here; this Paddle has: {', '.join(available)}.")

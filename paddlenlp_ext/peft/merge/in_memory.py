@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import paddle
-from paddle import nn
 
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.quantization.model import dequantize_linears
 
 
-def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
+def fold_in_place(model: TrainableModel, config: PeftConfig) -> None:
     """Fold every adapter of the model into the weight under it and take the adapters off; all weights train again.
 
     Quantized weights become plain ones first: what is merged is what was trained against.
@@ -20,16 +21,18 @@ def fold_in_place(model: nn.Layer, config: PeftConfig) -> None:
         ValueError: as `require_mergeable`; nothing is changed then.
     """
     require_mergeable_method(config)
-    layers = list(adapter_layers(model))
-    for name, layer in layers:
+    for name, layer in adapter_layers(model):
         require_mergeable(config, name, layer)
+    layers = list(adapter_layers_of(model, LinearAdapter))
     dequantize_linears(model)
     for name, layer in layers:
-        bias = merged_bias(layer)
+        base, bias = layer.base, merged_bias(layer)
+        assert isinstance(base, Linear), f"{name} is still quantized"
         if bias is not None:
-            layer.base.bias.set_value(bias.astype(layer.base.bias.dtype))
-        layer.base.weight.set_value(merged_weight(layer).astype(layer.base.weight.dtype))
-        replace_layer(model, name, layer.base)
+            assert base.bias is not None
+            base.bias.set_value(bias.astype(base.bias.dtype))
+        base.weight.set_value(merged_weight(layer).astype(base.weight.dtype))
+        replace_layer(model, name, base)
     for parameter in model.parameters():
         parameter.stop_gradient = False
 
@@ -66,4 +69,7 @@ def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
 def merged_bias(layer: LinearAdapter) -> paddle.Tensor | None:
     """Base and adapter as one bias, float32 [out]; None where the adapter leaves it alone."""
     delta = layer.delta_bias()
-    return None if delta is None else layer.base.bias.astype("float32") + delta
+    if delta is None:
+        return None
+    assert layer.base.bias is not None, "a method changed a bias that is not there"
+    return layer.base.bias.astype("float32") + delta

@@ -101,6 +101,7 @@ class ImportanceAverages:
         """Update the averages with the values and gradients of one step."""
         for layer_name, triplets in layers.items():
             for name, value in triplets.items():
+                assert value.grad is not None, f"{layer_name}.{name} has no gradient"
                 importance = (value.astype("float32") * value.grad.astype("float32")).abs()
                 key = f"{layer_name}.{name}"
                 sensitivity, uncertainty = self._averages_of(key, importance)

@@ -26,6 +26,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.sharding_spec import Style, shard_of
 
@@ -42,6 +43,9 @@ class LoRALinearWithInit(LoRALinear):
         base_is_residual: the base was quantized without the initial factors, so that they are not subtracted again.
     """
 
+    lora_A_start: paddle.Tensor  # noqa: N815 - key in files
+    lora_B_start: paddle.Tensor  # noqa: N815 - key in files
+
     def __init__(
         self,
         base: nn.Layer,
@@ -57,8 +61,8 @@ class LoRALinearWithInit(LoRALinear):
         self.base_is_residual = base_is_residual
         # The factors that were subtracted from the base must be kept exactly.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
-        zeros_A = paddle.zeros([rank, base.in_features], dtype=start_dtype)
-        zeros_B = paddle.zeros([base.out_features, rank], dtype=start_dtype)
+        zeros_A = paddle.zeros([rank, self.in_features], dtype=start_dtype)
+        zeros_B = paddle.zeros([self.out_features, rank], dtype=start_dtype)
         self.register_buffer(A_START, zeros_A, persistable=persist_init)
         self.register_buffer(B_START, zeros_B, persistable=persist_init)
 
@@ -91,7 +95,7 @@ class LoRALinearWithInit(LoRALinear):
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return [A; A0] and s [B, -B0], or A and s B if the base is the residual."""
-        a, b = super().low_rank_factors()
+        a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
         if self.base_is_residual:
             return a, b
         b_start = self.lora_B_start.astype("float32") * -self.scaling
@@ -130,7 +134,7 @@ class LoRAWithInitConfig(LoRAConfig):
     recorded_options: ClassVar[tuple[str, ...]] = ()
     missing_init_reason: ClassVar[str]
 
-    def recorded_fields(self, model: nn.Layer) -> dict[str, Any]:
+    def recorded_fields(self, model: TrainableModel) -> dict[str, Any]:
         """Return the fields that files of the method have in addition to LoRA's; `model` carries the adapter."""
         return {name: getattr(self, name) for name in self.recorded_options}
 
@@ -140,7 +144,7 @@ class LoRAWithInitConfig(LoRAConfig):
             self, **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
         )
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return to_rank_2r_fields(self.variant, super().to_adapter_config(model), self.recorded_fields(model))
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

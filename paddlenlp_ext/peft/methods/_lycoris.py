@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from paddle import nn
-
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
@@ -28,6 +27,9 @@ class LycorisConfig(PeftConfig):
 
     own_fields: ClassVar[Mapping[str, str]] = {}
 
+    rank: int
+    alpha: float | None
+    target_modules: tuple[str, ...] | None
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -36,6 +38,7 @@ class LycorisConfig(PeftConfig):
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
         """Return rank r and scaling s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
+        assert self.alpha is not None
         return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
@@ -43,7 +46,7 @@ class LycorisConfig(PeftConfig):
         return dataclasses.replace(stored, path=self.path)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "r": self.rank,
             "alpha": self.alpha,

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
-from paddle import nn
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
@@ -65,6 +65,7 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
     @cached_property
     def _from_path(self) -> AdapterFiles:
         """Stored adapter that the run starts from."""
+        assert self.path is not None
         return read_adapter(self.path)
 
     def before_quantizing(
@@ -86,12 +87,12 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
         """Remove the factors stored in the file; recomputed on another device, they might differ."""
-        removed = [tensors.get(f"{name}.{leaf}") for leaf in (A_START, B_START)]
-        if any(array is None for array in removed):
+        names = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
+        if not all(name in tensors for name in names):
             return super().before_quantizing_again(name, weight, quantize_dequantize, tensors)
         if not self.over_residual:
             return weight
-        removed_a, removed_b = (paddle.to_tensor(array, place=weight.place) for array in removed)
+        removed_a, removed_b = (paddle.to_tensor(tensors[name], place=weight.place) for name in names)
         return self._without(name, weight, removed_a, removed_b)
 
     def _without(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
@@ -113,7 +114,7 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
 
     def is_target(self, name: str) -> bool:
         """Return whether the linear layer `name` is adapted."""
-        if self.target_modules in (None, (ALL_LINEAR,)):
+        if self.target_modules is None or self.target_modules == (ALL_LINEAR,):
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 
@@ -136,16 +137,14 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def recorded_fields(self, model: nn.Layer) -> dict[str, Any]:
+    def recorded_fields(self, model: TrainableModel) -> dict[str, Any]:
         lacking = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
         return {**super().recorded_fields(model), "over_residual": lacking}
 
     def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
-        return replace(
-            super().with_recorded_options(recorded_fields),
-            over_residual=bool(recorded_fields.get("over_residual")),
-            init="stored",
-        )
+        config = super().with_recorded_options(recorded_fields)
+        assert isinstance(config, QuantizedInitLoRAConfig)
+        return replace(config, over_residual=bool(recorded_fields.get("over_residual")), init="stored")
 
 
 def principal_factors(

@@ -24,9 +24,10 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, generator_for
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.methods._adalora_allocator import (
     BudgetSchedule,
@@ -53,7 +54,7 @@ class AdaLoRAModel(PeftModel):
 
     peft_config: AdaLoRAConfig
 
-    def __init__(self, model: nn.Layer, peft_config: AdaLoRAConfig) -> None:
+    def __init__(self, model: TrainableModel, peft_config: AdaLoRAConfig) -> None:
         super().__init__(model, peft_config)
         self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
         self.kept: dict[str, np.ndarray] = {}
@@ -61,8 +62,7 @@ class AdaLoRAModel(PeftModel):
 
     def layers(self) -> dict[str, AdaLoRALinear]:
         """Return the adapted layers with a rank above 0, by name."""
-        named = adapter_layers(self.base_model)
-        return {name: layer for name, layer in named if isinstance(layer, AdaLoRALinear) and layer.rank}
+        return {name: layer for name, layer in adapter_layers_of(self.base_model, AdaLoRALinear) if layer.rank}
 
     def local_layers(self) -> dict[str, AdaLoRALinear]:
         """Return the layers of this process (of its pipeline stage), by name."""
@@ -150,7 +150,7 @@ class AdaLoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "ADALORA"
-    model_class: ClassVar[type[nn.Layer] | None] = AdaLoRAModel
+    model_class: ClassVar[type[TrainableModel] | None] = AdaLoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         *("target_r", "tinit", "tfinal", "delta_t", "total_step"),
         *("beta1", "beta2", "orth_reg_weight"),
@@ -197,10 +197,11 @@ class AdaLoRAConfig(PeftConfig):
             if not 0 < beta < 1:
                 raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1")
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "adalora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdaLoRALinear:
+        assert self.alpha is not None
         rank = sum(self.rank_pattern.get(f"{name}.lora_E", [True] * self.init_r))
         return AdaLoRALinear(base, rank, self.alpha / (self.init_r + _EPSILON), self.dropout, seed, name)
 
@@ -246,7 +247,7 @@ class AdaLoRAConfig(PeftConfig):
         return dataclasses.replace(self, rank_pattern=pattern)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         tinit, tfinal = self.tinit or 0, self.tfinal or 0
         return {
             "init_r": self.init_r,
@@ -304,7 +305,7 @@ class AdaLoRALinear(LinearAdapter):
         self.rank, self.scaling, self.dropout = rank, scaling, dropout
         a, b = (
             generator_for(seed, f"{name}.{leaf}").normal(0, _INIT_STD, shape).astype(np.float32)
-            for leaf, shape in (("lora_A", (rank, base.in_features)), ("lora_B", (base.out_features, rank)))
+            for leaf, shape in (("lora_A", (rank, self.in_features)), ("lora_B", (self.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
         # float32 for any base: pruning must zero the value the optimizer updates, not a rounded copy of it.

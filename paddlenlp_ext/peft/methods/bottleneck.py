@@ -26,7 +26,10 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.option_checks import require_choice, require_positive, require_share, require_whole
@@ -85,18 +88,19 @@ class BottleneckConfig(PeftConfig):
         require_positive("adapter_scale", self.scale)
         require_share("adapter_dropout", self.dropout)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         leaves = LOCATIONS[self.where]
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:
+        assert isinstance(base, (Attention, FeedForward))
         return BottleneckAdapter(base, self, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
         assert isinstance(stored, BottleneckConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod
@@ -115,11 +119,11 @@ class BottleneckAdapter(AdapterLayer):
         seed, name: determine the initial values of W_down.
     """
 
-    def __init__(self, base: nn.Layer, config: BottleneckConfig, seed: int, name: str) -> None:
+    def __init__(self, base: Attention | FeedForward, config: BottleneckConfig, seed: int, name: str) -> None:
         super().__init__(base)
         self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
         self.activation = ACTIVATIONS[config.activation]
-        last = base.o_proj if hasattr(base, "o_proj") else base.down_proj
+        last = base.o_proj if isinstance(base, Attention) else base.down_proj
         hidden_size, dtype = last.out_features, last.compute_dtype
         down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
         self.adapter_down = _Dense(down, dtype)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import has_values
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -41,9 +42,10 @@ class DoRAConfig(LoRAConfig):
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no DoRA
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
-        return DoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        return DoRALinear(base, rank, scaling, self.dropout, seed, name)
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {**super().to_adapter_config(model), "use_dora": True}
 
     @classmethod
@@ -65,7 +67,9 @@ class DoRALinear(LoRALinear):
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
-        squares_O = _squared_row_norms(base.weight_value()) if has_values(base) else paddle.ones([base.out_features])
+        squares_O = (
+            _squared_row_norms(self.base.weight_value()) if has_values(base) else paddle.ones([self.out_features])
+        )
         self.register_buffer("base_squared_norms", squares_O, persistable=False)
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
@@ -96,7 +100,7 @@ class DoRALinear(LoRALinear):
     def delta_weight(self) -> paddle.Tensor:
         """Return m (W + s B A) / c - W, float32 [out, in]."""
         weight = self.base.weight_value()
-        a, b = super().low_rank_factors()
+        a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
         directed = weight + paddle.matmul(b, a)
         lengths_O = _squared_row_norms(directed).sqrt()
         return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight

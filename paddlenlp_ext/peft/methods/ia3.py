@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import (
     as_targets,
@@ -31,7 +32,7 @@ from paddlenlp_ext.peft.inject import (
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -60,7 +61,7 @@ class IA3Config(PeftConfig):
         self.target_modules = as_targets(self.target_modules)
         self.feedforward_modules = as_targets(self.feedforward_modules)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         chosen = select_targets(linear_names(model), self.target_modules, "ia3_target_modules")
         if self.feedforward_modules and self.feedforward_modules != FEEDFORWARD:
             select_targets(chosen, self.feedforward_modules, "ia3_feedforward_modules")
@@ -78,9 +79,9 @@ class IA3Config(PeftConfig):
         """Return False: weight decay pulls scales to 0, and the base corresponds to 1."""
         return False
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         targets = [name for name, _ in adapter_layers(model)]
-        feedforward = [name for name, layer in adapter_layers(model) if layer.scales_input]
+        feedforward = [name for name, layer in adapter_layers_of(model, IA3Linear) if layer.scales_input]
         short = shortest_targets(targets, model), shortest_targets(feedforward, model)
         # PEFT requires every entry of feedforward_modules to be in target_modules.
         targets, feedforward = short if set(short[1]) <= set(short[0]) else (targets, feedforward)
@@ -114,7 +115,7 @@ class IA3Linear(LinearAdapter):
     def __init__(self, base: nn.Layer, scales_input: bool) -> None:
         super().__init__(base)
         self.scales_input = scales_input
-        shape = (1, base.in_features) if scales_input else (base.out_features, 1)
+        shape = (1, self.in_features) if scales_input else (self.out_features, 1)
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:

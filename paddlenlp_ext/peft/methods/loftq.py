@@ -83,6 +83,7 @@ class LoftQConfig(QuantizedInitLoRAConfig):
     ) -> InitialFactors:
         rank, scaling = self.rank_and_scaling(name)
         a, b = paddle.zeros([rank, weight.shape[1]]), paddle.zeros([weight.shape[0], rank])
+        removed_a, removed_b = a, b
         for _ in range(self.iters):
             removed_a, removed_b = a, b
             error = weight - quantize_dequantize(weight - scaling * paddle.matmul(b, a))
@@ -92,4 +93,5 @@ class LoftQConfig(QuantizedInitLoRAConfig):
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
-        return LoRALinearWithInit(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        return LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name)

@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
@@ -56,7 +57,7 @@ class LoHaConfig(LycorisConfig):
         self.alpha = self.rank if self.alpha is None else self.alpha
         require_positive("loha_alpha", self.alpha, *self.alpha_pattern.values())
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "loha_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoHaLinear:
@@ -76,7 +77,7 @@ class LoHaLinear(LinearAdapter):
     def __init__(self, base: nn.Layer, rank: int, scaling: float, seed: int, name: str) -> None:
         super().__init__(base)
         self.scaling = scaling
-        left, right = (base.out_features, rank), (rank, base.in_features)
+        left, right = (self.out_features, rank), (rank, self.in_features)
 
         def start(own_name: str, shape: tuple[int, int]) -> paddle.Tensor:
             return self.new_parameter(kaiming_uniform(shape, seed, f"{name}.{own_name}"))

@@ -21,6 +21,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
@@ -72,7 +73,7 @@ class LoKrConfig(LycorisConfig):
         if self.factor != -1:
             require_whole("lokr_factor", self.factor)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lokr_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoKrLinear:
@@ -116,7 +117,7 @@ class LoKrLinear(LinearAdapter):
     ) -> None:
         super().__init__(base)
         self.scaling = scaling
-        (a, b), (c, d) = factorize(base.out_features, factor), factorize(base.in_features, factor)
+        (a, b), (c, d) = factorize(self.out_features, factor), factorize(self.in_features, factor)
 
         def new_factor(own_name: str, shape: tuple[int, int], zero: bool = False) -> None:
             value = np.zeros(shape, np.float32) if zero else kaiming_uniform(shape, seed, f"{name}.{own_name}")

@@ -38,6 +38,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
@@ -100,7 +101,7 @@ class LoRAConfig(PeftConfig):
         require_positive("lora_plus_scale", self.plus_scale)
         require_share("lora_dropout", self.dropout)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
@@ -110,6 +111,7 @@ class LoRAConfig(PeftConfig):
         """Return rank r and scaling s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
         alpha = by_pattern(self.alpha_pattern, name, self.alpha)
+        assert alpha is not None
         return rank, alpha / rank**0.5 if self.rslora else alpha / rank
 
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -120,7 +122,7 @@ class LoRAConfig(PeftConfig):
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout, plus_scale=self.plus_scale)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "r": self.rank,
             "lora_alpha": self.alpha,
@@ -188,9 +190,9 @@ class LoRALinear(LinearAdapter):
         super().__init__(base)
         self.scaling = scaling
         self.dropout = dropout
-        a = kaiming_uniform((rank, base.in_features), seed, f"{name}.lora_A.weight")
+        a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
         self.lora_A = Factor(a, self.dtype)
-        self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
+        self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out], in one fused op where the base is frozen and reads the same x."""
@@ -217,7 +219,7 @@ class LoRALinear(LinearAdapter):
         """Return the matrix [out, r] that is applied after A: B."""
         return self.lora_B.weight
 
-    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Return A [r, in] and s B [out, r]."""
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 

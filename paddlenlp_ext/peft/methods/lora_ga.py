@@ -26,7 +26,8 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -54,13 +55,16 @@ class LoRAGAModel(PeftModel):
         """
         if self.peft_config.path:
             return  # a continued adapter is initialized already
-        layers = {name: layer for name, layer in adapter_layers(self.base_model) if layer.is_materialized}
+        layers = {
+            name: layer for name, layer in adapter_layers_of(self.base_model, LoRAGALinear) if layer.is_materialized
+        }
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
         for _ in range(self.peft_config.ga_batches):
             run_batch()
         for name, layer in layers.items():
             gradient, layer.gradient = layer.gradient, None
+            assert gradient is not None
             whole = layer.full_gradient(gradient.total)
             layer.set_initial_factors(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
         logger.info(
@@ -82,7 +86,7 @@ class LoRAGAConfig(LoRAWithInitConfig):
         "was initialized from gradients, which the file does not contain; save the adapter from PEFT as a plain LoRA, "
         "with path_initial_model_for_weight_conversion"
     )
-    model_class: ClassVar[type[nn.Layer] | None] = LoRAGAModel
+    model_class: ClassVar[type[TrainableModel] | None] = LoRAGAModel
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP's file depends on the state of the run that wrote it
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
@@ -97,7 +101,8 @@ class LoRAGAConfig(LoRAWithInitConfig):
         require_positive("lora_ga_stable_gamma", self.ga_stable_gamma)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRAGALinear:
-        return LoRAGALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        return LoRAGALinear(base, rank, scaling, self.dropout, seed, name)
 
     def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
         config = super().warm_start(stored)

@@ -31,6 +31,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
@@ -79,17 +80,18 @@ class MoRAConfig(PeftConfig):
         require_share("lora_dropout", self.dropout)
         require_choice("mora_folding", self.folding, FOLDINGS)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoRALinear:
         return MoRALinear(base, self.rank, self.folding, self.dropout)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, MoRAConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "r": self.rank,
             "lora_dropout": self.dropout,
@@ -137,12 +139,15 @@ class MoRALinear(LinearAdapter):
         dropout: dropout probability on the adapter input during training.
     """
 
+    cos: paddle.Tensor
+    sin: paddle.Tensor
+
     def __init__(self, base: nn.Layer, rank: int, folding: str, dropout: float) -> None:
         super().__init__(base)
         self.dropout = dropout
         self.rotated = folding == "rotated"
-        self.size = square_size(base.in_features, base.out_features, rank, even=self.rotated)
-        self.num_groups = -(-base.in_features // self.size)
+        self.size = square_size(self.in_features, self.out_features, rank, even=self.rotated)
+        self.num_groups = -(-self.in_features // self.size)
         self.lora_A = Factor(np.zeros((self.size, self.size), np.float32), self.dtype)
         if self.rotated:
             cos, sin = group_angles(self.num_groups, self.size)

@@ -21,9 +21,10 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, save_as_lora
-from paddlenlp_ext.peft.layers import Factor, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.layers import Factor, adapter_layers_of, kaiming_uniform
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -41,7 +42,7 @@ class MoSLoRAModel(PeftModel):
             self.save_pretrained(folder, tensors)
             return
         whole, factors = self.whole_state(tensors), {}
-        for name, layer in adapter_layers(self.base_model):
+        for name, layer in adapter_layers_of(self.base_model, MoSLoRALinear):
             a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
             factors[name] = Factors(*_fold_mixer(a, mixer, b, layer.scaling))
         save_as_lora(self, folder, factors)
@@ -58,7 +59,7 @@ class MoSLoRAConfig(LoRAConfig):
 
     peft_type: ClassVar[str] = "MOSLORA"
     refines: ClassVar[str | None] = "lora"
-    model_class: ClassVar[type[nn.Layer] | None] = MoSLoRAModel
+    model_class: ClassVar[type[TrainableModel] | None] = MoSLoRAModel
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(
@@ -66,7 +67,8 @@ class MoSLoRAConfig(LoRAConfig):
     )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:
-        return MoSLoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        return MoSLoRALinear(base, rank, scaling, self.dropout, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> LoRAConfig:
         return dataclasses.replace(super().warm_start(stored), mixer_to_lora=self.mixer_to_lora)

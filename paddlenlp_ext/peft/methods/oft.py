@@ -25,9 +25,10 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import layer_at
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers, as_linear
 from paddlenlp_ext.peft.option_checks import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -83,9 +84,9 @@ class OFTConfig(PeftConfig):
         if self.neumann_terms:
             require_whole("oft_neumann_terms", self.neumann_terms, minimum=2)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         names = select_targets(linear_names(model), self.target_modules, "oft_target_modules")
-        sizes = sorted({layer_at(model, name).in_features for name in names})
+        sizes = sorted({as_linear(layer_at(model, name)).in_features for name in names})
         if self.block_size is not None and any(size % self.block_size for size in sizes):
             taken = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
             logger.info("oft_block_size %d does not divide the inputs of all layers; using %s", self.block_size, taken)
@@ -98,6 +99,7 @@ class OFTConfig(PeftConfig):
             ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
         """
         asked = self.num_blocks if self.block_size is None else self.block_size
+        assert asked is not None
         divisors = [divisor for divisor in range(1, in_features + 1) if in_features % divisor == 0]
         nearest = min(divisors, key=lambda divisor: (abs(divisor - asked), divisor))
         size = in_features // nearest if self.block_size is None else nearest
@@ -107,13 +109,13 @@ class OFTConfig(PeftConfig):
         return size
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:
-        return OFTLinear(base, self.block_size_of(base.in_features), self.block_share, self.neumann_terms)
+        return OFTLinear(base, self.block_size_of(as_linear(base).in_features), self.block_share, self.neumann_terms)
 
     def warm_start(self, stored: PeftConfig) -> OFTConfig:
         assert isinstance(stored, OFTConfig)
         return dataclasses.replace(stored, path=self.path)
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "r": self.num_blocks or 0,
             "oft_block_size": self.block_size or 0,
@@ -162,10 +164,13 @@ class OFTLinear(LinearAdapter):
         neumann_terms: 0 for the exact Cayley transform, otherwise as in `cayley_series`.
     """
 
+    positions: paddle.Tensor
+    signs: paddle.Tensor
+
     def __init__(self, base: nn.Layer, block_size: int, block_share: bool, neumann_terms: int) -> None:
         super().__init__(base)
         self.block_size, self.neumann_terms = block_size, neumann_terms
-        num_blocks = 1 if block_share else base.in_features // block_size
+        num_blocks = 1 if block_share else self.in_features // block_size
         upper = np.triu_indices(block_size, 1)
         self.oft_R = Factor(np.zeros((num_blocks, len(upper[0])), np.float32), self.dtype)
         positions, signs = np.zeros((2, block_size, block_size), np.int64)

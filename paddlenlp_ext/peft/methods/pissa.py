@@ -28,6 +28,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import has_values
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
@@ -79,7 +80,8 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
     ) -> InitialFactors:
         exact = self.init == "recomputed" or self.svd == "exact"
-        a, b = principal_factors(weight, *self.rank_and_scaling(name), name, exact)
+        rank, scaling = self.rank_and_scaling(name)
+        a, b = principal_factors(weight, rank, scaling, name, exact)
         return InitialFactors(a, b, a, b)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
@@ -90,12 +92,12 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=not again)
         if self.init != "stored" and has_values(base):
             layer.set_initial_factors(
-                *principal_factors(base.weight_value(), rank, scaling, name, again or self.svd == "exact")
+                *principal_factors(layer.base.weight_value(), rank, scaling, name, again or self.svd == "exact")
             )
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         if self.init == "recomputed":
             return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": "pissa"}
         return super().to_adapter_config(model)

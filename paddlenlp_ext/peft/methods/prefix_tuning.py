@@ -34,15 +34,16 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.generation.kv_cache import KVCache
-from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import (
     AdapterLayer,
     ShardGroup,
-    adapter_layers,
+    adapter_layers_of,
     generator_for,
     has_values,
     kaiming_uniform,
@@ -91,9 +92,10 @@ class PrefixAttention(AdapterLayer):
     """
 
     shards_heads: ClassVar[bool] = True
+    base: Attention
 
     def __init__(
-        self, base: nn.Layer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
+        self, base: Attention, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
     ) -> None:
         super().__init__(base)
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
@@ -148,12 +150,15 @@ class PrefixAttention(AdapterLayer):
 class PrefixModel(PeftModel):
     """Model with a prefix before every document."""
 
+    peft_config: PrefixTuningConfig
+
     UNSHIFTED: ClassVar[str] = "prefix_unshifted"
     """Name of a prefix [P, 2, K, H] that was trained with document positions beginning at 0."""
 
-    def __init__(self, model: nn.Layer, peft_config: Any) -> None:
+    def __init__(self, model: TrainableModel, peft_config: Any) -> None:
         super().__init__(model, peft_config)
-        first = next(layer for _, layer in adapter_layers(model))
+        layers = [layer for _, layer in adapter_layers_of(model, PrefixAttention)]
+        first = layers[0]
         if first.hidden_size is None:
             if peft_config.init == "vocab" and self._own_layers():
                 self._init_from_tokens(first.seed)
@@ -161,12 +166,14 @@ class PrefixModel(PeftModel):
             self.prefix_encoder = PrefixEncoder(
                 first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
             )
-            for _, layer in adapter_layers(model):
+            for layer in layers:
                 layer.encoder = (self.prefix_encoder,)
 
     def _own_layers(self) -> list[PrefixAttention]:
         """Return the layers whose weights are on this process: not in a dry run, nor on other pipeline stages."""
-        return [layer for _, layer in adapter_layers(self.base_model) if has_values(layer.base.k_proj)]
+        return [
+            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.k_proj)
+        ]
 
     @paddle.no_grad()
     def _init_from_tokens(self, seed: int) -> None:
@@ -189,7 +196,7 @@ class PrefixModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
-            own = [layer for _, layer in adapter_layers(self.base_model) if layer.is_materialized]
+            own = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_materialized]
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
@@ -206,7 +213,7 @@ class PrefixModel(PeftModel):
             ValueError: names or shapes do not match this model.
         """
         own = dict(tensors)
-        layers = dict(adapter_layers(self.base_model))
+        layers = dict(adapter_layers_of(self.base_model, PrefixAttention))
         if "prompt_embeddings" in own:
             stored = own.pop("prompt_embeddings")
             width = sum(2 * layer.width for layer in layers.values())
@@ -240,7 +247,7 @@ class PrefixModel(PeftModel):
 
 
 @paddle.no_grad()
-def decoder_keys_and_values(decoder: nn.Layer, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
+def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
     """Run input vectors at positions 0 to P-1 through the decoder and return the keys and values, without gradient.
 
     Args:
@@ -285,7 +292,7 @@ class PrefixTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     starts_as_base: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
-    model_class: ClassVar[type[nn.Layer] | None] = PrefixModel
+    model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
     paddlenlp_config: ClassVar[str | None] = "prefix_config.json"
     paddlenlp_array: ClassVar[str | None] = "pre_caches.npy"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
@@ -326,10 +333,11 @@ class PrefixTuningConfig(PeftConfig):
         if self.projection_hidden_size is not None:
             require_whole("prefix_projection_hidden_size", self.projection_hidden_size)
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:
+        assert isinstance(base, Attention)
         hidden_size = None
         if self.projection:
             hidden_size = self.projection_hidden_size or base.k_proj.out_features
@@ -340,7 +348,7 @@ class PrefixTuningConfig(PeftConfig):
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         shape = model.config
         width = shape.num_key_value_heads * shape.head_dim
         return {

@@ -27,6 +27,8 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
@@ -45,7 +47,9 @@ _LAYER = "model.embed_tokens"
 class PromptModel(PeftModel):
     """Model with trained input vectors before every document."""
 
-    def __init__(self, model: nn.Layer, peft_config: PromptTuningConfig) -> None:
+    peft_config: PromptTuningConfig
+
+    def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
         super().__init__(model, peft_config)
         embedding = model.model.embed_tokens
         if peft_config.init == "text" and has_values(embedding):
@@ -112,7 +116,7 @@ class PromptTuningConfig(PeftConfig):
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     mergeable: ClassVar[bool] = False
     starts_as_base: ClassVar[bool] = False
-    model_class: ClassVar[type[nn.Layer] | None] = PromptModel
+    model_class: ClassVar[type[TrainableModel] | None] = PromptModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "init",
@@ -143,17 +147,18 @@ class PromptTuningConfig(PeftConfig):
                 "set both prompt_tuning_init to 'text' and the text, or neither"
             )
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return [_LAYER]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
+        assert isinstance(base, Embedding)
         return PromptEmbedding(base, self.num_tokens, self.init, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> PromptTuningConfig:
         assert isinstance(stored, PromptTuningConfig)
         return dataclasses.replace(stored, path=self.path)
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         shape = model.config
         return {
             "num_virtual_tokens": self.num_tokens,
@@ -191,7 +196,7 @@ class PromptEmbedding(AdapterLayer):
         seed, name: determine the initial values.
     """
 
-    def __init__(self, base: nn.Layer, num_tokens: int, start: str, seed: int, name: str) -> None:
+    def __init__(self, base: Embedding, num_tokens: int, start: str, seed: int, name: str) -> None:
         super().__init__(base)
         shape = (num_tokens, base.weight.shape[1])
         self.prompt_embeddings = self.create_parameter(

@@ -34,8 +34,9 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -73,13 +74,14 @@ class QERAModel(PeftModel):
             return  # a continued adapter has its corrections already
         layers = {
             name: layer
-            for name, layer in adapter_layers(self.base_model)
+            for name, layer in adapter_layers_of(self.base_model, QERALinear)
             if layer.is_materialized and layer.is_quantized
         }
         source = _open_original_weights(self.config.name_or_path) if layers else None
         self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers
         lost = left = 0.0
         for name, layer in layers.items():
+            assert source is not None and layer.inputs is not None
             error = layer.quantization_error(source, name)
             a, b, before, after = minimize_output_error(error, layer.inputs.root, layer.rank, name)
             layer.set_correction(a, b)
@@ -109,7 +111,7 @@ class QERAConfig(LoRAWithInitConfig):
 
     variant: ClassVar[str] = "qera"
     missing_init_reason: ClassVar[str] = "needs initial factors that the file does not contain; train the adapter again"
-    model_class: ClassVar[type[nn.Layer] | None] = QERAModel
+    model_class: ClassVar[type[TrainableModel] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
     paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no QERA
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"batches", "inputs"}
@@ -130,7 +132,8 @@ class QERAConfig(LoRAWithInitConfig):
         require_choice("qera_inputs", self.inputs, INPUT_CHOICES)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> QERALinear:
-        return QERALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        return QERALinear(base, rank, scaling, self.dropout, seed, name)
 
     def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
         return replace(super().warm_start(stored), batches=self.batches, inputs=self.inputs)
@@ -166,6 +169,7 @@ class InputCorrelation:
         Raises:
             ValueError: an input was not finite.
         """
+        assert self._total is not None, "no input was recorded"
         if not bool(paddle.isfinite(self._total).all()):
             raise ValueError("qera: an input of the first batches is not finite; check the first rows of the data")
         values, eigenvectors = _eigh(self._total) if self._correlated else (self._total, None)

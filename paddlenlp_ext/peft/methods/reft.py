@@ -35,6 +35,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.methods._reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
@@ -201,7 +202,7 @@ class ReFTConfig(PeftConfig):
     peft_type: ClassVar[str] = "REFT"
     mergeable: ClassVar[bool] = False
     reads_prompts: ClassVar[bool] = True
-    model_class: ClassVar[type[nn.Layer] | None] = ReftModel
+    model_class: ClassVar[type[TrainableModel] | None] = ReftModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {
         "sequence_parallel": "positions are selected from full sequences, and a process has only a part of each"
@@ -240,7 +241,7 @@ class ReFTConfig(PeftConfig):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout!r} is out of range; allowed: at least 0, below 1")
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         known = [name for name, _ in model.named_sublayers() if re.fullmatch(r"(.*\.)?layers\.\d+", name)]
         numbers = _layer_numbers(self.layers)
         if numbers is None:
@@ -250,7 +251,7 @@ class ReFTConfig(PeftConfig):
             raise ValueError(f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, not {beyond[0]}")
         return [known[number] for number in numbers]
 
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> ReftLayer:
+    def wrap(self, name: str, base: Any, seed: int) -> ReftLayer:
         hidden_size = base.input_layernorm.weight.shape[0]
         intervention = build_intervention(
             self.intervention_type, hidden_size, self.rank, self.act_fn, self.add_bias, seed, f"{name}.intervention"
@@ -261,7 +262,7 @@ class ReFTConfig(PeftConfig):
         assert isinstance(stored, ReFTConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {field: getattr(self, field) for field in _FIELDS}
 
     @classmethod

@@ -30,9 +30,17 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.layers import (
+    Factor,
+    LinearAdapter,
+    adapter_layers,
+    adapter_layers_of,
+    generator_for,
+    kaiming_uniform,
+)
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
@@ -51,7 +59,7 @@ class SoRAModel(PeftModel):
 
     def layers(self) -> dict[str, SoRALinear]:
         """Return the adapted layers by name."""
-        return {name: layer for name, layer in adapter_layers(self.base_model) if isinstance(layer, SoRALinear)}
+        return dict(adapter_layers_of(self.base_model, SoRALinear))
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """Return this pipeline stage's part of `penalty` times the mean |g|, or None if it is off."""
@@ -93,8 +101,8 @@ class SoRAModel(PeftModel):
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
         for name in ranks:
-            own = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
-            a, b = gated_to_lora(*own, opened[name])
+            a, b, gate = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
+            a, b = gated_to_lora(a, b, gate, opened[name])
             plain |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
         self.write_files(folder, lora.peft_type, fields, plain)
 
@@ -109,7 +117,7 @@ class SoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "SORA"
-    model_class: ClassVar[type[nn.Layer] | None] = SoRAModel
+    model_class: ClassVar[type[TrainableModel] | None] = SoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
     rank: int = option(16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("r",))
@@ -137,10 +145,11 @@ class SoRAConfig(PeftConfig):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0")
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "sora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> SoRALinear:
+        assert self.alpha is not None
         return SoRALinear(base, self.rank, self.alpha / self.rank, self.dropout, seed, name)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -165,7 +174,7 @@ class SoRAConfig(PeftConfig):
         )
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "r": self.rank,
             "lora_alpha": self.alpha,
@@ -203,9 +212,9 @@ class SoRALinear(LinearAdapter):
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base)
         self.rank, self.scaling, self.dropout = rank, scaling, dropout
-        a = kaiming_uniform((rank, base.in_features), seed, f"{name}.lora_A.weight")
+        a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
         self.lora_A = Factor(a, self.dtype)
-        self.lora_B = Factor(np.zeros((base.out_features, rank), np.float32), self.dtype)
+        self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
         # float32 for any base: shrinking must change the value the optimizer updates, not a rounded copy of it.
         self.gate = new_parameter(self, gate, "float32")

@@ -30,9 +30,10 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers_of, as_linear
 from paddlenlp_ext.peft.linalg import factor_axes
 from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -60,7 +61,8 @@ class Projections:
     def redraw(self, key: int) -> None:
         """Replace the values, in place, by those of another key."""
         self.key = key
-        for old, new in zip((self.a, self.b), self._draw(*self.a.shape, self.b.shape[0]), strict=True):
+        rank, widest_in = self.a.shape
+        for old, new in zip((self.a, self.b), self._draw(rank, widest_in, self.b.shape[0]), strict=True):
             old.set_value(new)
 
     def _draw(self, rank: int, widest_in: int, widest_out: int) -> list[paddle.Tensor]:
@@ -92,14 +94,21 @@ class TorchUniform:
 class VeRAModel(PeftModel):
     """Model that resumes with the shared matrices of the checkpoint, not with those of the run's key."""
 
+    peft_config: VeRAConfig
+
     def resume_from(self, stored: AdapterFiles) -> None:
         super().resume_from(stored)
-        pairs = {id(layer.projections): layer.projections for _, layer in adapter_layers(self.base_model)}
+        assert isinstance(stored.config, VeRAConfig)
+        key = stored.config.projection_prng_key
+        assert key is not None, "a stored adapter names its key"
+        pairs = {
+            id(layer.projections): layer.projections for _, layer in adapter_layers_of(self.base_model, VeRALinear)
+        }
         for pair in pairs.values():
             if pair.stored:
-                pair.key = stored.config.projection_prng_key
+                pair.key = key
             else:
-                pair.redraw(stored.config.projection_prng_key)
+                pair.redraw(key)
 
 
 @PEFT_METHODS.register("vera")
@@ -112,7 +121,7 @@ class VeRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "VERA"
-    model_class: ClassVar[type[nn.Layer] | None] = VeRAModel
+    model_class: ClassVar[type[TrainableModel] | None] = VeRAModel
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
     paddlenlp_config: ClassVar[str | None] = "vera_config.json"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
@@ -146,24 +155,30 @@ class VeRAConfig(PeftConfig):
                 "and set the initial size of the update with vera_d_initial"
             )
 
-    def targets(self, model: nn.Layer) -> list[str]:
+    def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "vera_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> VeRALinear:
         return self.wrapper({name: base}, seed)(name, base)
 
     def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], VeRALinear]:
-        widest = [max(getattr(base, side) for base in bases.values()) for side in ("in_features", "out_features")]
+        widest_in = max(base.in_features for base in bases.values())
+        widest_out = max(base.out_features for base in bases.values())
         key = seed if self.projection_prng_key is None else self.projection_prng_key
-        projections = functools.cache(lambda dtype: Projections(self.rank, *widest, key, dtype, self.save_projection))
-        return lambda name, base: VeRALinear(base, projections(base.compute_dtype), self.d_initial, self.dropout)
+        projections = functools.cache(
+            lambda dtype: Projections(self.rank, widest_in, widest_out, key, dtype, self.save_projection)
+        )
+        return lambda name, base: VeRALinear(
+            base, projections(as_linear(base).compute_dtype), self.d_initial, self.dropout
+        )
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, VeRAConfig)
         return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: nn.Layer) -> dict[str, Any]:
-        layers = dict(adapter_layers(model))
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        layers = dict(adapter_layers_of(model, VeRALinear))
         return {
             "r": self.rank,
             "vera_dropout": self.dropout,
@@ -222,7 +237,7 @@ class VeRALinear(LinearAdapter):
         self.dropout = dropout
         self.first_input, self.first_output = 0, 0
         self.vera_lambda_d = self.new_parameter(np.full(projections.a.shape[0], d_initial, np.float32))
-        self.vera_lambda_b = self.new_parameter(np.zeros(base.out_features, np.float32))
+        self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out]; b scales the rows of B, so that the output is not saved for the backward."""
