@@ -42,8 +42,6 @@ class PeftConfig(metaclass=ConfigType):
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
         mergeable: whether its layers are `LinearAdapter`s, so that it can be folded into the weights.
-        random_start: whether the start differs from seed to seed.
-        starts_as_base: whether a fresh adapter leaves the model's logits as they are.
         reads_prompts: whether prompts and answers are treated differently: `hidden_states` then takes `prompt_lengths`,
             for each row of the batch how many positions of each document are its prompt.
         starts_from_weights: whether a fresh adapter looks at the base's values, and not at its shapes alone.
@@ -67,8 +65,6 @@ class PeftConfig(metaclass=ConfigType):
 
     peft_type: ClassVar[str]
     mergeable: ClassVar[bool] = True
-    random_start: ClassVar[bool] = True
-    starts_as_base: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
     starts_from_weights: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = None

@@ -26,6 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
 }
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
+CHANGES_LOGITS_AT_START = ("prefix_tuning", "prompt_tuning")
 LABELS = np.random.default_rng(1).integers(0, 61, (2, 11))
 
 

@@ -32,7 +32,6 @@ class ToyRowsConfig(PeftConfig):
     """Adds a learned number to every weight of a row."""
 
     peft_type: ClassVar[str] = "TOY_ROWS"
-    random_start: ClassVar[bool] = False
 
     gain: float = option(1.0, help="Multiplies what is learned.", above=0)
 

@@ -46,7 +46,6 @@ class IA3Config(PeftConfig):
     """Options of IA3."""
 
     peft_type: ClassVar[str] = "IA3"
-    random_start: ClassVar[bool] = False
     changes_bias: ClassVar[bool] = True
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"feedforward_modules"}
 

@@ -54,7 +54,6 @@ class MoRAConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "MORA"
     refines: ClassVar[str | None] = "lora"
-    random_start: ClassVar[bool] = False
     paddlenlp_config: ClassVar[str | None] = "lora_config.json"
     excludes: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"

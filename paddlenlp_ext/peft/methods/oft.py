@@ -49,7 +49,6 @@ class OFTConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "OFT"
-    random_start: ClassVar[bool] = False
 
     block_size: int | None = option(
         None, help="features per rotation block, rounded to a divisor of in_features; unset: 32", minimum=2

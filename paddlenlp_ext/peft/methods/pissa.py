@@ -60,7 +60,6 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         "LoRA, with path_initial_model_for_weight_conversion"
     )
     starts_from_weights: ClassVar[bool] = True
-    random_start: ClassVar[bool] = False
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 
     svd: str = option(

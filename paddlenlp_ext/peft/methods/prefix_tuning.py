@@ -290,7 +290,6 @@ class PrefixTuningConfig(PeftConfig):
     starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PREFIX_TUNING"
     mergeable: ClassVar[bool] = False
-    starts_as_base: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
     paddlenlp_config: ClassVar[str | None] = "prefix_config.json"

@@ -115,7 +115,6 @@ class PromptTuningConfig(PeftConfig):
     starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     mergeable: ClassVar[bool] = False
-    starts_as_base: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = PromptModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
