@@ -1,1 +1,1 @@
-"""Linear layers over weights in four and eight bits."""
+"""Linear layers with weights quantized to 4 or 8 bits."""

@@ -1,12 +1,12 @@
-"""The numbers that codes stand for.
+"""Values of quantization codes.
 
-    nf4      quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3)
-    fp4      a sign, two bits of exponent and one of mantissa
-    int4     -8 ... 7, of which -8 stays unused
-    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, the rest fraction
-             (Dettmers 2016, arXiv 1511.04561)
+    nf4      quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, section 3)
+    fp4      one sign bit, two exponent bits, one mantissa bit
+    int4     -8 ... 7, with -8 unused
+    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, and the fraction in the remaining bits
+             (Dettmers 2016, arXiv:1511.04561)
 
-All tables are the same numbers as in bitsandbytes, to the bit.
+All tables are bitwise equal to those of bitsandbytes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from statistics import NormalDist
 import numpy as np
 
 _OUTERMOST = 0.9677083
-"""The probability of the last quantile: midway between 1 - 1/32 and 1 - 1/30, as published."""
+"""Probability of the outermost quantile: midway between 1 - 1/32 and 1 - 1/30, as published."""
 
 
 @functools.cache
 def levels(algo: str) -> np.ndarray:
-    """float32 [16]: what each code of a 4-bit format stands for."""
+    """Return the value of each code of a 4-bit format, float32 [16]."""
     return {"nf4": _nf4, "fp4": _fp4, "weight_only_int4": _int4}[algo]()
 
 
 @functools.cache
 def dynamic_levels(signed: bool = True) -> np.ndarray:
-    """float32 [256], rising: what each 8-bit code of a scale or of an optimizer's moment stands for.
+    """Return the value of each 8-bit code of a scale or of an optimizer's moment, float32 [256], ascending.
 
-    The positive half: 1, and for each of seven decades, 10^-7 to 10^-6 first, the middles of 1, 2, 4 ... 64 equal
-    parts of 0.1 ... 1. The larger a number, the finer its part. Numbers that are never negative need no sign: there are
-    twice as many parts then.
+    The positive half contains 1 and, for each of seven decades from 10^-7 to 1, the midpoints of 1, 2, 4 ... 64 equal
+    intervals of 0.1 ... 1, so larger numbers have finer intervals. Numbers that are never negative need no sign, which
+    doubles the number of intervals.
     """
     middles = []
     for decade in range(7):
@@ -45,9 +45,9 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 
 @functools.cache
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [15], uint8 [16]): the middles between neighbouring levels, and the codes in the order of levels.
+    """Return midpoints between neighbouring levels, float32 [15], and codes in ascending order of level, uint8 [16].
 
-    The code of v is `order[number of middles below v]`. Of fp4's two zeros the second is for numbers above 0.
+    The code of v is `order[number of midpoints below v]`. Of fp4's two zeros the second is for numbers above 0.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]
@@ -55,9 +55,9 @@ def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread(first: float, last: float, count: int) -> np.ndarray:
-    """float32: `count` numbers at equal distances, counted from both ends by a step in float32, rounded once each.
+    """Return `count` equidistant float32 numbers, computed from both ends with a float32 step and rounded once each.
 
-    It is what torch.linspace gives, from which the published tables were made.
+    This is the algorithm of torch.linspace, from which the published tables were made.
     """
     low, high = np.float32(first), np.float32(last)
     step, index = np.float64((high - low) / np.float32(count - 1)), np.arange(count)
@@ -65,7 +65,7 @@ def spread(first: float, last: float, count: int) -> np.ndarray:
 
 
 def _nf4() -> np.ndarray:
-    """Eight positive quantiles, seven negative ones, and zero, in steps of equal probability; over the largest."""
+    """Return 8 positive quantiles, 7 negative ones and zero, equally probable, divided by the largest."""
     quantile = NormalDist().inv_cdf
     positive = [quantile(float(p)) for p in spread(_OUTERMOST, 0.5, 9)[:-1]]
     negative = [-quantile(float(p)) for p in spread(_OUTERMOST, 0.5, 8)[:-1]]
@@ -74,7 +74,10 @@ def _nf4() -> np.ndarray:
 
 
 def _fp4() -> np.ndarray:
-    """Code = sign, exponent e, mantissa m. e = 0: 0 or 1/16; 1: 8, 12; 2: 4, 6; 3: 2, 3; all over 12."""
+    """Return the values of codes (sign, exponent e, mantissa m), divided by 12.
+
+    e = 0: 0, 1/16; e = 1: 8, 12; e = 2: 4, 6; e = 3: 2, 3.
+    """
     positive = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
     return np.concatenate([positive, -positive])
 

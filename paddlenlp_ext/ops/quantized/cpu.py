@@ -1,4 +1,4 @@
-"""Packed weights in C++: dequantizing, and the products with them (csrc/dequantize.cpp, csrc/quantized_linear.cpp).
+"""Quantized weights in C++: dequantization (csrc/dequantize.cpp) and matmuls (csrc/quantized_linear.cpp).
 
 Shapes: in/out features of the weight.
 """
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
-    """A condition: codes on the CPU, with the library there."""
+    """Return None for codes on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
     return on_cpu(codes) or library.unavailable_reason()
 
 
 def dequantize_rows_cpp(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Any rows, [last - first, in] in bfloat16 where that is asked for, or else in float32."""
+    """Dequantize any rows to [last - first, in], in bfloat16 if requested and otherwise in float32."""
     out, width = weight.shape
-    assert 0 <= first <= last <= out, "rows that there are"
+    assert 0 <= first <= last <= out, f"rows {first} to {last} of {out}"
     in_bf16 = dtype == paddle.bfloat16
     rows = library.empty([last - first, width], "bfloat16" if in_bf16 else "float32")
     run = library.function("dequantize_weight")
@@ -43,13 +43,15 @@ def dequantize_rows_cpp(
 
 
 def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out] of x [..., in] in float32; the values alone.
+    """Return x W^T [..., out] of float32 x [..., in], without autograd.
 
     Raises:
-        ValueError: x of another width.
+        ValueError: the last axis of x does not match the weight.
     """
     if x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}")
+        raise ValueError(
+            f"quantized_linear: shapes do not match: x {list(x.shape)} with a weight of shape {list(weight.shape)}"
+        )
     x, rows = contiguous(x), math.prod(x.shape[:-1])
     y = library.empty([*x.shape[:-1], weight.shape[0]])
     if rows <= SMALL_BATCH_ROWS:
@@ -62,7 +64,7 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
 
 
 def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """(dL/dy) W, float32 [..., in], of dL/dy [..., out] in float32 or bfloat16."""
+    """Return (dL/dy) W, float32 [..., in], of a float32 or bfloat16 dL/dy [..., out]."""
     gradient = contiguous(gradient)
     read = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
     to = library.empty([*gradient.shape[:-1], weight.shape[1]])
@@ -77,7 +79,7 @@ def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Te
 
 
 def _packed(weight: QuantizedWeight) -> object:
-    """The weight as the library takes it: a pointer that holds for this call."""
+    """Return a pointer to the QuantizedWeight struct, valid for the duration of one call."""
     out, width = weight.shape
     table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
     nested = (None, None, None)
@@ -91,7 +93,7 @@ def _packed(weight: QuantizedWeight) -> object:
 
 @functools.cache
 def _address(algo: str) -> int:
-    """Where the levels of a 4-bit format lie, or, unnamed, those of scales; they stay there."""
+    """Return the address of the levels of a 4-bit format, or of a scale's levels for ""; the tables are never freed."""
     table = levels(algo) if algo else dynamic_levels()
     assert table.flags.c_contiguous and table.dtype == np.float32
     return table.ctypes.data

@@ -1,10 +1,10 @@
-"""From packed codes back to weights, as many rows at a time as one wants.
+"""Dequantize packed codes, any number of rows at a time.
 
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
-    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        where the scales are quantized too
+    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        if the scales are quantized too
 
-(Dettmers et al. 2023, QLoRA, arXiv 2305.14314). On a CPU the work is the native library's, or NumPy's, which looks a
-code up five times as fast as Paddle's gather there. All give the same bits.
+Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. On the CPU the work is done in C++, or in NumPy, whose lookup is
+five times as fast as Paddle's gather there. All backends give the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -24,17 +24,17 @@ from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _CHUNK = 1 << 20
-"""Weights that are dequantized together on a CPU: 4 MB in float32."""
+"""Weights dequantized at a time on the CPU: 4 MB in float32."""
 
 _CHUNK_GPU = 1 << 26
-"""The same on a GPU, where a product of few rows leaves most of it idle: 128 MB in half precision."""
+"""Weights dequantized at a time on a GPU, which small matmuls leave mostly idle: 128 MB in half precision."""
 
 
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
-    """(first row, row after the last) of parts that begin with a whole scale and a whole byte.
+    """Return (first row, end row) of consecutive parts that begin with a full scale and a full byte.
 
-    About `limit` weights each (by default what the device is best at), or as many rows as it takes until a scale ends
-    with a row.
+    A part has about `limit` weights (default: the best size for the device), or as many rows as it takes until a scale
+    ends at the end of a row.
     """
     limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
     out, width = weight.shape
@@ -44,7 +44,7 @@ def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tu
 
 
 def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
-    """The whole weight, float32 [out, in]."""
+    """Return the full weight, float32 [out, in]."""
     parts = [dequantize_rows(weight, first, last) for first, last in row_blocks(weight)]
     return parts[0] if len(parts) == 1 else paddle.concat(parts)
 
@@ -53,13 +53,13 @@ def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Those rows, one of `row_blocks`, [last - first, in]."""
+    """Return the rows of one part of `row_blocks`, [last - first, in]."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype)
     return rows if rows.dtype == dtype else rows.astype(dtype)
 
 
 def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """The scales from number `first` up to `last`, float32."""
+    """Return the float32 scales with indices `first` to `last` (exclusive)."""
     scales = weight.scales[first:last]
     if weight.group_scales is None:
         return scales
@@ -72,7 +72,7 @@ def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tenso
 def dequantize_rows_reference(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """In plain Paddle, on any device; in float32, whatever is asked for."""
+    """Dequantize in plain Paddle, on any device; the result is float32 for every requested dtype."""
     begin, end, first_block, last_block = _extent(weight, first, last)
     scales_B1 = block_scales(weight, first_block, last_block).unsqueeze(1)
     if weight.algo == "weight_only_int8":
@@ -91,7 +91,7 @@ def dequantize_rows_reference(
 def dequantize_rows_gpu(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """The same by the Triton kernel, which reads both halves of a byte with one scale, unless two may meet there."""
+    """Dequantize with the Triton kernel, or in plain Paddle if the codes of a byte may have different scales."""
     way = dequantize_rows_reference if weight.block_size % 2 else dequantize_rows_triton
     return way(weight, first, last, dtype)
 
@@ -99,7 +99,7 @@ def dequantize_rows_gpu(
 def dequantize_rows_numpy(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """The same on a CPU, in float32: a byte is looked up as the pair of weights that it holds."""
+    """Dequantize in NumPy on the CPU, in float32; each byte is looked up as a pair of weights."""
     begin, end, first_block, last_block = _extent(weight, first, last)
     scales_B = _block_scales_numpy(weight, first_block, last_block)
     if weight.algo == "weight_only_int8":
@@ -109,7 +109,7 @@ def dequantize_rows_numpy(
     whole = (end - begin) // weight.block_size
     blocks = values[: whole * weight.block_size].reshape(whole, weight.block_size)
     blocks *= scales_B[:whole, None]
-    values[whole * weight.block_size :] *= scales_B[whole:].sum()  # the last block, where it is short, or nothing
+    values[whole * weight.block_size :] *= scales_B[whole:].sum()  # the last block if it is short, otherwise nothing
     return paddle.to_tensor(values.reshape(last - first, -1), place=paddle.CPUPlace())
 
 
@@ -129,7 +129,7 @@ def _extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, i
 
 
 def _pairs(algo: str) -> np.ndarray:
-    """[256]: both weights of a byte, as one number of 8 bytes."""
+    """Return both weights of each byte as one 8-byte number, [256]."""
     table = levels(algo)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)
     return np.ascontiguousarray(pairs).view(np.float64)[:, 0]
@@ -142,4 +142,4 @@ dequantize_op = DispatchedOp(
     cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,
 )
-"""Implementations take (weight, first, last, dtype) and may give float32 where they know no other format."""
+"""Backends take (weight, first, last, dtype) and may return float32 if they support no other dtype."""

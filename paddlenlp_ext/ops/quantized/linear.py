@@ -1,18 +1,17 @@
-"""A product with a weight that stays packed.
+"""Linear layer with a quantized weight.
 
     y = x W^T,   dL/dx = (dL/dy) W
 
-Forward and backward dequantize W some rows at a time; no more of it than that ever stands in full precision. W itself
-has no gradient.
+Forward and backward dequantize W a few rows at a time, so W is never held in full precision as a whole. W has no
+gradient.
+
+`weight_only` is Paddle's fused matmul with int8 and int4 weights; it requires a GPU with tensor cores. The kernel reads
+the codes in its own order, which `paddle.nn.quant.weight_quantize` produces. That function receives the codes as
+numbers: if the largest magnitude of every block is 127 (int8) or 7 (int4), it finds a scale of 1 and returns the same
+codes, reordered. Freshly quantized weights satisfy this; shards along the inputs may not. The kernel multiplies by our
+scales.
 
 Shapes: in/out features.
-
-Paddle's fused product with int8 and int4 weights. Needs a GPU with tensor cores.
-
-The kernel wants the codes in an order of its own, which `paddle.nn.quant.weight_quantize` makes. It is given the codes
-themselves as numbers: where their largest is 127 (or 7) in every block, it finds a scale of 1 and the same codes again.
-So it is after quantizing, and not in every part of a weight that is cut along its inputs. The kernel multiplies by our
-scales.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 
 def is_for_kernel(weight: QuantizedWeight) -> bool:
-    """Whether the kernel can be given this weight: found out once.
+    """Return whether Paddle's kernel can be given this weight; the result is cached on the weight.
 
-    Of other sizes it takes none; ordering the codes of rows that are no multiple of 64 writes past their end, and
-    Paddle does not look.
+    The kernel supports certain sizes only. Reordering codes of rows that are not a multiple of 64 writes past their
+    end, and Paddle does not check this.
     """
     if "is for kernel" not in weight.kept:
         out, width = weight.shape
@@ -54,15 +53,15 @@ def is_for_kernel(weight: QuantizedWeight) -> bool:
 
 
 def _keeps_its_codes(weight: QuantizedWeight) -> bool:
-    """Whether every block has the largest code that there is, or nothing but zeros."""
+    """Return whether every block contains the largest possible code or only zeros."""
     largest_B = _code_numbers(weight).reshape([-1, weight.block_size]).abs().max(axis=1)
     return bool(((largest_B == _LARGEST[weight.algo]) | (largest_B == 0)).all())
 
 
 def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out], as `linear_reference`, of a weight that the kernel can be given.
+    """Return x W^T [..., out] by Paddle's kernel; the weight must satisfy `is_for_kernel`.
 
-    The codes in the kernel's order stay beside the weight.
+    The reordered codes are cached on the weight.
     """
     assert is_for_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
     if "weight_only" not in weight.kept:
@@ -76,36 +75,36 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
         x.reshape([-1, width]),
         weight=weight.kept["weight_only"],
         weight_scale=scales.astype(x.dtype),
-        weight_dtype=cast("Any", weight.algo.removeprefix("weight_only_")),  # int4 is missing in Paddle's annotation
+        weight_dtype=cast("Any", weight.algo.removeprefix("weight_only_")),  # Paddle's annotation lacks int4
         group_size=cast("KernelGroup", kernel_group(weight)),
     )
     return y_TO.reshape([*x.shape[:-1], out])
 
 
 def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:
-    """The codes in the order that the kernel reads."""
+    """Return the codes in the kernel's order."""
     numbers, group = _code_numbers(weight), cast("KernelGroup", kernel_group(weight))
     algo = cast("KernelAlgo", weight.algo)
     return quant.weight_quantize(numbers.T.astype("float16"), algo=algo, group_size=group)[0]
 
 
 def _code_numbers(weight: QuantizedWeight) -> paddle.Tensor:
-    """What the codes stand for before a scale, float32 [out, in]."""
+    """Return the values of the codes before scaling, float32 [out, in]."""
     ones = paddle.ones([-(-weight.num_weights // weight.block_size)])
     return dequantize(QuantizedWeight(weight.algo, weight.shape, weight.block_size, weight.codes, ones))
 
 
 def kernel_group(weight: QuantizedWeight) -> int:
-    """Paddle's word for the block: inputs that share a scale, -1 for a whole row."""
+    """Return the block size in Paddle's notation: inputs that share a scale, or -1 for a full row."""
     return -1 if weight.block_size == weight.shape[1] else weight.block_size
 
 
 _FEW = 2
-"""Positions up to which the kernel that multiplies packed codes is the faster one (benchmarks/triton_dequantize.py)."""
+"""Positions up to which the matmul on packed codes is faster (benchmarks/triton_dequantize.py)."""
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Map `x` [..., in] to [..., out]; its format is kept, or autocast's is given."""
+    """Map `x` [..., in] to [..., out], in the dtype of x or of autocast."""
     if x.stop_gradient or not paddle.is_grad_enabled():
         return linear_op(weight.algo).choose(x)(x, weight)
     return _QuantizedLinear.apply(x, weight)
@@ -126,7 +125,7 @@ class _QuantizedLinear(PyLayer):
 
 
 def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out] in plain Paddle."""
+    """Return x W^T [..., out] in plain Paddle."""
     parts = [
         paddle.matmul(x, dequantize_rows(weight, first, last, x.dtype), transpose_y=True)
         for first, last in row_blocks(weight)
@@ -135,7 +134,7 @@ def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor
 
 
 def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """(dL/dy) W [..., in] in plain Paddle; parts are summed in float32, in half precision dozens would lose digits."""
+    """Return (dL/dy) W [..., in] in plain Paddle; parts are summed in float32 to keep precision."""
     total = None
     for first, last in row_blocks(weight):
         part = paddle.matmul(gradient[..., first:last], dequantize_rows(weight, first, last, gradient.dtype))
@@ -148,7 +147,7 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 
 
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out]: for a few positions in one kernel, for many from dequantized rows."""
+    """Return x W^T [..., out]: few positions in one fused kernel, many from dequantized rows."""
     (out, width), leading = weight.shape, x.shape[:-1]
     if math.prod(leading) > _FEW or not takes_product(weight):
         return linear_reference(x, weight)
@@ -156,7 +155,7 @@ def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
 
 
 def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [..., out] by Paddle's fused kernel; a weight that it cannot be given is dequantized by rows."""
+    """Return x W^T [..., out] by Paddle's fused kernel, or from dequantized rows if the kernel cannot."""
     return weight_only_linear(x, weight) if is_for_kernel(weight) else linear_reference(x, weight)
 
 
@@ -178,9 +177,9 @@ input_gradient_op = DispatchedOp(
     native=(quantized_input_gradient_cpp, library.usable),
     reference=input_gradient_reference,
 )
-"""(dL/dy) W: implementations take (gradient [..., out], weight)."""
+"""Op of (dL/dy) W; backends take (gradient [..., out], weight)."""
 
 
 def linear_op(algo: str) -> DispatchedOp:
-    """The op of x W^T: implementations take (x [..., in], weight)."""
+    """Return the op of x W^T; backends take (x [..., in], weight)."""
     return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

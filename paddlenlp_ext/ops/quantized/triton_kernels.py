@@ -1,14 +1,14 @@
-"""Weights in 4 bits, dequantized or multiplied with at once: kernels that know neither Paddle nor PyTorch.
+"""Triton kernels that dequantize 4-bit weights or multiply with them; independent of Paddle and PyTorch.
 
     w[i] = level[code[i]] scale[i // block],        two codes a byte, the first in the high half
-    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        where the scales are quantized too
+    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        if the scales are quantized too
 
-over the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv 2305.14314); block and I are even, so
-that both halves of a byte have one scale and one row. Tested in Triton's interpreter (tests/ops/test_triton_4bit.py),
-measured on an H200 (docs/benchmarks.md).
+The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). block
+and I are even, so both codes of a byte share one scale and one row. Tested in Triton's interpreter
+(tests/ops/test_triton_4bit.py), measured on an H200 (docs/benchmarks.md).
 
-Names: T positions, O and I outputs and inputs. NESTED: the scales are codes; without it what belongs to them is
-unused. What divides is a constant of the compiled kernel.
+Names: T positions, O outputs, I inputs. NESTED: the scales are codes; otherwise the parameters of nested scales are
+unused. Divisors are constants of the compiled kernel.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def dequantize_kernel(
     BLOCK: tl.constexpr,  # weights that share a scale
     GROUP: tl.constexpr,  # scales that share one of group_scales
     NESTED: tl.constexpr,
-    BYTES: tl.constexpr,  # read by one program
+    BYTES: tl.constexpr,  # codes read by one program
 ):
-    """Write `count` weights."""
+    """Dequantize `count` weights."""
     at = tl.program_id(0) * BYTES + tl.arange(0, BYTES)
     inside = at < num_bytes
     pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
@@ -60,12 +60,12 @@ def product_kernel(
     BLOCK: tl.constexpr,  # a power of two
     GROUP: tl.constexpr,
     NESTED: tl.constexpr,
-    OUTPUTS: tl.constexpr,  # of a program
-    BLOCKS: tl.constexpr,  # of a row, read at one time
+    OUTPUTS: tl.constexpr,  # outputs per program
+    BLOCKS: tl.constexpr,  # blocks of a row read at a time
 ):
-    """y = x W^T, a program for a few outputs of one position; products are summed in fp32.
+    """Compute y = x W^T; a program handles a few outputs of one position and accumulates in fp32.
 
-    Instructions take the time here, not memory: so x is read in vectors, and the weights are put in line with it.
+    Instructions, not memory, limit the speed: x is read in vectors, and the weights are interleaved to match.
     """
     HALF: tl.constexpr = BLOCK // 2
     t = tl.program_id(1)
@@ -93,10 +93,10 @@ def product_kernel(
 def _scale(
     scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
 ):
-    """The fp32 scales of those numbers; 0 outside."""
+    """Return the fp32 scales with these indices; 0 outside the mask if nested scales are off."""
     if NESTED:
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
         group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)
         return tl.load(scale_levels + code) * group_scale + tl.load(offset)
-    else:  # written out: the compiler leaves the other branch away
+    else:  # explicit else: the compiler drops the other branch
         return tl.load(scales + number, mask=inside, other=0.0)

@@ -1,9 +1,8 @@
-"""The 4-bit kernels on Paddle's tensors.
+"""Launch the 4-bit Triton kernels on Paddle tensors.
 
-Not run on the machine it was written on, which has no GPU: tests/ops/test_triton_4bit.py runs all of it but `launch`
-in Triton's interpreter, on the CPU's memory.
+tests/ops/test_triton_4bit.py runs everything except `launch` in Triton's interpreter, on the CPU.
 
-Shapes: T positions, O and I outputs and inputs of the weight.
+Shapes: T positions, O outputs and I inputs of the weight.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 # The sizes of a program, the fastest of those tried on an H200 (benchmarks/triton_dequantize.py).
-_BYTES = 1024  # of codes, to dequantize
-_OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # to multiply
+_BYTES = 1024  # codes per program of dequantize_kernel
+_OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # of product_kernel
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """A condition: Triton is there, the tensor is on a GPU and is no int8 codes."""
+    """Return None for 4-bit codes on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
     if x.dtype == paddle.int8:
@@ -36,7 +35,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 def dequantize_rows_triton(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Those rows of a weight in 4 bits, [last - first, I]; they begin with a whole scale and a whole byte."""
+    """Dequantize rows of a 4-bit weight to [last - first, I]; they must begin with a full scale and a full byte."""
     from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel
 
     width, block = weight.shape[1], weight.block_size
@@ -50,13 +49,13 @@ def dequantize_rows_triton(
 
 
 def takes_product(weight: QuantizedWeight) -> bool:
-    """Whether `product_triton` is for this weight: rows of whole blocks, blocks of a size that a program can hold."""
+    """Return whether `product_triton` supports this weight: rows of full blocks, blocks that fit a program."""
     block = weight.block_size
     return weight.shape[1] % block == 0 and 2 <= block <= _INPUTS and block & (block - 1) == 0
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """x W^T [T, O] in the format of `x`, of a weight that `takes_product`; every position reads the codes again."""
+    """Return x W^T [T, O] in the dtype of `x`; requires `takes_product`. Every position reads the codes again."""
     from paddlenlp_ext.ops.quantized.triton_kernels import product_kernel
 
     assert takes_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
@@ -69,7 +68,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel behind what Paddle has queued: Triton knows PyTorch's current stream, or else CUDA's default one."""
+    """Run a kernel on Paddle's current stream; Triton itself uses PyTorch's current stream or CUDA's default one."""
     from triton.runtime import driver
 
     of_triton = driver.active.get_current_stream
@@ -90,7 +89,7 @@ def _format(weight: QuantizedWeight) -> dict[str, Any]:
 
 
 def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
-    """levels, scales, scale levels, group scales and offset, as the kernels take them."""
+    """Return levels, scales, scale levels, group scales and offset, as the kernels take them."""
     table = _kept_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]
     if weight.group_scales is None:

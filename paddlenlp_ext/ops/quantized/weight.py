@@ -1,4 +1,4 @@
-"""A weight stored as codes and scales."""
+"""Container of a quantized weight: codes and scales."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import paddle
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out, in] in few bits.
+    """Weight [out, in] quantized to 4 or 8 bits; N weights, B scales, G group scales.
 
     Attributes:
         algo: nf4, fp4, weight_only_int8 or weight_only_int4.
         shape: (out, in).
-        block_size: neighbours in the flattened weight that share a scale; `in` for one scale a row.
-        codes: uint8 [ceil(N / 2)], two a byte, the first in the high half; weight_only_int8: int8 [N].
-        scales: float32 [B], or their uint8 codes where `group_scales` is there.
+        block_size: number of neighbours in the flattened weight that share a scale; `in` for one scale per row.
+        codes: uint8 [ceil(N / 2)], two per byte, the first in the high half; weight_only_int8: int8 [N].
+        scales: float32 [B], or uint8 codes if `group_scales` is set.
         group_scales: float32 [G].
-        offset: float32 [1], the mean of the scales, taken off before they were quantized.
-        group_size: neighbouring scales that share one of `group_scales`; 0 without.
-        lacks_start: whether a part of the original weight was taken off first, which an adapter adds again.
-        kept: what a kernel makes of the codes once and wants to see again.
+        offset: float32 [1], mean of the scales, subtracted before they were quantized.
+        group_size: number of neighbouring scales that share a group scale; 0 if scales are not quantized.
+        is_residual: whether part of the original weight was subtracted before quantizing; an adapter adds it back.
+        kept: tensors that a kernel derives from the codes once and reuses.
     """
 
     algo: str
@@ -38,11 +38,11 @@ class QuantizedWeight:
 
     @property
     def num_weights(self) -> int:
-        """N."""
+        """N, the number of weights."""
         return self.shape[0] * self.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What the tensors occupy."""
+        """Size of all tensors in bytes."""
         tensors = (self.codes, self.scales, self.group_scales, self.offset)
         return sum(tensor.size * tensor.element_size() for tensor in tensors if tensor is not None)
