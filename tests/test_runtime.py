@@ -1,4 +1,4 @@
-"""The runtime's settings, each seen from a fresh process."""
+"""Process settings of `_runtime`, each checked in a fresh process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
     return result.stdout.strip()
 
 
-def test_threads_are_the_cores_unless_the_user_set_them():
+def test_configure_runtime_sets_threads_unless_the_user_did():
     code = (
         "import os; from paddlenlp_ext import _runtime as runtime; runtime.configure_runtime();"
         "print(os.environ.get('MKL_NUM_THREADS'), runtime.threads_per_process())"
@@ -39,13 +39,13 @@ def test_threads_are_the_cores_unless_the_user_set_them():
     assert run_python(code, MKL_NUM_THREADS="7").split()[0] == "7"
 
 
-def test_ranks_on_one_machine_share_the_cores():
+def test_threads_per_process_with_local_ranks_divides_the_cores():
     code = "from paddlenlp_ext import _runtime as runtime; print(runtime.threads_per_process())"
     assert int(run_python(code, PADDLE_LOCAL_SIZE="1000")) == 1
 
 
 @pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("max 100000", 10**9), ("1000 100000", 1)])
-def test_a_containers_quota_limits_the_threads(tmp_path, monkeypatch, quota, most):
+def test_threads_per_process_with_container_quota_is_limited(tmp_path, monkeypatch, quota, most):
     (tmp_path / "cpu.max").write_text(quota + "\n")
     monkeypatch.setattr(_runtime, "_CPU_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(_runtime, "_siblings", str)
@@ -53,7 +53,7 @@ def test_a_containers_quota_limits_the_threads(tmp_path, monkeypatch, quota, mos
     assert _runtime.threads_per_process() == min(64, most)
 
 
-def test_importing_the_package_does_not_load_paddle():
+def test_import_does_not_load_paddle():
     assert run_python("import sys, paddlenlp_ext; print('paddle' in sys.modules)") == "False"
 
 
@@ -68,7 +68,7 @@ def test_import_changes_nothing_in_the_process():
     assert run_python(code) == "True"
 
 
-def test_import_after_paddle_leaves_its_threads():
+def test_import_after_paddle_keeps_its_threads():
     code = (
         "import paddle; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
         "import paddlenlp_ext; paddlenlp_ext.LoRAConfig, paddlenlp_ext.finetune; print(seen)"
@@ -89,7 +89,7 @@ def test_program_configures_the_runtime(script: Path):
     assert run_python(code, script).splitlines()[-1] == "True"
 
 
-def test_an_earlier_import_of_paddle_gets_its_threads():
+def test_configure_runtime_after_paddle_sets_its_threads():
     code = (
         "import paddle, os; from paddle.base import core; seen = []; core.set_num_threads = seen.append;"
         "from paddlenlp_ext import _runtime as runtime; runtime.configure_runtime();"
@@ -98,7 +98,7 @@ def test_an_earlier_import_of_paddle_gets_its_threads():
     assert run_python(code) == "True"
 
 
-def test_without_paddle_the_error_says_what_to_install(monkeypatch):
+def test_require_paddle_without_paddle_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
         _runtime.require_paddle()
@@ -114,11 +114,11 @@ def test_without_paddle_the_error_says_what_to_install(monkeypatch):
         ("GenuineIntel", "fpu avx avx2 fma avx512f avx512cd avx512dq avx512bw avx512vl", None),
     ],
 )
-def test_mkl_is_told_the_widest_instructions_of_an_amd_processor(vendor: str, features: str, code_path: str | None):
+def test_mkl_code_path_on_amd_is_the_widest(vendor: str, features: str, code_path: str | None):
     cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {features}\n\n"
     assert _runtime._mkl_code_path(cpuinfo) == code_path
 
 
-def test_the_users_choice_for_mkl_stands():
+def test_configure_runtime_keeps_the_users_mkl_setting():
     code = "import os, paddlenlp_ext; paddlenlp_ext.configure_runtime(); print(os.environ['MKL_DEBUG_CPU_TYPE'])"
     assert run_python(code, MKL_DEBUG_CPU_TYPE="4") == "4"

@@ -47,7 +47,7 @@ def run(backend, num_steps: int) -> list[list[paddle.Tensor]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_steps_follow_the_formula(backend):
+def test_adamw_over_five_steps_follows_the_formula(backend):
     actual = run(backend, 5)
     for index, (parameter, *_) in enumerate(start()):
         expected = parameter.numpy().astype(np.float64)
@@ -67,7 +67,7 @@ def test_steps_follow_the_formula(backend):
 
 
 @needs_cpp
-def test_it_is_paddles_kernel_to_rounding():
+def test_adamw_cpp_matches_paddles_kernel():
     actual = run(adamw_cpp, 5)
     for index, (weight, *_) in enumerate(start()):
         parameter = paddle.create_parameter(weight.shape, "float32")
@@ -83,7 +83,7 @@ def test_it_is_paddles_kernel_to_rounding():
 
 
 @needs_cpp
-def test_the_number_of_threads_changes_no_bit():
+def test_adamw_cpp_with_other_thread_counts_gives_same_bits():
     runs = []
     for num_threads in (1, 2):
         set_threads(num_threads)
@@ -94,7 +94,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @needs_cpp
-def test_a_gradient_may_lie_in_pieces():
+def test_adamw_cpp_reads_strided_gradients():
     one, other = start()[1], start()[1]
     gradient = normal(5, 17, 3)
     strided = paddle.to_tensor(np.ascontiguousarray(gradient.T)).transpose([1, 0])

@@ -42,7 +42,7 @@ def steps(implementation, shape: tuple[int, ...], scale: float) -> list[np.ndarr
 @pytest.mark.parametrize("shape", [(1,), (255,), (256,), (3, 257), (96, 1031)])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
-def test_natively_codes_and_scales_are_the_same(shape, threads, scale, cpp_threads):
+def test_adamw_8bit_cpp_stores_the_codes_of_the_reference(shape, threads, scale, cpp_threads):
     cpp_threads(threads)
     value, *moments = steps(adamw_8bit_cpp, shape, scale)
     expected, *expected_moments = steps(adamw_8bit_reference, shape, scale)
@@ -56,5 +56,5 @@ def test_natively_codes_and_scales_are_the_same(shape, threads, scale, cpp_threa
 
 
 @needs_cpp
-def test_the_native_step_is_taken_on_the_cpu():
+def test_adamw_8bit_on_cpu_uses_cpp_backend():
     assert adamw_8bit_op.choose(paddle.ones([1])) is adamw_8bit_cpp

@@ -14,13 +14,13 @@ GOLDEN = DATA / "adamw_8bit.npz"
 
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])
-def test_the_map_is_bitsandbytes(kind: str):
+def test_dynamic_levels_match_bitsandbytes(kind: str):
     with np.load(GOLDEN) as golden:
         assert np.array_equal(dynamic_levels(kind == "signed"), golden[kind])
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_the_nearest_levels(signed: bool):
+def test_nearest_returns_codes_of_nearest_levels(signed: bool):
     generator, levels = np.random.default_rng(0), dynamic_levels(signed)
     values = generator.uniform(0, 1, 40_000) ** generator.integers(1, 30, 40_000)
     around = [levels, (levels[1:] + levels[:-1]) / 2, [0.0, 1e-30, 1.0]]
@@ -35,7 +35,7 @@ def test_codes_are_the_nearest_levels(signed: bool):
     assert (chosen <= distances.min(axis=1) + 2 * half_ulp).all()
 
 
-def test_levels_come_back_as_they_were_and_a_block_of_zeros_is_zero():
+def test_quantize_levels_and_zero_blocks_round_trip_exactly():
     quantizer, levels = dynamic_8bit(True), dynamic_levels(True)
     blocks = np.stack([levels * np.float32(3.5), np.zeros(256, np.float32), levels * np.float32(1e-20)])
     codes, scales = quantizer.quantize(paddle.to_tensor(blocks))
@@ -44,7 +44,7 @@ def test_levels_come_back_as_they_were_and_a_block_of_zeros_is_zero():
     assert (codes.numpy()[1] == quantizer.zero).all()
 
 
-def test_paddles_gather_finds_the_same(monkeypatch):
+def test_nearest_with_paddles_gather_gives_same_codes(monkeypatch):
     values, scales = paddle.rand([3, 256]) * 2 - 1, paddle.rand([3, 1])
     codes = dynamic_8bit(True).nearest(values)
     numbers = dynamic_8bit(True).dequantize(codes, scales)

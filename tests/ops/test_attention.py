@@ -45,7 +45,7 @@ def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int, head_dim: i
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_the_reference_is_the_definition(documents, window, heads):
+def test_attention_reference_matches_the_definition(documents, window, heads):
     layout = AttentionLayout.from_documents(documents, window)
     inputs = make(layout, *heads)
     actual = attention_reference(*map(paddle.to_tensor, inputs), layout, 0.3)
@@ -55,7 +55,9 @@ def test_the_reference_is_the_definition(documents, window, heads):
 @pytest.mark.parametrize("query_block", [4, 128])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
+def test_blockwise_attention_matches_the_reference_and_its_gradients(
+    documents, window, heads, query_block, monkeypatch
+):
     monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
     layout = AttentionLayout.from_documents(documents, window)
     inputs = make(layout, *heads)
@@ -70,7 +72,7 @@ def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, que
     assert_all_close(*runs, atol=5e-6)
 
 
-def test_a_document_cannot_touch_its_neighbours():
+def test_attention_ignores_other_documents():
     """Not a bit of them, even if it is not a number."""
     layout = AttentionLayout.from_documents([[30, 25, 28]])
     inputs = make(layout, 4, 2)
@@ -87,7 +89,7 @@ def test_a_document_cannot_touch_its_neighbours():
         assert np.isnan(other[:, 30:55]).any()
 
 
-def test_decoding_attention_is_the_end_of_the_whole():
+def test_cached_attention_of_last_queries_matches_full_attention():
     layout = AttentionLayout.from_documents([[3, 9], [12]], window=6)
     inputs = make(layout, 4, 2)
     whole = softmax_attention(*inputs, layout, 0.3)
@@ -96,7 +98,7 @@ def test_decoding_attention_is_the_end_of_the_whole():
     np.testing.assert_allclose(actual.numpy(), whole[:, 7:], rtol=0, atol=2e-6)
 
 
-def test_autocast_is_off_in_the_tiles(monkeypatch):
+def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):
     """It is off in the backward pass, which makes the same probabilities again."""
     tracer, made, levels = _dygraph_tracer(), blockwise._probabilities, []
     layout = AttentionLayout.from_documents([[5]])
@@ -122,12 +124,12 @@ def test_autocast_is_off_in_the_tiles(monkeypatch):
         ([], None, "at least"),
     ],
 )
-def test_impossible_layouts_are_refused(documents, window, message):
+def test_attention_layout_with_invalid_lengths_raises_value_error(documents, window, message):
     with pytest.raises(ValueError, match=message):
         AttentionLayout.from_documents(documents, window)
 
 
-def test_flash_attention_cannot_be_forced_on_a_cpu():
+def test_attention_flashmask_on_cpu_raises_value_error():
     layout = AttentionLayout.from_documents([[3]])
     with pytest.raises(ValueError, match="'flashmask' was requested, but it needs a GPU"):
         attention(*map(paddle.to_tensor, make(layout, 2, 2)), layout, 0.3, "flashmask")

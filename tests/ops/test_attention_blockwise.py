@@ -16,7 +16,7 @@ PACKS = {
 
 @pytest.mark.parametrize("documents", PACKS.values(), ids=PACKS)
 @pytest.mark.parametrize("window", [None, 100])
-def test_every_query_stands_in_one_tile_with_all_it_may_look_at(documents, window):
+def test_plan_blocks_puts_every_query_in_one_tile_with_all_visible_keys(documents, window):
     layout = AttentionLayout.from_documents(documents, window)
     plan = plan_blocks(layout, 1, 1)
     starts, lengths = layout.documents()
@@ -38,7 +38,7 @@ def test_every_query_stands_in_one_tile_with_all_it_may_look_at(documents, windo
 
 
 @pytest.mark.parametrize("documents", PACKS.values(), ids=PACKS)
-def test_work_and_memory_follow_the_documents(documents):
+def test_plan_blocks_work_and_memory_follow_the_documents(documents):
     layout = AttentionLayout.from_documents(documents)
     num_heads = 9
     tiles = plan_blocks(layout, num_heads, 3).tiles
@@ -49,12 +49,12 @@ def test_work_and_memory_follow_the_documents(documents):
     assert len(tiles) <= 30
 
 
-def test_a_window_shortens_the_keys():
+def test_plan_blocks_with_window_shortens_the_keys():
     full, windowed = (plan_blocks(AttentionLayout.from_documents([[2048]], window), 2, 1) for window in (None, 128))
     assert max(tile.shape[2] for tile in full.tiles) == 2048
     assert max(tile.shape[2] for tile in windowed.tiles) <= 256
 
 
-def test_documents_of_one_length_need_no_padding():
+def test_plan_blocks_of_equal_documents_needs_no_padding():
     assert not plan_blocks(AttentionLayout.from_documents([[64, 64, 64]]), 2, 1).is_padded
     assert plan_blocks(AttentionLayout.from_documents([[64, 63, 64]]), 2, 1).is_padded

@@ -47,7 +47,7 @@ def run(arrays: list[np.ndarray], layout: AttentionLayout, backend: str, frozen:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_agrees_with_the_reference_both_ways(documents, window, shape):
+def test_attention_cpp_matches_the_reference_and_its_gradients(documents, window, shape):
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *shape)
     assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=2e-5)
@@ -55,7 +55,7 @@ def test_agrees_with_the_reference_both_ways(documents, window, shape):
 
 @pytest.mark.parametrize("prefix", [1, 20, 100])
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_a_prefix_agrees_with_the_reference_both_ways(documents, window, prefix):
+def test_attention_cpp_with_prefix_matches_the_reference_and_its_gradients(documents, window, prefix):
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, 6, 2, 16, prefix)
     assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=3e-5)
@@ -64,7 +64,7 @@ def test_a_prefix_agrees_with_the_reference_both_ways(documents, window, prefix)
 @pytest.mark.parametrize("shape", [SHAPES["grouped"], SHAPES["one key head"]], ids=["grouped", "one key head"])
 @pytest.mark.parametrize("prefix", [0, 7])
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape):
+def test_attention_cpp_in_bf16_is_within_rounding(documents, window, prefix, shape):
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *shape, prefix)
     with bf16_matmuls():
@@ -80,7 +80,7 @@ def test_in_bfloat16_it_is_within_its_rounding(documents, window, prefix, shape)
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2), (0, 3, 4), (0, 1, 2)])
-def test_only_wanted_gradients_are_computed(frozen, in_bf16):
+def test_attention_cpp_with_frozen_inputs_returns_only_needed_gradients(frozen, in_bf16):
     layout = AttentionLayout.from_documents([[70, 9]])
     arrays = make(layout, 4, 2, 16, prefix=3)
     with bf16_matmuls() if in_bf16 else nullcontext():
@@ -89,7 +89,7 @@ def test_only_wanted_gradients_are_computed(frozen, in_bf16):
 
 
 @pytest.mark.parametrize("in_bf16", [False, True])
-def test_nothing_of_a_neighbour_is_read(in_bf16):
+def test_attention_cpp_reads_no_other_document(in_bf16):
     """Not even one that is not a number; and what is one in the document itself is not swallowed."""
     layout = AttentionLayout.from_documents([[70, 65, 90]])
     arrays = make(layout, 4, 2, 16)
@@ -104,7 +104,7 @@ def test_nothing_of_a_neighbour_is_read(in_bf16):
         assert np.isnan(other[:, 70:135]).all()
 
 
-def test_large_scores_neither_overflow_nor_vanish():
+def test_attention_cpp_with_large_scores_stays_finite():
     layout = AttentionLayout.from_documents([[90]], window=70)
     arrays = [array * factor for array, factor in zip(make(layout, 2, 1, 16), (60, 60, 1), strict=True)]
     actual = run(arrays, layout, "native")
@@ -112,7 +112,7 @@ def test_large_scores_neither_overflow_nor_vanish():
     np.testing.assert_allclose(actual[0], run(arrays, layout, "reference")[0], rtol=0, atol=2e-3)
 
 
-def test_tensors_that_do_not_lie_in_one_piece():
+def test_attention_cpp_reads_strided_tensors():
     layout = AttentionLayout.from_documents([[40]])
     arrays = make(AttentionLayout.from_documents([[50]]), 4, 2, 16)
 
@@ -128,7 +128,7 @@ def test_tensors_that_do_not_lie_in_one_piece():
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 @pytest.mark.parametrize("documents", [[[200]], [[70] * 12]], ids=["few tasks", "many tasks"])
-def test_one_and_two_threads_give_the_same_bits(documents, in_bf16):
+def test_attention_cpp_with_one_and_two_threads_gives_same_bits(documents, in_bf16):
     layout = AttentionLayout.from_documents(documents)
     arrays = make(layout, 6, 2, 16, prefix=5)
     runs = []
@@ -144,7 +144,7 @@ def test_one_and_two_threads_give_the_same_bits(documents, in_bf16):
             np.testing.assert_array_equal(one, again)
 
 
-def test_its_powers_of_two_are_right_to_3e_7():
+def test_attention_cpp_exp2_has_relative_error_below_3e_7():
     x = np.concatenate([np.linspace(-126, 20, 20000), -np.geomspace(1e-8, 126, 20000)]).astype(np.float32)
     x_tensor, out = paddle.to_tensor(x), paddle.empty([x.size])
     function("attention_exp2")(pointer(x_tensor), pointer(out), x.size)
@@ -155,7 +155,7 @@ def test_its_powers_of_two_are_right_to_3e_7():
 
 
 @pytest.mark.parametrize("wrong", [[(9, 2, 16)], [(9, 2, 16), (9, 2, 15)], [(10, 2, 16), (10, 3, 16)]])
-def test_tensors_that_do_not_fit_are_refused_and_not_read_past_their_end(wrong):
+def test_attention_cpp_with_mismatched_shapes_raises_assertion_error(wrong):
     layout = AttentionLayout.from_documents([[10]])
     shapes = [(10, 4, 16), (10, 2, 16), (10, 2, 16)]
     for place, shape in enumerate(wrong, start=3 - len(wrong)):

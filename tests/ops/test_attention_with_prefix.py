@@ -54,7 +54,7 @@ def definition(arrays: list[np.ndarray], layout: AttentionLayout) -> np.ndarray:
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_the_reference_is_the_definition(documents, window, heads):
+def test_attention_reference_with_prefix_matches_the_definition(documents, window, heads):
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *heads)
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)
@@ -65,7 +65,9 @@ def test_the_reference_is_the_definition(documents, window, heads):
 @pytest.mark.parametrize("query_block", [4, 128])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, query_block, monkeypatch):
+def test_blockwise_attention_with_prefix_matches_the_reference_and_its_gradients(
+    documents, window, heads, query_block, monkeypatch
+):
     monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, *heads)
@@ -81,7 +83,7 @@ def test_blocks_agree_with_the_reference_both_ways(documents, window, heads, que
 
 
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
-def test_a_kernel_without_prefixes_gets_a_copy_before_every_document(documents, window, monkeypatch):
+def test_flashmask_attention_with_prefix_copies_it_before_every_document(documents, window, monkeypatch):
     """What the kernel would compute is taken from the reference."""
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, 6, 2)
@@ -102,7 +104,7 @@ def test_a_kernel_without_prefixes_gets_a_copy_before_every_document(documents, 
     assert layouts[-1].document_lengths == (tuple(P + n for row in layout.document_lengths for n in row),)
 
 
-def test_a_prefix_that_alone_learns_gets_its_gradient():
+def test_attention_with_only_prefix_trainable_returns_its_gradient():
     layout = AttentionLayout.from_documents([[5, 3]])
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, make(layout, 4, 2))
     k_prefix.stop_gradient = v_prefix.stop_gradient = False

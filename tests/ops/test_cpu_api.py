@@ -43,7 +43,7 @@ def test_parameter_types_of_header_are_those_of_ctypes():
     assert len(types) == HEADER.read_text().count("\nStatus ")
 
 
-def test_every_declared_entry_point_is_in_the_library():
+def test_library_exports_every_declared_entry_point():
     assert [name for name in parameter_types() if not hasattr(library.library(), name)] == []
 
 

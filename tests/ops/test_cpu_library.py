@@ -44,7 +44,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not_loaded, monkeypatch, caplog):
+def test_library_without_compiler_logs_reason_once_and_next_backend_runs(not_loaded, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     x = paddle.zeros([2])
     op = DispatchedOp("some op", native=(lambda x: "native", library.usable), reference=lambda x: "reference")
@@ -57,7 +57,7 @@ def test_without_a_compiler_the_next_twin_runs_and_the_reason_is_logged_once(not
         op.choose(x, "native")
 
 
-def test_no_compiler_at_all_says_what_to_install(not_loaded, monkeypatch):
+def test_library_without_compiler_says_what_to_install(not_loaded, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert (
@@ -65,18 +65,18 @@ def test_no_compiler_at_all_says_what_to_install(not_loaded, monkeypatch):
     )
 
 
-def test_it_can_be_switched_off(not_loaded, monkeypatch):
+def test_library_with_environment_variable_is_disabled(not_loaded, monkeypatch):
     monkeypatch.setenv("PADDLENLP_EXT_NATIVE", "0")
     assert library.usable(paddle.zeros([2])) == "PADDLENLP_EXT_NATIVE=0 disables the native library"
 
 
 @needs_cpp
-def test_it_is_for_float32(not_loaded):
+def test_usable_with_float64_names_the_dtype(not_loaded):
     assert "float64" in library.usable(paddle.zeros([2], "float64")).lower()
 
 
 @needs_cpp
-def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sources, caplog):
+def test_build_runs_once_and_again_when_a_source_changes(not_loaded, sources, caplog):
     first = build.build(LIBRARIES)
     assert ctypes.CDLL(str(first)).answer() == 42
     built = first.stat().st_mtime_ns
@@ -88,7 +88,7 @@ def test_a_library_is_built_once_and_again_when_a_source_changes(not_loaded, sou
 
 
 @needs_cpp
-def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources, monkeypatch):
+def test_build_syncs_files_before_renaming_them(not_loaded, sources, monkeypatch):
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
     folder = build.build(LIBRARIES).parent
@@ -96,7 +96,7 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(not_loaded, sources
     assert len(built) == 2 and synced == {path.stat().st_ino for path in built}
 
 
-def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypatch, tmp_path):
+def test_library_with_unwritable_cache_names_the_remedy(not_loaded, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert (
@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written_to_says_what_helps(not_loaded, monkeypat
     )
 
 
-def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatch):
+def test_library_without_home_directory_names_the_remedy(not_loaded, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
 
     def no_home():
@@ -119,12 +119,12 @@ def test_without_a_home_folder_the_reason_says_what_helps(not_loaded, monkeypatc
 
 
 @needs_cpp
-def test_the_compiler_may_be_more_than_one_word(not_loaded, sources, monkeypatch):
+def test_build_accepts_compiler_of_several_words(not_loaded, sources, monkeypatch):
     monkeypatch.setenv("CXX", "env LANG=C g++")
     assert ctypes.CDLL(str(build.build(LIBRARIES))).answer() == 42
 
 
-def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
+def test_library_with_invalid_cxx_names_it(not_loaded, monkeypatch):
     monkeypatch.setenv("CXX", "g++ '")
     assert (
         'CXX="g++ \'" is not a valid command line' in library.unavailable_reason()
@@ -133,7 +133,7 @@ def test_a_compiler_that_is_no_command_line_is_named(not_loaded, monkeypatch):
 
 
 @needs_cpp
-def test_what_the_compiler_says_is_passed_on(not_loaded, sources):
+def test_build_with_compile_error_reports_compiler_output(not_loaded, sources):
     (sources / "answer.cpp").write_text("no C++\n")
     with pytest.raises(build.BuildError, match=r"answer\.cpp.*failed:"):
         build.build(LIBRARIES)
@@ -166,7 +166,7 @@ def account() -> list[int]:
 @needs_cpp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
 @pytest.mark.parametrize("shape", [[3], [0, 5], [7, 300, 301]])
-def test_buffers_are_tensors_like_any_other(dtype, shape):
+def test_empty_returns_ordinary_tensors(dtype, shape):
     tensor = library.empty(shape, dtype)
     assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (shape, getattr(paddle, dtype), True)
     assert tensor.stop_gradient
@@ -175,7 +175,7 @@ def test_buffers_are_tensors_like_any_other(dtype, shape):
 
 
 @needs_cpp
-def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
+def test_empty_reuses_freed_memory_only():
     kept, freed = library.empty([1 << 20]), library.empty([1 << 20])
     address, before = library.pointer(freed), account()
     del freed
@@ -185,7 +185,7 @@ def test_a_freed_buffer_is_used_again_and_a_used_one_is_not():
 
 
 @needs_cpp
-def test_blocks_that_nobody_asks_for_any_more_go_back():
+def test_empty_returns_unused_memory_to_the_system():
     library.library().buffers_release()
     for megabytes in range(1, 40):
         tensor = library.empty([megabytes << 18])
@@ -196,7 +196,7 @@ def test_blocks_that_nobody_asks_for_any_more_go_back():
 
 
 @needs_cpp
-def test_a_buffer_outlives_the_graph_that_made_it():
+def test_empty_tensor_outlives_its_graph():
     x = paddle.to_tensor(np.ones([600, 600], np.float32), stop_gradient=False)
     view = library.empty([600, 600])
     view.set_value(paddle.full([600, 600], 2.0))

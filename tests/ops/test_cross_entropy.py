@@ -30,7 +30,7 @@ def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, np.nda
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031), (2, 49152)])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
-def test_loss_hits_and_gradient_are_those_of_the_formula(backend, num_rows, num_columns, scale):
+def test_cross_entropy_matches_the_formula(backend, num_rows, num_columns, scale):
     logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # below zero: padding must not count as the largest
     targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
     targets[0] = logits[0].argmax()
@@ -45,7 +45,7 @@ def test_loss_hits_and_gradient_are_those_of_the_formula(backend, num_rows, num_
 @needs_cpp
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_gradient_in_bfloat16_is_the_other_one_rounded(num_rows, num_columns, threads, cpp_threads):
+def test_cross_entropy_cpp_with_bf16_gradient_rounds_the_fp32_one(num_rows, num_columns, threads, cpp_threads):
     cpp_threads(threads)
     logits, targets = 5.0 * normal(1, num_rows, num_columns), paddle.arange(num_rows) % num_columns
     exact, rounded = paddle.to_tensor(logits), paddle.to_tensor(logits)
@@ -60,7 +60,7 @@ def test_a_gradient_in_bfloat16_is_the_other_one_rounded(num_rows, num_columns, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_a_gradient_loss_and_hits_are_the_same(backend):
+def test_cross_entropy_without_gradient_returns_same_loss_and_num_correct(backend):
     logits, targets = normal(1, 5, 33), np.array([0, 32, 16, 1, 15])
     expected_loss, expected_hits, _ = formula(logits, targets)
     loss, num_correct = backend(paddle.to_tensor(logits), paddle.to_tensor(targets), False)
@@ -68,7 +68,7 @@ def test_without_a_gradient_loss_and_hits_are_the_same(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_of_equal_logits_the_first_is_the_prediction(backend):
+def test_cross_entropy_with_equal_logits_predicts_the_first(backend):
     logits = np.zeros([3, 40], np.float32)
     logits[:, [7, 35]] = 1.0
     _, num_correct = backend(paddle.to_tensor(logits), paddle.to_tensor([7, 35, 0]), True)
@@ -76,7 +76,7 @@ def test_of_equal_logits_the_first_is_the_prediction(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_nan_shows_in_the_loss(backend):
+def test_cross_entropy_with_nan_logit_returns_nan(backend):
     logits = normal(1, 2, 33)
     logits[1, 20] = np.nan
     loss, _ = backend(paddle.to_tensor(logits), paddle.to_tensor([3, 4]), True)
@@ -84,7 +84,7 @@ def test_a_nan_shows_in_the_loss(backend):
 
 
 @needs_cpp
-def test_the_number_of_threads_changes_no_bit():
+def test_cross_entropy_cpp_with_other_thread_counts_gives_same_bits():
     logits, targets = normal(1, 19, 1031), np.arange(19)
     runs = []
     for num_threads in (1, 2):
@@ -98,6 +98,6 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @needs_cpp
-def test_a_label_outside_the_vocabulary_is_named():
+def test_cross_entropy_cpp_with_label_outside_vocabulary_raises_value_error():
     with pytest.raises(ValueError, match="labels range from 0 to 9, but the vocabulary has 9 tokens"):
         cross_entropy_cpp(paddle.to_tensor(normal(1, 2, 9)), paddle.to_tensor([0, 9]), True)

@@ -34,7 +34,7 @@ def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
     ("batch", "length", "heads", "kv_heads", "places", "head_dim"),
     [(1, 1, 1, 1, 1, 2), (2, 1, 9, 3, 37, 64), (3, 1, 4, 1, 7, 6), (2, 5, 6, 2, 41, 16), (1, 3, 4, 4, 16, 21)],
 )
-def test_equals_the_formula(backend, batch, length, heads, kv_heads, places, head_dim):
+def test_decode_attention_matches_the_formula(backend, batch, length, heads, kv_heads, places, head_dim):
     """What is not looked at is not a number in the stores of the native twin."""
     rng = np.random.default_rng(places)
     q = normal(1, batch, length, heads, head_dim)
@@ -49,7 +49,7 @@ def test_equals_the_formula(backend, batch, length, heads, kv_heads, places, hea
 
 
 @needs_cpp
-def test_places_that_are_not_looked_at_are_not_read():
+def test_decode_attention_cpp_reads_only_visible_slots():
     q, stores = normal(1, 1, 1, 2, 16), [normal(seed, 1, 1, 40, 16) for seed in (2, 3)]
     ranges = np.array([[[2, 7, 11, 30]]])
     outputs = []
@@ -62,7 +62,7 @@ def test_places_that_are_not_looked_at_are_not_read():
 
 @pytest.mark.parametrize("backend", STORES)
 @pytest.mark.parametrize("length", [1, 3])
-def test_new_keys_are_written_where_they_belong(backend, length):
+def test_store_keys_writes_into_the_right_slots(backend, length):
     new, stores = [normal(seed, 2, length, 3, 5) for seed in (1, 2)], [normal(seed, 2, 3, 9, 5) for seed in (3, 4)]
     tensors = [paddle.to_tensor(store) for store in stores]
     backend(*map(paddle.to_tensor, new), *tensors, 4)
@@ -72,7 +72,7 @@ def test_new_keys_are_written_where_they_belong(backend, length):
 
 
 @needs_cpp
-def test_a_store_without_room_is_not_written_past_its_end():
+def test_store_keys_cpp_past_the_end_raises_assertion_error():
     k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
     ops.store_keys_cpp(k, k, store, store.clone(), 13)
     with pytest.raises(AssertionError, match="3 positions at offset 14 exceed a cache of 16"):

@@ -17,7 +17,7 @@ def make_op() -> DispatchedOp:
     )
 
 
-def test_the_first_twin_that_can_run_is_taken_and_the_reference_last():
+def test_choose_takes_first_available_backend_and_reference_last():
     op = make_op()
     x = paddle.zeros([1])
     assert op.choose(x)(x)[0] == "cpu"
@@ -25,7 +25,7 @@ def test_the_first_twin_that_can_run_is_taken_and_the_reference_last():
     assert op.choose(half)(half)[0] == "reference"
 
 
-def test_an_explicit_choice_is_kept_or_refused():
+def test_choose_with_requested_backend_returns_it_or_raises():
     op, x = make_op(), paddle.zeros([1])
     assert op.choose(x, "reference")(x)[0] == "reference"
     with pytest.raises(ValueError, match="'gpu' was requested, but it needs a GPU"):
@@ -43,7 +43,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return lines
 
 
-def test_the_choice_is_logged_once_with_its_reason_and_quietly_where_all_is_in_order(monkeypatch: pytest.MonkeyPatch):
+def test_choose_logs_once_with_reason_at_debug_if_nothing_can_be_fixed(monkeypatch: pytest.MonkeyPatch):
     lines, op, x = logged(monkeypatch), make_op(), paddle.zeros([1])
     op.choose(x)
     op.choose(x)
@@ -52,7 +52,7 @@ def test_the_choice_is_logged_once_with_its_reason_and_quietly_where_all_is_in_o
     assert "double" in lines[0][1] and ": cpu (not gpu: it needs a GPU" in lines[0][1]
 
 
-def test_what_can_be_mended_is_said_aloud_once(monkeypatch: pytest.MonkeyPatch):
+def test_choose_with_fixable_reason_logs_once_at_info(monkeypatch: pytest.MonkeyPatch):
     lines, x = logged(monkeypatch), paddle.zeros([1])
     for name in ("one", "other"):
         op = DispatchedOp(name, better=(lambda x: x, lambda x: f"{__file__} is missing"), reference=lambda x: x)

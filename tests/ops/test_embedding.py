@@ -14,7 +14,7 @@ NATIVE = pytest.param(embedding_cpp, marks=needs_cpp)
 @pytest.mark.parametrize("implementation", [embedding, NATIVE, embedding_reference])
 @pytest.mark.parametrize("width", [1, 16, 37, 300])
 @pytest.mark.parametrize("ids", [[3], [[0, 10, 3], [3, 3, 9]], np.arange(2000).reshape(1, -1) % 11])
-def test_rows_of_a_table_in_bfloat16_come_in_float32(implementation, width, ids):
+def test_embedding_of_bf16_table_returns_float32_rows(implementation, width, ids):
     table = paddle.to_tensor(normal(1, 11, width)).astype("bfloat16")
     rows = implementation(table, paddle.to_tensor(ids))
     assert rows.dtype == paddle.float32
@@ -23,13 +23,13 @@ def test_rows_of_a_table_in_bfloat16_come_in_float32(implementation, width, ids)
 
 @needs_cpp
 @pytest.mark.parametrize("outside", [-1, 11])
-def test_an_id_outside_the_table_is_an_error(outside):
+def test_embedding_with_id_outside_table_raises_value_error(outside):
     table = paddle.zeros([11, 4], "bfloat16")
     with pytest.raises(ValueError, match=f"{outside}.* 11 rows"):
         embedding(table, paddle.to_tensor([0, outside]))
 
 
-def test_a_table_that_trains_gets_its_gradient():
+def test_embedding_of_trainable_table_returns_its_gradient():
     table = paddle.to_tensor(normal(1, 5, 3), stop_gradient=False)
     embedding(table, paddle.to_tensor([1, 1, 4])).sum().backward()
     np.testing.assert_array_equal(table.grad.numpy(), np.array([0, 2, 0, 0, 1])[:, None] * np.ones([1, 3]))

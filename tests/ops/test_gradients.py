@@ -27,14 +27,14 @@ def draw() -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", [sum_of_squares, SUM_CPP, sum_of_squares_reference])
-def test_the_sum_runs_over_all_values(backend):
+def test_sum_of_squares_covers_all_tensors(backend):
     arrays = draw()
     expected = sum(np.square(array.astype(np.float64)).sum() for array in arrays)
     assert backend([paddle.to_tensor(array) for array in arrays]) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("backend", [scale_, SCALE_CPP, scale_reference])
-def test_every_value_is_scaled_in_place(backend):
+def test_scale_multiplies_all_tensors_in_place(backend):
     arrays = draw()
     tensors = [paddle.to_tensor(array) for array in arrays]
     tensors.append(paddle.to_tensor(arrays[1]).transpose([1, 0]))
@@ -43,14 +43,14 @@ def test_every_value_is_scaled_in_place(backend):
         np.testing.assert_allclose(tensor.numpy(), array * np.float32(0.3), rtol=1e-6)
 
 
-def test_formats_may_be_mixed():
+def test_sum_of_squares_accepts_mixed_dtypes():
     tensors = [paddle.full([3], 2.0, "float32"), paddle.full([5], 3.0).astype("bfloat16")]
     assert sum_of_squares(tensors) == pytest.approx(57.0)
     assert sum_of_squares([]) == 0.0
 
 
 @needs_cpp
-def test_the_number_of_threads_changes_no_bit():
+def test_sum_of_squares_cpp_with_other_thread_counts_gives_same_bits():
     tensors = [paddle.to_tensor(array) for array in draw()]
     sums = []
     for num_threads in (1, 2):
@@ -62,7 +62,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 @pytest.mark.parametrize("backend", [SUM_CPP, sum_of_squares_reference])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_shows(backend, bad):
+def test_sum_of_squares_with_non_finite_value_is_not_finite(backend, bad):
     array = normal(1, 37)
     array[35] = bad
     assert not np.isfinite(backend([paddle.to_tensor(array)]))

@@ -38,7 +38,7 @@ def numbers(leading: tuple[int, ...], in_: int, out: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("implementation", [linear, NATIVE, linear_reference])
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
-def test_values_and_gradients_are_those_of_the_formula(implementation, leading, in_, out):
+def test_linear_matches_the_formula(implementation, leading, in_, out):
     x, weight, bias, gradient = numbers(leading, in_, out)
     wanted = expected(x, weight, bias, gradient)
     assert_all_close(run_both_ways(implementation, [x, weight, bias], gradient), wanted, atol=2e-5)
@@ -49,7 +49,7 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, leading, 
 @needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threads, cpp_threads):
+def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, in_, out, threads, cpp_threads):
     """Exact where x and the weight are whole numbers that bfloat16 holds: sums are in float32."""
     cpp_threads(threads)
     x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
@@ -66,7 +66,7 @@ def test_a_frozen_weight_in_bfloat16_is_read_as_it_lies(leading, in_, out, threa
 
 @needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
-def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
+def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
     """Full fine-tuning with bf16: the weight stays float32, the inputs of all three products are rounded."""
     x, weight, bias, gradient = numbers(leading, in_, out)
 
@@ -88,7 +88,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out):
 
 @pytest.mark.parametrize("implementation", [NATIVE, linear_reference])
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 2]])
-def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, gradient = numbers((3,), 17, 5)
     actual = run_both_ways(implementation, [x, weight, bias], gradient, frozen)
     wanted = [None if place - 1 in frozen else each for place, each in enumerate(expected(x, weight, bias, gradient))]
@@ -96,7 +96,7 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
 
 
 @needs_cpp
-def test_the_default_number_format_has_no_part_in_it():
+def test_linear_cpp_is_independent_of_default_dtype():
     """The library writes float32, and what it writes into has to be that."""
     x, weight, bias, gradient = numbers((9,), 17, 5)
     paddle.set_default_dtype("bfloat16")
@@ -108,7 +108,7 @@ def test_the_default_number_format_has_no_part_in_it():
 
 
 @needs_cpp
-def test_a_strided_input_is_read_right():
+def test_linear_cpp_reads_strided_input():
     x, weight, bias, gradient = numbers((6, 10), 12, 5)
 
     def of_transposed(x, weight, bias):
@@ -121,7 +121,7 @@ def test_a_strided_input_is_read_right():
 
 
 @needs_cpp
-def test_a_weight_in_pieces_is_read_right():
+def test_linear_cpp_reads_strided_weight():
     x, weight, bias, gradient = numbers((10,), 12, 5)
 
     def with_transposed(x, weight, bias):
@@ -136,14 +136,14 @@ def test_a_weight_in_pieces_is_read_right():
 @needs_cpp
 @pytest.mark.parametrize("rows", [3, 30])
 @pytest.mark.parametrize("shapes", [(11, (5, 12), (5,)), (12, (5, 12), (4,))])
-def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end(rows, shapes):
+def test_linear_cpp_with_mismatched_shapes_raises_value_error(rows, shapes):
     in_, weight, bias = shapes
     with pytest.raises(ValueError, match=rf"x \[{rows}, {in_}\] with a weight of shape \[5, 12\] and a bias"):
         linear_cpp(*(paddle.to_tensor(normal(1, *shape)) for shape in ((rows, in_), weight, bias)))
 
 
 @needs_cpp
-def test_without_products_in_bfloat16_a_weight_stored_in_it_is_widened(monkeypatch):
+def test_linear_cpp_without_bf16_matmuls_casts_bf16_weight_to_float32(monkeypatch):
     x, weight, _, gradient = numbers((20,), 12, 5)
     monkeypatch.setattr(bf16, "_has_bf16_products", lambda: False)
     stored = paddle.to_tensor(weight).astype("bfloat16")
@@ -154,7 +154,7 @@ def test_without_products_in_bfloat16_a_weight_stored_in_it_is_widened(monkeypat
 
 
 @needs_cpp
-def test_a_parameter_that_is_read_as_x_is_rounded_anew():
+def test_cached_bf16_of_parameter_is_not_cached():
     """set_value and AdamW leave no mark on what they change."""
     x = paddle.create_parameter([20, 12], "float32")
     weight = paddle.to_tensor(normal(2, 5, 12)).astype("bfloat16")
@@ -164,7 +164,7 @@ def test_a_parameter_that_is_read_as_x_is_rounded_anew():
 
 
 @needs_cpp
-def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
+def test_cached_bf16_is_shared_until_x_changes():
     x = paddle.to_tensor(normal(1, 16, 8))
     first = bf16.cached_bf16(x)
     assert bf16.cached_bf16(x) is first
@@ -173,7 +173,7 @@ def test_one_copy_in_bfloat16_serves_all_who_read_x_until_x_changes():
 
 
 @needs_cpp
-def test_the_number_of_threads_changes_nothing_beyond_rounding(cpp_threads):
+def test_linear_cpp_with_other_thread_counts_differs_by_rounding_only(cpp_threads):
     inputs, results = numbers((40,), 200, 300), []
     for threads in (1, 2, 2):
         cpp_threads(threads)
@@ -182,14 +182,14 @@ def test_the_number_of_threads_changes_nothing_beyond_rounding(cpp_threads):
     assert_all_close(results[1], results[2], atol=0)
 
 
-def test_without_the_library_a_bfloat16_weight_is_widened():
+def test_linear_reference_casts_bf16_weight_to_float32():
     x, weight = paddle.to_tensor(normal(1, 3, 7)), paddle.to_tensor(normal(2, 5, 7)).astype("bfloat16")
     y = linear_reference(x, weight)
     np.testing.assert_allclose(y.numpy(), x.numpy() @ weight.astype("float32").numpy().T, atol=1e-5)
 
 
 @needs_cpp
-def test_large_results_lie_in_memory_that_is_used_again():
+def test_linear_cpp_reuses_memory_of_large_results():
     x, weight = paddle.to_tensor(normal(1, 700, 8)), paddle.to_tensor(normal(2, 300, 8))
     address = library.pointer(linear_cpp(x, weight))
     assert library.pointer(linear_cpp(x, weight)) == address

@@ -41,7 +41,7 @@ def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float)
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1.0), (37, 8, 97, 0.6), (16, 5, 64, 1.0)])
 @pytest.mark.parametrize("weight_trains", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_trains, backend):
+def test_linear_cross_entropy_matches_the_formula(chunk, sizes, weight_trains, backend):
     hidden, weight, labels = make(*sizes)
     hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
     weight_t = paddle.to_tensor(weight, stop_gradient=not weight_trains)
@@ -58,7 +58,7 @@ def test_loss_hits_and_gradients_are_those_of_the_formula(chunk, sizes, weight_t
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_weight_that_trains_may_lie_in_pieces(backend):
+def test_linear_cross_entropy_reads_strided_trainable_weight(backend):
     hidden, weight, labels = make(37, 8, 97, 0.6)
     lying_DV = paddle.to_tensor(np.ascontiguousarray(weight.T), stop_gradient=False)
     loss, _ = linear_cross_entropy(
@@ -70,7 +70,7 @@ def test_a_weight_that_trains_may_lie_in_pieces(backend):
     np.testing.assert_allclose(lying_DV.grad.numpy(), weight_gradient.T, rtol=0, atol=1e-5)
 
 
-def test_the_reference_agrees():
+def test_linear_cross_entropy_reference_matches_the_formula():
     hidden, weight, labels = make(37, 8, 97, 0.6)
     loss, num_correct = linear_cross_entropy_reference(*map(paddle.to_tensor, (hidden, weight, labels)))
     expected_loss, expected_hits, _, _ = dense(hidden, weight, labels)
@@ -78,7 +78,7 @@ def test_the_reference_agrees():
     assert num_correct == expected_hits
 
 
-def test_without_learned_rows_the_loss_and_all_gradients_are_zero():
+def test_linear_cross_entropy_without_targets_is_zero_with_zero_gradients():
     hidden, weight, _ = make(4, 3, 5, 1.0)
     tensors = [paddle.to_tensor(array, stop_gradient=False) for array in (hidden, weight)]
     loss, num_correct = linear_cross_entropy(*tensors, paddle.full([4], -100, "int64"))
@@ -88,7 +88,7 @@ def test_without_learned_rows_the_loss_and_all_gradients_are_zero():
         np.testing.assert_array_equal(tensor.grad.numpy(), np.zeros(tensor.shape, np.float32))
 
 
-def test_without_gradients_it_only_counts():
+def test_linear_cross_entropy_without_gradients_returns_loss_and_num_correct():
     hidden, weight, labels = make(37, 8, 97, 0.6)
     with paddle.no_grad():
         loss, num_correct = linear_cross_entropy(*map(paddle.to_tensor, (hidden, weight, labels)), chunk=8)
@@ -97,7 +97,7 @@ def test_without_gradients_it_only_counts():
     assert num_correct == dense(hidden, weight, labels)[1]
 
 
-def test_the_gradient_of_a_half_weight_is_summed_in_fp32():
+def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32():
     """Chunk by chunk in bfloat16 it would lose what is small beside what has come together."""
     hidden, weight, labels = make(300, 4, 5, 1.0)
     weight_t = paddle.to_tensor(weight).astype("bfloat16")
@@ -110,7 +110,7 @@ def test_the_gradient_of_a_half_weight_is_summed_in_fp32():
 
 
 @pytest.mark.parametrize("vocab_size", [49152, 50257, 32003])
-def test_a_large_vocabulary_costs_no_precision(vocab_size):
+def test_linear_cross_entropy_with_large_vocabulary_keeps_precision(vocab_size):
     """Paddle's own sum would be off by 2e-4 here."""
     hidden, weight, labels = make(3, 4, vocab_size, 1.0)
     loss, _ = linear_cross_entropy(*map(paddle.to_tensor, (hidden, 0.1 * weight, labels)))
@@ -118,7 +118,7 @@ def test_a_large_vocabulary_costs_no_precision(vocab_size):
 
 
 @needs_cpp
-def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products():
+def test_linear_cross_entropy_with_frozen_bf16_weight_is_within_rounding():
     hidden, weight, labels = make(37, 40, 97, 0.6)
     weight_t = paddle.to_tensor(weight).astype("bfloat16")
     hidden_t = paddle.to_tensor(hidden, stop_gradient=False)
@@ -131,7 +131,7 @@ def test_a_frozen_weight_in_bfloat16_costs_its_rounding_and_that_of_the_products
 
 
 @needs_cpp
-def test_the_logits_of_one_chunk_stand_at_a_time():
+def test_linear_cross_entropy_holds_logits_of_one_chunk():
     hidden, weight, labels = map(paddle.to_tensor, make(1024, 16, 1024, 1.0))
     hidden.stop_gradient = False
 
@@ -150,7 +150,7 @@ def test_the_logits_of_one_chunk_stand_at_a_time():
 
 @needs_cpp
 @pytest.mark.parametrize("chunk", [None, 16, 1])
-def test_a_weight_that_trains_in_products_in_bfloat16_gets_its_gradient_to_their_rounding(chunk):
+def test_linear_cross_entropy_in_bf16_returns_trainable_weight_gradient_within_rounding(chunk):
     hidden, weight, labels = make(37, 40, 97, 0.6)
     hidden_t, weight_t = (paddle.to_tensor(array, stop_gradient=False) for array in (hidden, weight))
     with bf16_matmuls():

@@ -43,7 +43,7 @@ def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, 
 
 @pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
-def test_values_and_gradients_are_those_of_the_formula(implementation, leading, in_, out, rank):
+def test_lora_linear_matches_the_formula(implementation, leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     wanted = expected(x, weight, bias, a, b, gradient)
     limit = 3e-6 * max(abs(each).max() for each in wanted)
@@ -59,7 +59,7 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, leading, 
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
-def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, threads, stored, cpp_threads):
+def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, threads, stored, cpp_threads):
     """With a base stored in bfloat16, and with one in float32 where the run asks for such products."""
     cpp_threads(threads)
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
@@ -83,7 +83,7 @@ def test_products_in_bfloat16_are_within_its_rounding(leading, in_, out, rank, t
 
 @pytest.mark.parametrize("implementation", [NATIVE, lora_linear_reference])
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 1], [0, 2]])
-def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+def test_lora_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, a, b, gradient = numbers((3, 5), 17, 6, 4)
     actual = run_both_ways(on_frozen_base(implementation, weight, bias), [x, a, b], gradient, frozen)
     wanted = expected(x, weight, bias, a, b, gradient)
@@ -94,7 +94,7 @@ def test_what_is_frozen_gets_no_gradient(implementation, frozen):
 @needs_cpp
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 @pytest.mark.parametrize("rows", [1, 8, 9])
-def test_without_gradients_the_values_are_the_same(stored, rows):
+def test_lora_linear_cpp_without_gradients_returns_same_values(stored, rows):
     x, weight, bias, a, b, _ = numbers((rows,), 65, 40, 4)
     run, tensors = (
         on_frozen_base(lora_linear_cpp, weight, bias, stored),
@@ -108,7 +108,7 @@ def test_without_gradients_the_values_are_the_same(stored, rows):
 
 
 @needs_cpp
-def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
+def test_lora_linear_cpp_layers_with_same_x_share_its_bf16_copy():
     x, weight, bias, a, b, _ = numbers((12,), 64, 16, 4)
     x = paddle.to_tensor(x, stop_gradient=False)
     run = on_frozen_base(lora_linear_cpp, weight, bias, "bfloat16")
@@ -122,9 +122,7 @@ def test_layers_that_read_one_x_keep_one_copy_of_it_in_bfloat16():
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
-    implementation, leading, in_, out, rank, algo, with_bias
-):
+def test_lora_linear_over_quantized_base_matches_the_formula(implementation, leading, in_, out, rank, algo, with_bias):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     bias = bias if with_bias else 0 * bias
     packed = quantize(weight, QuantizationConfig(algo=algo))
@@ -136,7 +134,7 @@ def test_over_a_quantized_base_the_formula_holds_for_its_dequantized_weight(
 
 @needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
-def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(leading, in_, out, rank):
+def test_lora_linear_over_quantized_base_in_bf16_matches_dense_base(leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     packed = quantize(weight, QuantizationConfig(algo="nf4"))
     bases = [FrozenQuantized(packed, paddle.to_tensor(bias)), FrozenDense(dequantize(packed), paddle.to_tensor(bias))]
@@ -153,7 +151,7 @@ def test_over_a_quantized_base_products_in_bfloat16_are_those_of_a_plain_one(lea
 
 
 @needs_cpp
-def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
+def test_lora_linear_cpp_with_mismatched_shapes_raises_value_error():
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((20,), 17, 5, 4))
     base = FrozenDense(weight, None)
     with pytest.raises(ValueError, match=r"x \[20, 17\] with A \[4, 16\] and B \[5, 4\]"):
@@ -164,7 +162,7 @@ def test_shapes_that_do_not_fit_are_refused_and_not_read_past_their_end():
 
 @needs_cpp
 @pytest.mark.parametrize("rows", [3, 20])
-def test_factors_stored_in_bfloat16_are_widened(rows):
+def test_lora_linear_cpp_casts_bf16_factors_to_float32(rows):
     x, weight, _, a, b, _ = map(paddle.to_tensor, numbers((rows,), 17, 5, 4))
     base, (a, b) = FrozenDense(weight, None), (each.astype("bfloat16") for each in (a, b))
     with paddle.no_grad():
@@ -175,7 +173,7 @@ def test_factors_stored_in_bfloat16_are_widened(rows):
 
 @needs_cpp
 @pytest.mark.parametrize("in_bf16", [False, True])
-def test_no_rows_give_gradients_of_zero(in_bf16):
+def test_lora_linear_cpp_without_rows_returns_zero_gradients(in_bf16):
     x, weight, _, a, b, gradient = numbers((0,), 17, 5, 4)
     run = on_frozen_base(lora_linear_cpp, weight, None, "bfloat16" if in_bf16 else "float32")
     y, *gradients = run_both_ways(run, [x, a, b], gradient)

@@ -55,7 +55,7 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch):
 
 @by_format
 @by_shape
-def test_all_ways_to_dequantize_give_the_same_bits(shape: tuple[int, int], options: QuantizationConfig):
+def test_dequantize_backends_give_same_bits(shape: tuple[int, int], options: QuantizationConfig):
     weight = packed(shape, options)
     parts = list(dequantize_module.row_blocks(weight, 100))
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
@@ -86,7 +86,7 @@ def from_formula(weight: QuantizedWeight) -> np.ndarray:
 @by_format
 @by_shape
 @pytest.mark.parametrize("threads", [1, 2])
-def test_natively_any_rows_are_dequantized(
+def test_dequantize_rows_cpp_accepts_any_rows(
     shape: tuple[int, int], options: QuantizationConfig, threads: int, cpp_threads
 ):
     """Rows that begin in the middle of a block and of a byte, too; in bfloat16 they are float32's, rounded."""
@@ -103,9 +103,7 @@ def test_natively_any_rows_are_dequantized(
 @by_format
 @pytest.mark.parametrize("shape", [*SHAPES, (700, 601)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 200])
-def test_the_native_product_and_gradient_are_those_of_the_formula(
-    shape: tuple[int, int], options: QuantizationConfig, rows: int
-):
+def test_quantized_linear_cpp_matches_the_formula(shape: tuple[int, int], options: QuantizationConfig, rows: int):
     weight = packed(shape, options)
     plain = from_formula(weight).astype(np.float64)
     x, gradient = normal(1, rows, shape[1]), normal(2, rows, shape[0])
@@ -118,7 +116,7 @@ def test_the_native_product_and_gradient_are_those_of_the_formula(
 
 @needs_cpp
 @pytest.mark.parametrize("rows", [3, 30])
-def test_an_input_of_another_width_is_refused_and_not_read_past_its_end(rows: int):
+def test_quantized_linear_cpp_with_mismatched_width_raises_value_error(rows: int):
     weight = packed((7, 64), FORMATS[0])
     with pytest.raises(ValueError, match=rf"x \[{rows}, 32\] with a weight of shape \[7, 64\]"):
         quantized_linear_cpp(paddle.to_tensor(normal(1, rows, 32)), weight)
@@ -126,7 +124,7 @@ def test_an_input_of_another_width_is_refused_and_not_read_past_its_end(rows: in
 
 @needs_cpp
 @by_format
-def test_in_bfloat16_native_products_round_their_inputs(options: QuantizationConfig):
+def test_quantized_linear_cpp_in_bf16_rounds_its_inputs(options: QuantizationConfig):
     weight = packed((130, 65), options)
     x = paddle.to_tensor(normal(1, 3, 12, 65), stop_gradient=False)
     gradient = normal(2, 3, 12, 130)
@@ -155,7 +153,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @by_format
 @by_shape
-def test_product_and_gradient_are_those_of_the_dequantized_weight(
+def test_quantized_linear_matches_the_dequantized_weight(
     shape: tuple[int, int], options: QuantizationConfig, few_at_a_time: None, way: str
 ):
     weight = packed(shape, options)
@@ -169,7 +167,7 @@ def test_product_and_gradient_are_those_of_the_dequantized_weight(
     np.testing.assert_allclose(x.grad.numpy(), gradient @ plain, rtol=1e-5, atol=1e-5)
 
 
-def test_in_half_precision_the_parts_of_a_gradient_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch):
+def test_input_gradient_reference_in_half_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, whose products are given in the format of what is multiplied; the CPU has none of them."""
 
     def rounded(values: paddle.Tensor) -> paddle.Tensor:
@@ -189,7 +187,7 @@ def test_in_half_precision_the_parts_of_a_gradient_are_summed_in_float32(monkeyp
     assert np.linalg.norm(found.numpy() - wanted) < 2.0**-8 * np.linalg.norm(wanted)
 
 
-def test_on_a_gpu_a_layer_is_dequantized_in_one_piece():
+def test_row_blocks_on_gpu_cover_a_layer_at_once():
     def weight(is_gpu: bool) -> SimpleNamespace:
         place = SimpleNamespace(is_gpu_place=lambda: is_gpu)
         return SimpleNamespace(shape=(14336, 4096), block_size=64, codes=SimpleNamespace(place=place))
@@ -198,7 +196,7 @@ def test_on_a_gpu_a_layer_is_dequantized_in_one_piece():
     assert len(list(dequantize_module.row_blocks(weight(False)))) == 56
 
 
-def test_an_input_that_wants_no_gradient_gets_none(way: str):
+def test_quantized_linear_with_frozen_input_returns_no_gradient(way: str):
     weight = packed((7, 64), FORMATS[0])
     x, scale = paddle.ones([2, 64]), paddle.ones([1])
     scale.stop_gradient = False
@@ -206,7 +204,7 @@ def test_an_input_that_wants_no_gradient_gets_none(way: str):
     assert scale.grad is not None and x.grad is None
 
 
-def test_in_plain_paddle_no_whole_weight_is_ever_made(monkeypatch: pytest.MonkeyPatch, few_at_a_time: None):
+def test_quantized_linear_reference_never_holds_the_full_weight(monkeypatch: pytest.MonkeyPatch, few_at_a_time: None):
     largest = []
     rows = dequantize_module.dequantize_rows
 
@@ -222,7 +220,7 @@ def test_in_plain_paddle_no_whole_weight_is_ever_made(monkeypatch: pytest.Monkey
     assert max(largest) == 64
 
 
-def test_every_format_has_an_op():
+def test_linear_op_exists_for_every_algo():
     x = paddle.ones([1])
     for options in FORMATS:
         assert linear_op(options.algo).choose(x, "reference") is linear_module.linear_reference
@@ -242,7 +240,7 @@ def test_every_format_has_an_op():
         (QuantizationConfig(algo="weight_only_int4", group_size=64), 64),
     ],
 )
-def test_the_kernel_is_given_our_codes_and_scales(
+def test_weight_only_linear_passes_our_codes_and_scales(
     monkeypatch: pytest.MonkeyPatch, options: QuantizationConfig, group: int
 ):
     calls: list[dict[str, Any]] = []
@@ -277,7 +275,7 @@ def test_the_kernel_is_given_our_codes_and_scales(
 
 
 @pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])
-def test_the_kernel_is_not_given_what_it_would_read_wrong(monkeypatch: pytest.MonkeyPatch, algo: str):
+def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: pytest.MonkeyPatch, algo: str):
     """Sizes that it is not for; and half of each row, whose largest code may be smaller than all that there are."""
 
     def kernel(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:

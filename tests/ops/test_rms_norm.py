@@ -24,7 +24,7 @@ ADD_NATIVE = pytest.param(add_rms_norm_cpp, marks=needs_cpp)
 
 @pytest.mark.parametrize("implementation", [rms_norm, NATIVE, rms_norm_cpu, rms_norm_reference])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 3, 7), (5, 33), (2, 3, 4, 6), (211, 97)])
-def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
+def test_rms_norm_matches_the_formula(implementation, shape):
     x, weight, gradient = normal(1, *shape), normal(2, shape[-1]), normal(3, *shape)
     actual = run_both_ways(lambda x, w: implementation(x, w, EPSILON), [x, weight], gradient)
 
@@ -37,7 +37,7 @@ def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
 
 
 @pytest.mark.parametrize("implementation", [NATIVE, rms_norm_cpu, rms_norm_reference])
-def test_a_frozen_weight_gets_no_gradient(implementation):
+def test_rms_norm_with_frozen_weight_returns_no_gradient(implementation):
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
     _, x_gradient, weight_gradient = run_both_ways(
         lambda x, w: implementation(x, w, EPSILON), [x, weight], gradient, frozen=[1]
@@ -46,7 +46,7 @@ def test_a_frozen_weight_gets_no_gradient(implementation):
 
 
 @needs_cpp
-def test_a_frozen_input_gets_no_gradient():
+def test_rms_norm_with_frozen_input_returns_no_gradient():
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
     _, x_gradient, weight_gradient = run_both_ways(
         lambda x, w: rms_norm_cpp(x, w, EPSILON), [x, weight], gradient, frozen=[0]
@@ -55,7 +55,7 @@ def test_a_frozen_input_gets_no_gradient():
 
 
 @needs_cpp
-def test_the_number_of_threads_changes_no_bit():
+def test_rms_norm_cpp_with_other_thread_counts_gives_same_bits():
     x, weight, gradient = normal(1, 301, 97), normal(2, 97), normal(3, 301, 97)
     runs = []
     for num_threads in (1, 2):
@@ -66,7 +66,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @needs_cpp
-def test_an_input_may_lie_in_pieces():
+def test_rms_norm_cpp_reads_strided_input():
     x, weight = normal(1, 8, 6), paddle.to_tensor(normal(2, 6))
     strided = paddle.to_tensor(np.ascontiguousarray(x.T)).transpose([1, 0])
     np.testing.assert_array_equal(
@@ -77,7 +77,7 @@ def test_an_input_may_lie_in_pieces():
 @pytest.mark.parametrize("implementation", [ADD_NATIVE, add_rms_norm_reference])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (211, 97)])
 @pytest.mark.parametrize("frozen", [None, 0, 1])
-def test_a_sum_and_its_norm_and_the_gradients_of_both(implementation, shape, frozen):
+def test_add_rms_norm_matches_the_formula(implementation, shape, frozen):
     x, addend, weight = normal(1, *shape), normal(2, *shape), normal(3, shape[-1])
     total_gradient, gradient = normal(4, *shape), normal(5, *shape)
     tensors = [
@@ -98,6 +98,6 @@ def test_a_sum_and_its_norm_and_the_gradients_of_both(implementation, shape, fro
     assert_all_close(actual, [whole, whole / rms * weight, *wanted, weight_gradient], atol=2e-5)
 
 
-def test_the_result_has_the_inputs_format_whatever_the_weights():
+def test_rms_norm_returns_the_dtype_of_its_input():
     x, weight = paddle.to_tensor(normal(1, 4, 8)).astype("bfloat16"), paddle.to_tensor(normal(2, 8))
     assert rms_norm(x, weight, EPSILON).dtype == paddle.bfloat16

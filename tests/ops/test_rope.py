@@ -13,7 +13,7 @@ NATIVE = pytest.param(rope_cpp, marks=needs_cpp)
 
 @pytest.mark.parametrize("implementation", [apply_rope, NATIVE, rope_cpu, rope_reference])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 6), (9, 64), (5, 74)])
-def test_pairs_turn_by_their_angles_and_gradients_turn_back(implementation, heads, head_dim):
+def test_apply_rope_rotates_pairs_and_rotates_gradients_back(implementation, heads, head_dim):
     angles = normal(1, 2, 5, head_dim // 2)
     x, gradient = normal(2, 2, 5, heads, head_dim), normal(3, 2, 5, heads, head_dim)
     cos, sin = (np.tile(table(angles), 2) for table in (np.cos, np.sin))
@@ -27,7 +27,7 @@ def test_pairs_turn_by_their_angles_and_gradients_turn_back(implementation, head
     assert_all_close(actual, [turn(x, 1), turn(gradient, -1), None, None], atol=2e-6)
 
 
-def test_the_twin_is_the_reference_to_the_bit():
+def test_rope_cpu_gives_bits_of_the_reference():
     x, gradient, cos, sin = normal(1, 1, 7, 3, 8), normal(2, 1, 7, 3, 8), normal(3, 1, 7, 8), normal(4, 1, 7, 8)
     sin[..., 4:] = sin[..., :4]
     runs = [run_both_ways(backend, [x, cos, sin], gradient, frozen=[1, 2]) for backend in (rope_cpu, rope_reference)]
@@ -35,14 +35,14 @@ def test_the_twin_is_the_reference_to_the_bit():
 
 
 @needs_cpp
-def test_tables_with_unlike_halves_turn_as_the_reference_does():
+def test_rope_cpp_with_different_table_halves_matches_the_reference():
     x, gradient, cos, sin = normal(1, 2, 67, 5, 34), normal(2, 2, 67, 5, 34), normal(3, 2, 67, 34), normal(4, 2, 67, 34)
     runs = [run_both_ways(backend, [x, cos, sin], gradient, frozen=[1, 2]) for backend in (rope_cpp, rope_reference)]
     assert_all_close(*runs, atol=2e-6)
 
 
 @needs_cpp
-def test_heads_may_be_a_part_of_a_longer_row():
+def test_rope_cpp_reads_heads_within_longer_rows():
     x, cos, sin = normal(1, 1, 7, 6, 8), normal(2, 1, 7, 8), normal(3, 1, 7, 8)
     out = rope_cpp(paddle.to_tensor(x)[..., 2:5, :], *map(paddle.to_tensor, (cos, sin)))
     whole = rope_cpp(*map(paddle.to_tensor, (x, cos, sin)))

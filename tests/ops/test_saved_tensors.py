@@ -56,7 +56,7 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
 
 
 @needs_cpp
-def test_what_was_changed_in_place_is_kept():
+def test_recompute_function_after_in_place_change_is_none():
     with paddle.no_grad():
         gate, up = (paddle.to_tensor(normal(seed, 20, 16)) for seed in (1, 2))
     gate.stop_gradient = up.stop_gradient = False
@@ -70,7 +70,7 @@ def test_what_was_changed_in_place_is_kept():
 @needs_cpp
 @pytest.mark.parametrize("layer", [lora, full])
 @pytest.mark.parametrize("in_bf16", [False, True])
-def test_the_gradients_are_the_same_to_the_bit_and_the_product_is_gone(layer, in_bf16):
+def test_recompute_function_frees_product_and_gives_same_gradients(layer, in_bf16):
     (made_again, bytes_without), (kept, bytes_with) = run(layer, False, in_bf16), run(layer, True, in_bf16)
     assert bytes_with - bytes_without >= ROWS * INNER * (2 if in_bf16 else 4)
     for one, other in zip(made_again, kept, strict=True):

@@ -14,7 +14,7 @@ NATIVE = pytest.param(swiglu_cpp, marks=needs_cpp)
 
 @pytest.mark.parametrize("implementation", [swiglu, NATIVE, swiglu_cpu, swiglu_reference])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
-def test_values_and_gradients_are_those_of_the_formula(implementation, shape):
+def test_swiglu_matches_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     gate.flat[0] = -80.0  # far out, silu is 0 and not NaN
     actual = run_both_ways(implementation, [gate, up], gradient)
@@ -30,7 +30,7 @@ def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.
 
 @needs_cpp
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
-def test_beside_products_in_bfloat16_it_is_the_formula_of_rounded_inputs(shape):
+def test_swiglu_cpp_in_bf16_matches_the_formula_of_rounded_inputs(shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     with bf16_matmuls():
         actual = run_both_ways(swiglu_cpp, [gate, up], gradient)
@@ -40,14 +40,14 @@ def test_beside_products_in_bfloat16_it_is_the_formula_of_rounded_inputs(shape):
 
 @pytest.mark.parametrize("implementation", [NATIVE, swiglu_cpu])
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_what_is_frozen_gets_no_gradient(implementation, frozen):
+def test_swiglu_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     actual = run_both_ways(implementation, [normal(1, 3, 7), normal(2, 3, 7)], normal(3, 3, 7), frozen=[frozen])
     assert actual[1 + frozen] is None and np.abs(actual[2 - frozen]).max() > 0
 
 
 @needs_cpp
 @pytest.mark.parametrize("far", [-1e4, -104.0, -88.0, 88.0, 1e4])
-def test_far_out_it_is_zero_or_its_input(far):
+def test_swiglu_with_large_gate_is_zero_or_its_input(far):
     """Where e^-x leaves the range of floats; the gradient too."""
     out, gate_gradient, up_gradient = run_both_ways(
         swiglu_cpp, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)

@@ -78,7 +78,7 @@ def dequantize_all(kernels, packed, out):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_dequantize(kernels, case):
+def test_dequantize_kernel_matches_the_formula(kernels, case):
     packed = Packed(*case)
     out = HostArray(np.full(packed.weight.size + 1, 99, np.float32))
     dequantize_all(kernels, packed, out)
@@ -86,7 +86,7 @@ def test_dequantize(kernels, case):
     assert out.array[-1] == 99  # nothing beyond the weight is written
 
 
-def test_a_part_of_the_rows(kernels):
+def test_dequantize_kernel_of_some_rows_matches_the_formula(kernels):
     packed = Packed(9, 20, 10, True, "nf4")
     first, count = 4, 3 * 20
     out = HostArray(np.zeros(count, np.float32))
@@ -96,7 +96,7 @@ def test_a_part_of_the_rows(kernels):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_the_rounded_weight(kernels, dtype):
+def test_dequantize_kernel_in_half_precision_rounds_the_weight(kernels, dtype):
     packed = Packed(8, 64, 64, False, "nf4")
     want = packed.weight.reshape(-1)
     out = HostArray(np.zeros(want.size, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
@@ -125,7 +125,7 @@ def product(kernels, packed, x, y, **sizes):
 @pytest.mark.parametrize("case", PRODUCTS, ids=str)
 @pytest.mark.parametrize("positions", [1, 3])
 @pytest.mark.parametrize("blocks", [1, 4])
-def test_product(kernels, case, positions, blocks):
+def test_product_kernel_matches_the_formula(kernels, case, positions, blocks):
     packed = Packed(*case)
     outputs, inputs = packed.weight.shape
     x = np.random.default_rng(7).standard_normal((positions, inputs)).astype(np.float32)
@@ -135,7 +135,7 @@ def test_product(kernels, case, positions, blocks):
     assert (y.array[-1] == 99).all()
 
 
-def test_product_in_half_precision(kernels):
+def test_product_kernel_in_half_precision_is_within_rounding(kernels):
     packed = Packed(20, 128, 64, True, "nf4")
     x = np.random.default_rng(8).standard_normal((3, 128)).astype(np.float16)
     y = HostArray(np.zeros((3, 20), np.float16))
@@ -165,7 +165,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_paddles_tensors_dequantized_and_multiplied(launched, options):
+def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, options):
     generator = np.random.default_rng(0)
     weight = quantize(generator.standard_normal((24, 32)).astype(np.float32), options)
     whole = dequantize(weight).numpy()
@@ -177,7 +177,7 @@ def test_paddles_tensors_dequantized_and_multiplied(launched, options):
     assert len(launched) == 2
 
 
-def test_a_byte_with_codes_of_two_rows_is_read_with_both_scales(launched):
+def test_dequantize_rows_gpu_with_two_scales_per_byte_uses_both(launched):
     """int4 has a scale a row, and rows of odd length end within a byte."""
     weight = quantize(np.random.default_rng(0).standard_normal((6, 33)).astype(np.float32), OPTIONS[2])
     rows = dequantize_rows_gpu(weight, 2, 6).numpy()
@@ -187,7 +187,7 @@ def test_a_byte_with_codes_of_two_rows_is_read_with_both_scales(launched):
 
 
 @pytest.mark.parametrize(("positions", "width"), [(100, 32), (1, 48)], ids=["many positions", "blocks in two rows"])
-def test_other_products_are_of_dequantized_rows(launched, positions, width):
+def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, positions, width):
     weight = quantize(np.random.default_rng(0).standard_normal((24, width)).astype(np.float32), OPTIONS[0])
     x = paddle.randn([positions, width])
     np.testing.assert_allclose(linear_triton(x, weight).numpy(), (x @ dequantize(weight).T).numpy(), atol=1e-5)
@@ -195,7 +195,7 @@ def test_other_products_are_of_dequantized_rows(launched, positions, width):
 
 
 @pytest.mark.slow
-def test_the_compiler_takes_the_kernels(tmp_path):
+def test_kernels_compile_for_hopper(tmp_path):
     # In a process of its own: here they are the interpreter's.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     command = [sys.executable, "-m", "tests.ops.compile_4bit"]
@@ -207,7 +207,7 @@ def test_the_compiler_takes_the_kernels(tmp_path):
         assert int(wide_loads) > 0, f"{kernel} reads codes byte by byte, {dtype}, nested scales {nested}"
 
 
-def test_on_a_cpu_the_kernels_are_no_choice():
+def test_triton_on_cpu_raises_value_error():
     weight = quantize(np.ones((8, 64), np.float32), OPTIONS[0])
     with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         dequantize_op.choose(weight.codes, "triton")
