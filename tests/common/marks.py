@@ -6,4 +6,4 @@ import pytest
 
 from paddlenlp_ext.ops.cpu.library import unavailable_reason
 
-needs_cpp = pytest.mark.skipif(unavailable_reason() is not None, reason=f"no native library: {unavailable_reason()}")
+needs_cpp = pytest.mark.skipif(unavailable_reason() is not None, reason=f"no C++ library: {unavailable_reason()}")

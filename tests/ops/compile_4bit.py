@@ -1,6 +1,6 @@
-"""Compile the 4-bit kernels for a Hopper card, which needs no card: run by test_triton_4bit.py in a process of its own.
+"""Compile the 4-bit kernels for a Hopper GPU, without a GPU; run by test_triton_4bit.py in its own process.
 
-Prints a line for each: kernel, format, whether scales are nested, loads of 8 bytes or more in its assembly.
+Prints one line per variant: kernel, dtype, whether scales are nested, number of loads of 8 bytes or more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARPS = {dequantize_kernel: 4, product_kernel: 1}
 
 
 def compile_kernel(kernel: triton.JITFunction, dtype: str, nested: bool) -> str:
-    """The kernel's PTX, as it is for a layer's sizes: addresses and widths are multiples of 16."""
+    """Return the kernel's PTX for typical layer sizes: addresses and widths are multiples of 16."""
     names = kernel.arg_names
     pointers = dict.fromkeys(("levels", "scale_levels", "group_scales", "offset"), "*fp32")
     pointers |= dict.fromkeys(("x", "y", "out"), f"*{dtype}")

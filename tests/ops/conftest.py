@@ -9,7 +9,7 @@ from paddlenlp_ext.ops.cpu import library
 
 @pytest.fixture
 def cpp_threads() -> Iterator[Callable[[int], None]]:
-    """Sets how many threads the native library uses, until the test ends."""
+    """Yield a setter for the thread count of the C++ library; restore the count after the test."""
     before = library.threads() if library.unavailable_reason() is None else None
     yield library.set_threads
     if before is not None:

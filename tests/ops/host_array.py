@@ -1,4 +1,4 @@
-"""Memory of the CPU as Triton's interpreter wants its arguments, which asks of them what PyTorch's tensors answer."""
+"""CPU arrays with the part of PyTorch's tensor interface that Triton's interpreter needs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import paddle
 
 
 class HostArray:
-    """A contiguous array or Paddle tensor on the CPU; `dtype` names its format for Triton.
+    """Contiguous array or Paddle tensor on the CPU; `dtype` is its dtype in Triton's notation.
 
-    An array of bfloat16 is held as its bits, uint16.
+    A bfloat16 array holds its bits as uint16.
     """
 
     def __init__(self, array: np.ndarray | paddle.Tensor, dtype: str | None = None) -> None:
@@ -20,7 +20,7 @@ class HostArray:
     def data_ptr(self) -> int:
         return self.array.ctypes.data if isinstance(self.array, np.ndarray) else self.array.data_ptr()
 
-    # What the interpreter calls to copy an argument to the CPU and back: it is there already.
+    # The interpreter calls these to copy an argument to the CPU and back; it is already there.
     def untyped_storage(self) -> HostArray:
         return self
 

@@ -1,4 +1,4 @@
-"""Both twins against the published formula in double precision, and against Paddle's kernel."""
+"""AdamW backends against the published formula in double precision, and against Paddle's kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = [pytest.param(adamw_cpp, marks=needs_cpp), adamw_reference]
 
 
 def start() -> list[list[paddle.Tensor]]:
-    """Per tensor: parameter, both moments, both powers."""
+    """Return parameter, both moments and both powers of each tensor."""
     return [
         [
             paddle.to_tensor(normal(index, *shape)),

@@ -1,6 +1,6 @@
-"""The 8-bit step: the native one stores the codes that the one in plain Paddle stores, over several steps.
+"""AdamW with 8-bit moments: the C++ backend stores the same codes as plain Paddle over several steps.
 
-The formula itself, and the steps of bitsandbytes, are in tests/trainer/test_small_state_optimizers.py.
+tests/trainer/test_small_state_optimizers.py tests the formula and compares with bitsandbytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def new_moments(size: int) -> Moments8Bit:
 
 
 def steps(implementation, shape: tuple[int, ...], scale: float) -> list[np.ndarray]:
-    """The parameter and its moments after five steps with gradients of many magnitudes, some of them zeros."""
+    """Return the parameter and its moments after five steps with gradients of many magnitudes, including zeros."""
     value, moments = paddle.to_tensor(normal(0, *shape)), new_moments(int(np.prod(shape)))
     for number in range(1, 6):
         gradient = normal(number, *shape) * np.float32(scale) * np.exp(3 * normal(10 + number, *shape))
@@ -50,7 +50,7 @@ def test_adamw_8bit_cpp_stores_the_codes_of_the_reference(shape, threads, scale,
     for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     for one, other in zip(moments[::2], expected_moments[::2], strict=True):
-        # Paddle's quotients may be off in the last bit, and a number in the middle between two levels is either then.
+        # Paddle's quotients may differ in the last bit, which decides a number in the middle of two levels.
         differs = np.abs(one.astype(int) - other.astype(int))
         assert differs.max() <= 1 and (differs > 0).mean() < 1e-4
 

@@ -1,4 +1,4 @@
-"""The dynamic map is bitsandbytes' bit for bit; each number goes to its nearest level, at every magnitude."""
+"""Dynamic 8-bit quantizer: levels bitwise equal to bitsandbytes, codes of the nearest levels at every magnitude."""
 
 from __future__ import annotations
 

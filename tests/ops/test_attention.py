@@ -23,7 +23,7 @@ HEADS = {"grouped": (6, 2), "one key head": (3, 1), "as many key heads": (2, 2)}
 
 
 def softmax_attention(q, k, v, layout: AttentionLayout, scale: float) -> np.ndarray:
-    """The definition, written with loops over rows, heads and positions."""
+    """Compute attention by its definition, with loops over rows, heads and positions."""
     out = np.zeros_like(q)
     group = q.shape[2] // k.shape[2]
     for row, lengths in enumerate(layout.document_lengths):
@@ -73,7 +73,7 @@ def test_blockwise_attention_matches_the_reference_and_its_gradients(
 
 
 def test_attention_ignores_other_documents():
-    """Not a bit of them, even if it is not a number."""
+    """Outputs are bitwise independent of other documents, even if those contain NaN."""
     layout = AttentionLayout.from_documents([[30, 25, 28]])
     inputs = make(layout, 4, 2)
     changed = [array.copy() for array in inputs]
@@ -99,7 +99,7 @@ def test_cached_attention_of_last_queries_matches_full_attention():
 
 
 def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):
-    """It is off in the backward pass, which makes the same probabilities again."""
+    """Autocast is off in the backward pass, which must recompute the same probabilities."""
     tracer, made, levels = _dygraph_tracer(), blockwise._probabilities, []
     layout = AttentionLayout.from_documents([[5]])
     inputs = [paddle.to_tensor(array) for array in make(layout, 2, 1)]

@@ -1,4 +1,4 @@
-"""Attention in C++ against the reference, both ways, at the edges of its blocks of 64 and vectors of 16."""
+"""Attention in C++ against the reference, forward and backward, at the edges of its blocks of 64 and vectors of 16."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_attention_cpp_with_frozen_inputs_returns_only_needed_gradients(frozen, 
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_attention_cpp_reads_no_other_document(in_bf16):
-    """Not even one that is not a number; and what is one in the document itself is not swallowed."""
+    """A NaN in another document has no effect, while a NaN in the document itself propagates."""
     layout = AttentionLayout.from_documents([[70, 65, 90]])
     arrays = make(layout, 4, 2, 16)
     changed = [array.copy() for array in arrays]

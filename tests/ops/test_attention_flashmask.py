@@ -1,4 +1,4 @@
-"""The kernel needs a GPU; what is handed to it does not."""
+"""Arguments of the FlashMask kernel, which are checked without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefix before every document: one copy of its keys and values, seen by all queries that a window lets see it."""
+"""Attention with a prefix before every document: one copy of keys and values, seen through the sliding window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> list[np.
 
 
 def one_document(arrays: list[np.ndarray], row: int, start: int, length: int, window: int | None) -> np.ndarray:
-    """The definition: the document alone, with the prefix's keys and values before its own, in float64."""
+    """Compute attention of a single document with the prefix's keys and values before its own, in float64."""
     q, k, v, k_prefix, v_prefix = (array.astype(np.float64) for array in arrays)
     keys = np.concatenate([k_prefix, k[row, start : start + length]])
     values = np.concatenate([v_prefix, v[row, start : start + length]])
@@ -84,7 +84,7 @@ def test_blockwise_attention_with_prefix_matches_the_reference_and_its_gradients
 
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_flashmask_attention_with_prefix_copies_it_before_every_document(documents, window, monkeypatch):
-    """What the kernel would compute is taken from the reference."""
+    """The reference stands in for the kernel."""
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, 6, 2)
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)

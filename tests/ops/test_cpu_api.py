@@ -25,7 +25,7 @@ pytestmark = needs_cpp
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Source folder for the build that has nothing but the header."""
+    """Create a source folder for the build that contains only the header."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     shutil.copy(HEADER, folder)

@@ -1,4 +1,4 @@
-"""The native library: built once, refused with a reason, and its memory."""
+"""C++ library: build, caching, unavailable reasons, and pooled memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.common.marks import needs_cpp
 LIBRARIES = Path(paddle.__file__).parent / "libs"
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer();\nint answer() { return 42; }\n'
 
-get_logger()  # pytest listens to loggers that don't propagate, if they are there when a test begins
+get_logger()  # pytest captures loggers that do not propagate only if they exist when a test starts
 
 
 @pytest.fixture
 def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """As in a process that has not asked for the library yet, with an empty cache."""
+    """Reset the library to the state of a fresh process with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library._load.cache_clear()
     yield
@@ -36,7 +36,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with one small source, taken for the package's own."""
+    """Replace the package's sources by a folder with one small source."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "answer.cpp").write_text(SOURCE)
@@ -157,7 +157,7 @@ def test_sanitized_library_reading_past_the_end_of_a_tensor_is_stopped(size):
 
 
 def account() -> list[int]:
-    """Bytes mapped, in use, most in use at once."""
+    """Return the bytes mapped, in use, and at most in use at once."""
     numbers = (ctypes.c_int64 * 3)()
     library.library().buffers_account(numbers)
     return list(numbers)

@@ -1,4 +1,4 @@
-"""Rows of logits against the formula in double precision: loss, hits, gradient in place."""
+"""Cross entropy of rows of logits against the formula in double precision: loss, correct predictions, gradient."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_cross_entropy_matches_the_formula(backend, num_rows, num_columns, scale
     logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # below zero: padding must not count as the largest
     targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
     targets[0] = logits[0].argmax()
-    expected_loss, expected_hits, gradient = formula(logits, targets)
+    expected_loss, expected_num_correct, gradient = formula(logits, targets)
     tensor = paddle.to_tensor(logits)
     loss, num_correct = backend(tensor, paddle.to_tensor(targets), True)
     assert float(loss) == pytest.approx(expected_loss, rel=2e-6, abs=1e-6)
-    assert num_correct == expected_hits >= 1
+    assert num_correct == expected_num_correct >= 1
     np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
 
 
@@ -62,9 +62,9 @@ def test_cross_entropy_cpp_with_bf16_gradient_rounds_the_fp32_one(num_rows, num_
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cross_entropy_without_gradient_returns_same_loss_and_num_correct(backend):
     logits, targets = normal(1, 5, 33), np.array([0, 32, 16, 1, 15])
-    expected_loss, expected_hits, _ = formula(logits, targets)
+    expected_loss, expected_num_correct, _ = formula(logits, targets)
     loss, num_correct = backend(paddle.to_tensor(logits), paddle.to_tensor(targets), False)
-    assert float(loss) == pytest.approx(expected_loss, rel=1e-6) and num_correct == expected_hits
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6) and num_correct == expected_num_correct
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

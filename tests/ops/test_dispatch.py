@@ -35,7 +35,7 @@ def test_choose_with_requested_backend_returns_it_or_raises():
 
 
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Levels and texts, as they come."""
+    """Collect levels and messages in the order of logging."""
     lines = []
     monkeypatch.setattr(
         "logging.Logger.log", lambda self, level, text, *arguments: lines.append((level, text % arguments))

@@ -8,10 +8,10 @@ from paddlenlp_ext.ops.embedding import embedding, embedding_cpp, embedding_refe
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(embedding_cpp, marks=needs_cpp)
+CPP = pytest.param(embedding_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [embedding, NATIVE, embedding_reference])
+@pytest.mark.parametrize("implementation", [embedding, CPP, embedding_reference])
 @pytest.mark.parametrize("width", [1, 16, 37, 300])
 @pytest.mark.parametrize("ids", [[3], [[0, 10, 3], [3, 3, 9]], np.arange(2000).reshape(1, -1) % 11])
 def test_embedding_of_bf16_table_returns_float32_rows(implementation, width, ids):

@@ -1,4 +1,4 @@
-"""The dense layer: against NumPy in float64, forward and backward, in every twin and both formats."""
+"""Linear layer against NumPy in float64, forward and backward, for every backend and both dtypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.linear import linear, linear_cpp, linear_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(linear_cpp, marks=needs_cpp)
+CPP = pytest.param(linear_cpp, marks=needs_cpp)
 # (leading axes of x, in, out): no row, one, a few, the change from few rows to many, primes, whole vectors.
 SHAPES = [
     ((0,), 17, 5),
@@ -26,7 +26,7 @@ HALF = 2.0**-8  # rounding to bfloat16 changes a value by this share at most
 
 
 def expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
-    """y and the gradients of x, weight and bias, in float64."""
+    """Return y and the gradients of x, weight and bias, in float64."""
     x, weight, gradient = (array.astype(np.float64) for array in (x, weight, gradient))
     rows, row_gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
     return [x @ weight.T + bias, gradient @ weight, row_gradients.T @ rows, row_gradients.sum(0)]
@@ -36,7 +36,7 @@ def numbers(leading: tuple[int, ...], in_: int, out: int) -> list[np.ndarray]:
     return [normal(1, *leading, in_), normal(2, out, in_), normal(3, out), normal(4, *leading, out)]
 
 
-@pytest.mark.parametrize("implementation", [linear, NATIVE, linear_reference])
+@pytest.mark.parametrize("implementation", [linear, CPP, linear_reference])
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 def test_linear_matches_the_formula(implementation, leading, in_, out):
     x, weight, bias, gradient = numbers(leading, in_, out)
@@ -50,7 +50,7 @@ def test_linear_matches_the_formula(implementation, leading, in_, out):
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, in_, out, threads, cpp_threads):
-    """Exact where x and the weight are whole numbers that bfloat16 holds: sums are in float32."""
+    """Sums are in float32, so whole numbers that bfloat16 represents give exact results."""
     cpp_threads(threads)
     x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
     wanted = expected(x, weight, bias, gradient)
@@ -67,7 +67,7 @@ def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, i
 @needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
-    """Full fine-tuning with bf16: the weight stays float32, the inputs of all three products are rounded."""
+    """Full fine-tuning in bf16: the weight stays float32, and the inputs of all three matmuls are rounded."""
     x, weight, bias, gradient = numbers(leading, in_, out)
 
     def rounded(*tensors):
@@ -86,7 +86,7 @@ def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
     assert not bf16.uses_bf16(paddle.to_tensor(weight)), "the context is left"
 
 
-@pytest.mark.parametrize("implementation", [NATIVE, linear_reference])
+@pytest.mark.parametrize("implementation", [CPP, linear_reference])
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 2]])
 def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, gradient = numbers((3,), 17, 5)
@@ -97,7 +97,7 @@ def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, 
 
 @needs_cpp
 def test_linear_cpp_is_independent_of_default_dtype():
-    """The library writes float32, and what it writes into has to be that."""
+    """The library writes float32, so its outputs must be allocated as float32."""
     x, weight, bias, gradient = numbers((9,), 17, 5)
     paddle.set_default_dtype("bfloat16")
     try:
@@ -155,7 +155,7 @@ def test_linear_cpp_without_bf16_matmuls_casts_bf16_weight_to_float32(monkeypatc
 
 @needs_cpp
 def test_cached_bf16_of_parameter_is_not_cached():
-    """set_value and AdamW leave no mark on what they change."""
+    """A change by set_value or AdamW does not increase a parameter's `inplace_version`."""
     x = paddle.create_parameter([20, 12], "float32")
     weight = paddle.to_tensor(normal(2, 5, 12)).astype("bfloat16")
     before = linear_cpp(x, weight)

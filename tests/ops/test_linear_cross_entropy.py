@@ -16,7 +16,7 @@ BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
 
 
 def dense(hidden, weight, labels):
-    """Loss sum, hits and both gradients in double precision."""
+    """Return the loss sum, the number of correct predictions and both gradients in double precision."""
     hidden, weight = hidden.astype(np.float64), weight.astype(np.float64)
     learned = labels != -100
     logits = hidden @ weight.T
@@ -26,8 +26,8 @@ def dense(hidden, weight, labels):
     losses = -np.log(probabilities[rows, targets])
     probabilities[rows, targets] -= 1
     logits_gradient = probabilities * learned[:, None]
-    hits = (logits.argmax(1) == labels) & learned
-    return losses[learned].sum(), hits.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
+    is_correct = (logits.argmax(1) == labels) & learned
+    return losses[learned].sum(), is_correct.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
 
 
 def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float):
@@ -48,9 +48,9 @@ def test_linear_cross_entropy_matches_the_formula(chunk, sizes, weight_trains, b
     loss, num_correct = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk, backend)
     (loss * 0.25).backward()
 
-    expected_loss, expected_hits, hidden_gradient, weight_gradient = dense(hidden, weight, labels)
+    expected_loss, expected_num_correct, hidden_gradient, weight_gradient = dense(hidden, weight, labels)
     assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
-    assert num_correct == expected_hits
+    assert num_correct == expected_num_correct
     np.testing.assert_allclose(hidden_t.grad.numpy(), 0.25 * hidden_gradient, rtol=0, atol=1e-5)
     assert (weight_t.grad is not None) == weight_trains
     if weight_trains:
@@ -73,9 +73,9 @@ def test_linear_cross_entropy_reads_strided_trainable_weight(backend):
 def test_linear_cross_entropy_reference_matches_the_formula():
     hidden, weight, labels = make(37, 8, 97, 0.6)
     loss, num_correct = linear_cross_entropy_reference(*map(paddle.to_tensor, (hidden, weight, labels)))
-    expected_loss, expected_hits, _, _ = dense(hidden, weight, labels)
+    expected_loss, expected_num_correct, _, _ = dense(hidden, weight, labels)
     assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
-    assert num_correct == expected_hits
+    assert num_correct == expected_num_correct
 
 
 def test_linear_cross_entropy_without_targets_is_zero_with_zero_gradients():
@@ -98,7 +98,7 @@ def test_linear_cross_entropy_without_gradients_returns_loss_and_num_correct():
 
 
 def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32():
-    """Chunk by chunk in bfloat16 it would lose what is small beside what has come together."""
+    """A bfloat16 sum over chunks would lose contributions that are small against the running total."""
     hidden, weight, labels = make(300, 4, 5, 1.0)
     weight_t = paddle.to_tensor(weight).astype("bfloat16")
     weight_t.stop_gradient = False
@@ -111,7 +111,7 @@ def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32():
 
 @pytest.mark.parametrize("vocab_size", [49152, 50257, 32003])
 def test_linear_cross_entropy_with_large_vocabulary_keeps_precision(vocab_size):
-    """Paddle's own sum would be off by 2e-4 here."""
+    """Paddle's own sum would have a relative error of 2e-4."""
     hidden, weight, labels = make(3, 4, vocab_size, 1.0)
     loss, _ = linear_cross_entropy(*map(paddle.to_tensor, (hidden, 0.1 * weight, labels)))
     assert float(loss) == pytest.approx(dense(hidden, 0.1 * weight, labels)[0], rel=2e-6)
@@ -140,7 +140,7 @@ def test_linear_cross_entropy_holds_logits_of_one_chunk():
         library.library().buffers_account(numbers)
         return numbers[1], numbers[2]
 
-    library.library().buffers_release()  # the most in use is counted from here
+    library.library().buffers_release()  # resets the peak memory
     before, _ = used_and_most()
     loss, _ = linear_cross_entropy(hidden, weight, labels, chunk=256)
     assert not loss.stop_gradient

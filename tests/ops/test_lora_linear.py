@@ -1,4 +1,4 @@
-"""The LoRA linear: against NumPy in float64, forward and backward, in every twin and both formats."""
+"""LoRA linear against NumPy in float64, forward and backward, for every backend and both dtypes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(lora_linear_cpp, marks=needs_cpp)
+CPP = pytest.param(lora_linear_cpp, marks=needs_cpp)
 SHAPES = [((1,), 3, 2, 1), ((3,), 17, 5, 4), ((9,), 64, 16, 8), ((7, 13), 101, 67, 5), ((2, 40), 24, 300, 33)]
 SCALING = 0.75
 
 
 def numbers(leading: tuple[int, ...], in_: int, out: int, rank: int) -> list[np.ndarray]:
-    """x, W, bias, A, B, and y's gradient."""
+    """Return x, W, bias, A, B and the gradient of y."""
     shapes = [(*leading, in_), (out, in_), (out,), (rank, in_), (out, rank), (*leading, out)]
     return [normal(seed, *shape) for seed, shape in enumerate(shapes)]
 
 
 def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
-    """y and the gradients of x, A and B, in float64."""
+    """Return y and the gradients of x, A and B, in float64."""
     x, weight, a, b, gradient = (array.astype(np.float64) for array in (x, weight, a, b, gradient))
     merged = weight + SCALING * b @ a
     rows, row_gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
@@ -41,7 +41,7 @@ def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, 
     return lambda x, a, b: implementation(x, base, a, b, SCALING)
 
 
-@pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
+@pytest.mark.parametrize("implementation", [lora_linear, CPP, lora_linear_reference])
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 def test_lora_linear_matches_the_formula(implementation, leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
@@ -60,7 +60,7 @@ def test_lora_linear_matches_the_formula(implementation, leading, in_, out, rank
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, threads, stored, cpp_threads):
-    """With a base stored in bfloat16, and with one in float32 where the run asks for such products."""
+    """The base is stored in bfloat16, or in float32 under `bf16_matmuls`."""
     cpp_threads(threads)
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     run = on_frozen_base(lora_linear, weight, bias, stored)
@@ -81,7 +81,7 @@ def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, thr
     assert abs(actual[1] - wanted[1]).max() > 1e-4 * abs(wanted[1]).max(), "nothing was rounded"
 
 
-@pytest.mark.parametrize("implementation", [NATIVE, lora_linear_reference])
+@pytest.mark.parametrize("implementation", [CPP, lora_linear_reference])
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [1, 2], [0, 1], [0, 2]])
 def test_lora_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, a, b, gradient = numbers((3, 5), 17, 6, 4)
@@ -118,7 +118,7 @@ def test_lora_linear_cpp_layers_with_same_x_share_its_bf16_copy():
     assert x._bf16_copy[1] is copy
 
 
-@pytest.mark.parametrize("implementation", [lora_linear, NATIVE, lora_linear_reference])
+@pytest.mark.parametrize("implementation", [lora_linear, CPP, lora_linear_reference])
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
 @pytest.mark.parametrize("with_bias", [True, False])

@@ -1,4 +1,4 @@
-"""The product with packed weights against NumPy, forward and backward, and what it asks of Paddle's kernel."""
+"""Quantized linear layer against NumPy, forward and backward, and the arguments of Paddle's kernel."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_dequantize_backends_give_same_bits(shape: tuple[int, int], options: Qua
 
 
 def from_formula(weight: QuantizedWeight) -> np.ndarray:
-    """float32 [out, in], one weight after the other."""
+    """Dequantize to float32 [out, in], one weight at a time."""
     out, width = weight.shape
     number = np.arange(out * width)
     codes, block = weight.codes.numpy(), number // weight.block_size
@@ -89,7 +89,7 @@ def from_formula(weight: QuantizedWeight) -> np.ndarray:
 def test_dequantize_rows_cpp_accepts_any_rows(
     shape: tuple[int, int], options: QuantizationConfig, threads: int, cpp_threads
 ):
-    """Rows that begin in the middle of a block and of a byte, too; in bfloat16 they are float32's, rounded."""
+    """Rows may start inside a block or a byte; bfloat16 results are the rounded float32 ones."""
     cpp_threads(threads)
     weight = packed(shape, options)
     whole = from_formula(weight)
@@ -143,7 +143,7 @@ def test_quantized_linear_cpp_in_bf16_rounds_its_inputs(options: QuantizationCon
 
 @pytest.fixture(params=["native", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which implementation `quantized_linear` takes."""
+    """Select the backend of `quantized_linear`."""
     if request.param == "native" and library.unavailable_reason() is not None:
         pytest.skip(f"no native library: {library.unavailable_reason()}")
     choose = DispatchedOp.choose
@@ -168,7 +168,7 @@ def test_quantized_linear_matches_the_dequantized_weight(
 
 
 def test_input_gradient_reference_in_half_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU, whose products are given in the format of what is multiplied; the CPU has none of them."""
+    """Emulate GPU matmuls, which return the dtype of their inputs."""
 
     def rounded(values: paddle.Tensor) -> paddle.Tensor:
         return values.astype("bfloat16")
@@ -230,7 +230,7 @@ def test_linear_op_exists_for_every_algo():
         linear_op("weight_only_int8").choose(x, "weight_only")
 
 
-# -- Paddle's kernel, which runs on GPUs alone ----------------------------------------------
+# -- Paddle's kernel, which runs on GPUs only ----------------------------------------------
 @pytest.mark.parametrize(
     ("options", "group"),
     [
@@ -267,7 +267,7 @@ def test_weight_only_linear_passes_our_codes_and_scales(
     assert first["weight_scale"].dtype == paddle.float16
     assert first["weight_scale"].shape == ([64] if group < 0 else [2, 64])
     found, wanted = first["weight"].numpy().view(np.uint8), weight.codes.numpy().view(np.uint8)
-    if options.algo == "weight_only_int8":  # the kernel's order is its own; its codes count from 128
+    if options.algo == "weight_only_int8":  # the kernel has its own order, and codes with an offset of 128
         assert np.array_equal(np.sort(found.reshape(-1) ^ 0x80), np.sort(wanted))
     else:
         uses_bf16 = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
@@ -276,7 +276,7 @@ def test_weight_only_linear_passes_our_codes_and_scales(
 
 @pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])
 def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: pytest.MonkeyPatch, algo: str):
-    """Sizes that it is not for; and half of each row, whose largest code may be smaller than all that there are."""
+    """Unsupported are some sizes, and shards whose largest code is below the format's maximum."""
 
     def kernel(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
         raise AssertionError("given to the kernel")

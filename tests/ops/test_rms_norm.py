@@ -18,11 +18,11 @@ from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
 EPSILON = 1e-3
-NATIVE = pytest.param(rms_norm_cpp, marks=needs_cpp)
-ADD_NATIVE = pytest.param(add_rms_norm_cpp, marks=needs_cpp)
+CPP = pytest.param(rms_norm_cpp, marks=needs_cpp)
+ADD_CPP = pytest.param(add_rms_norm_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [rms_norm, NATIVE, rms_norm_cpu, rms_norm_reference])
+@pytest.mark.parametrize("implementation", [rms_norm, CPP, rms_norm_cpu, rms_norm_reference])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 3, 7), (5, 33), (2, 3, 4, 6), (211, 97)])
 def test_rms_norm_matches_the_formula(implementation, shape):
     x, weight, gradient = normal(1, *shape), normal(2, shape[-1]), normal(3, *shape)
@@ -36,7 +36,7 @@ def test_rms_norm_matches_the_formula(implementation, shape):
     assert_all_close(actual, [x / rms * weight, x_gradient, weight_gradient], atol=2e-5)
 
 
-@pytest.mark.parametrize("implementation", [NATIVE, rms_norm_cpu, rms_norm_reference])
+@pytest.mark.parametrize("implementation", [CPP, rms_norm_cpu, rms_norm_reference])
 def test_rms_norm_with_frozen_weight_returns_no_gradient(implementation):
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
     _, x_gradient, weight_gradient = run_both_ways(
@@ -74,7 +74,7 @@ def test_rms_norm_cpp_reads_strided_input():
     )
 
 
-@pytest.mark.parametrize("implementation", [ADD_NATIVE, add_rms_norm_reference])
+@pytest.mark.parametrize("implementation", [ADD_CPP, add_rms_norm_reference])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (211, 97)])
 @pytest.mark.parametrize("frozen", [None, 0, 1])
 def test_add_rms_norm_matches_the_formula(implementation, shape, frozen):

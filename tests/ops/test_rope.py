@@ -8,10 +8,10 @@ from paddlenlp_ext.ops.rope import apply_rope, rope_cpp, rope_cpu, rope_referenc
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(rope_cpp, marks=needs_cpp)
+CPP = pytest.param(rope_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [apply_rope, NATIVE, rope_cpu, rope_reference])
+@pytest.mark.parametrize("implementation", [apply_rope, CPP, rope_cpu, rope_reference])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 6), (9, 64), (5, 74)])
 def test_apply_rope_rotates_pairs_and_rotates_gradients_back(implementation, heads, head_dim):
     angles = normal(1, 2, 5, head_dim // 2)

@@ -1,4 +1,4 @@
-"""The product inside a feed-forward is made again in the backward pass, and not kept, by ops that ask for its maker."""
+"""Recompute functions: the product in a feed-forward layer is recomputed in the backward pass instead of saved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def full(product: paddle.Tensor, weight: paddle.Tensor) -> tuple[paddle.Tensor, 
 
 
 def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], int]:
-    """The gradients, and the bytes of large tensors that stand after the forward pass."""
+    """Return the gradients, and the bytes of large tensors alive after the forward pass."""
     gate, up = (paddle.to_tensor(normal(seed, ROWS, INNER), stop_gradient=False) for seed in (1, 2))
     before = bytes_in_use()
     product = swiglu_cpp(gate, up)

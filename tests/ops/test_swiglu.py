@@ -9,20 +9,20 @@ from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpp, swiglu_cpu, swiglu_refe
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
-NATIVE = pytest.param(swiglu_cpp, marks=needs_cpp)
+CPP = pytest.param(swiglu_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [swiglu, NATIVE, swiglu_cpu, swiglu_reference])
+@pytest.mark.parametrize("implementation", [swiglu, CPP, swiglu_cpu, swiglu_reference])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
 def test_swiglu_matches_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
-    gate.flat[0] = -80.0  # far out, silu is 0 and not NaN
+    gate.flat[0] = -80.0  # for a large negative gate, silu is 0 and not NaN
     actual = run_both_ways(implementation, [gate, up], gradient)
     assert_all_close(actual, expected(gate, up, gradient), atol=1e-5)
 
 
 def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
-    """silu(gate) * up and both gradients, in float64."""
+    """Return silu(gate) * up and both gradients, in float64."""
     sigmoid = 1 / (1 + np.exp(-gate.astype(np.float64)))
     slope = sigmoid * (1 + gate * (1 - sigmoid))
     return [gate * sigmoid * up, gradient * up * slope, gradient * gate * sigmoid]
@@ -38,7 +38,7 @@ def test_swiglu_cpp_in_bf16_matches_the_formula_of_rounded_inputs(shape):
     assert_all_close(actual, expected(*rounded, gradient), atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", [NATIVE, swiglu_cpu])
+@pytest.mark.parametrize("implementation", [CPP, swiglu_cpu])
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_swiglu_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     actual = run_both_ways(implementation, [normal(1, 3, 7), normal(2, 3, 7)], normal(3, 3, 7), frozen=[frozen])
@@ -48,7 +48,7 @@ def test_swiglu_with_frozen_inputs_returns_no_gradient_for_them(implementation, 
 @needs_cpp
 @pytest.mark.parametrize("far", [-1e4, -104.0, -88.0, 88.0, 1e4])
 def test_swiglu_with_large_gate_is_zero_or_its_input(far):
-    """Where e^-x leaves the range of floats; the gradient too."""
+    """Values and gradients stay exact where e^-x leaves the float range."""
     out, gate_gradient, up_gradient = run_both_ways(
         swiglu_cpp, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)
     )

@@ -1,4 +1,4 @@
-"""The 4-bit kernels in Triton's interpreter, against the packed format's formula in NumPy."""
+"""Triton 4-bit kernels in the interpreter against the packed format's formula in NumPy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kernels():
 
 
 class Packed:
-    """A random packed weight: the kernels' arguments, and the weight they mean."""
+    """Random packed weight: the kernels' arguments and the dequantized weight."""
 
     def __init__(self, outputs: int, inputs: int, block: int, nested: bool, algo: str) -> None:
         generator, count = np.random.default_rng(outputs * inputs), outputs * inputs
@@ -101,7 +101,7 @@ def test_dequantize_kernel_in_half_precision_rounds_the_weight(kernels, dtype):
     want = packed.weight.reshape(-1)
     out = HostArray(np.zeros(want.size, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
     dequantize_all(kernels, packed, out)
-    if dtype == "bfloat16":  # its upper bits: the interpreter cuts the rest off, where a GPU rounds
+    if dtype == "bfloat16":  # its upper bits: the interpreter truncates, while a GPU rounds
         assert np.array_equal(out.array, (want.view(np.uint32) >> 16).astype(np.uint16))
     else:
         assert np.array_equal(out.array, want.astype(np.float16))
@@ -145,7 +145,7 @@ def test_product_kernel_in_half_precision_is_within_rounding(kernels):
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
-    """Launches go to the interpreter; gives their number."""
+    """Redirect launches to the interpreter and count them."""
     calls = []
 
     def launch(kernel, grid, *arguments, **constants):
@@ -178,7 +178,7 @@ def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, op
 
 
 def test_dequantize_rows_gpu_with_two_scales_per_byte_uses_both(launched):
-    """int4 has a scale a row, and rows of odd length end within a byte."""
+    """int4 has one scale per row, and rows of odd length end within a byte."""
     weight = quantize(np.random.default_rng(0).standard_normal((6, 33)).astype(np.float32), OPTIONS[2])
     rows = dequantize_rows_gpu(weight, 2, 6).numpy()
     np.testing.assert_array_equal(rows, dequantize(weight).numpy()[2:])
@@ -196,7 +196,7 @@ def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, po
 
 @pytest.mark.slow
 def test_kernels_compile_for_hopper(tmp_path):
-    # In a process of its own: here they are the interpreter's.
+    # In its own process: here the kernels belong to the interpreter.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     command = [sys.executable, "-m", "tests.ops.compile_4bit"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
