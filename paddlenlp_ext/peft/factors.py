@@ -14,17 +14,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import paddle
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 
-if TYPE_CHECKING:
-    from paddlenlp_ext.peft.peft_model import PeftModel
-
 COMBINATIONS = ("cat", "linear")
+
+
+class AdaptedModel(Protocol):
+    """Interface of `PeftModel` that this module uses."""
+
+    base_model: TrainableModel
+
+    @property
+    def peft_config(self) -> PeftConfig: ...
+
+    def adapter_state(self) -> dict[str, paddle.Tensor]: ...
+
+    def write_files(
+        self,
+        folder: str | os.PathLike[str],
+        peft_type: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, paddle.Tensor],
+    ) -> None: ...
 
 
 class Factors(NamedTuple):
@@ -37,7 +55,7 @@ class Factors(NamedTuple):
 
 
 @paddle.no_grad()
-def factors_of(model: PeftModel) -> dict[str, Factors]:
+def factors_of(model: AdaptedModel) -> dict[str, Factors]:
     """Return the factors of each layer, by its name.
 
     Raises:
@@ -117,7 +135,7 @@ def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
 
 
 def save_as_lora(
-    model: PeftModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
+    model: AdaptedModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
 ) -> None:
     """Write a model's adapter as a plain LoRA over its base, for readers that know nothing else.
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
 from paddlenlp_ext.utils.registry import did_you_mean
 
-if TYPE_CHECKING:
-    from paddlenlp_ext.peft.peft_model import PeftModel
+
+class AdaptedModel(Protocol):
+    """Interface of `PeftModel` that this module uses."""
+
+    base_model: TrainableModel
+    adapters: Any
 
 
 @dataclass(frozen=True)
 class _Resting:
     """An adapter that is off: class and state of its `PeftModel`, and its layers by name."""
 
-    model_class: type[PeftModel]
+    model_class: type
     state: dict[str, Any]
     layers: dict[str, AdapterLayer]
 
@@ -37,7 +42,7 @@ class MultiAdapterModel:
         """All adapters, the active one first."""
         return [self.active, *self._resting]
 
-    def add(self, model: PeftModel, name: str, make: Callable[[], PeftModel]) -> None:
+    def add(self, model: AdaptedModel, name: str, make: Callable[[], AdaptedModel]) -> None:
         """Keep another adapter of the model's base; the active one stays on.
 
         Args:
@@ -58,7 +63,7 @@ class MultiAdapterModel:
         finally:
             attach_adapters(model.base_model, layers)
 
-    def switch(self, model: PeftModel, name: str) -> None:
+    def switch(self, model: AdaptedModel, name: str) -> None:
         """Let the model be that of another adapter.
 
         Raises:
