@@ -1,6 +1,6 @@
 """Profile of a step: Paddle's profiler and an event around every C++ op, in one trace.
 
-Import this before the ops: it puts itself around `native.function`.
+Import this module before the ops: it wraps `library.function`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Operations: a reference in plain Paddle for each, faster twins, and the choice between them."""
+"""Operators: a reference in plain Paddle for each, faster backends, and the dispatch between them."""

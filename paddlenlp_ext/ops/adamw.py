@@ -59,7 +59,9 @@ def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilo
     parameters, gradients, *state, rates, decays = zip(*updates, strict=True)
     gradients = [gradient.contiguous() for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        assert (parameter.shape, parameter.dtype) == (gradient.shape, gradient.dtype), "a gradient of another tensor"
+        assert (parameter.shape, parameter.dtype) == (gradient.shape, gradient.dtype), (
+            "gradient does not match its parameter"
+        )
     tensors = [pointers(column) for column in (parameters, gradients, *state)]
     numbers = [(ctypes.c_float * len(updates))(*column) for column in (rates, decays)]
     run = function("adamw_update")

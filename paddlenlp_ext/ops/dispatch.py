@@ -52,9 +52,8 @@ class DispatchedOp:
             ValueError: the requested backend does not exist or cannot run on such tensors.
         """
         key = (str(x.place), x.dtype, requested)
-        chosen = self._chosen.get(
-            key
-        )  # a single lookup: hashing a dtype takes 0.5 us, and decoding a token needs 400 lookups
+        # A single lookup: hashing a dtype takes 0.5 us, and decoding a token needs 400 lookups.
+        chosen = self._chosen.get(key)
         if chosen is None:
             name, rejected = self._pick(x, requested)
             self._log(x, name, rejected)

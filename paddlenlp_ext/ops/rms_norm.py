@@ -58,7 +58,7 @@ class _AddRmsNorm(PyLayer):
     def forward(ctx, x, addend, weight_D, epsilon):
         total, out, inverse_R = _add_forward(x, addend, weight_D, epsilon)
         ctx.save_for_backward(total, weight_D, inverse_R)
-        ctx.wanted = not x.stop_gradient, not addend.stop_gradient
+        ctx.grads_needed = not x.stop_gradient, not addend.stop_gradient
         return total, out
 
     @staticmethod
@@ -66,12 +66,12 @@ class _AddRmsNorm(PyLayer):
         total, weight_D, inverse_R = ctx.saved_tensor()
         gradient = gradient.contiguous()
         weight_gradient = _weight_gradient(gradient, total, weight_D, inverse_R)
-        if not any(ctx.wanted):
+        if not any(ctx.grads_needed):
             return None, None, weight_gradient
         shared = _backward(gradient, total, weight_D, inverse_R, total_gradient.contiguous())
         # Two tensors: Paddle accumulates further gradients into one of them in place.
-        other = shared.clone() if all(ctx.wanted) else shared
-        return shared if ctx.wanted[0] else None, other if ctx.wanted[1] else None, weight_gradient
+        other = shared.clone() if all(ctx.grads_needed) else shared
+        return shared if ctx.grads_needed[0] else None, other if ctx.grads_needed[1] else None, weight_gradient
 
 
 def _forward(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> tuple[paddle.Tensor, paddle.Tensor]:

@@ -38,14 +38,14 @@ class _Rope(PyLayer):
     def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
         ctx.save_for_backward(cos_BSH, sin_BSH)
         cos, sin = _per_head(cos_BSH, x_BSNH), _per_head(sin_BSH, x_BSNH)
-        turned = paddle.matmul(x_BSNH, _turn(x_BSNH.shape[-1]))
+        turned = paddle.matmul(x_BSNH, _rotation_matrix(x_BSNH.shape[-1]))
         return (x_BSNH * cos).add_(turned.multiply_(sin))
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
         cos_BSH, sin_BSH = ctx.saved_tensor()
         cos, sin = _per_head(cos_BSH, gradient_BSNH), _per_head(sin_BSH, gradient_BSNH)
-        turned_back = paddle.matmul(gradient_BSNH * sin, _turn(gradient_BSNH.shape[-1]), transpose_y=True)
+        turned_back = paddle.matmul(gradient_BSNH * sin, _rotation_matrix(gradient_BSNH.shape[-1]), transpose_y=True)
         return (gradient_BSNH * cos).add_(turned_back), None, None
 
 
@@ -54,7 +54,7 @@ def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tens
 
 
 @functools.cache
-def _turn(head_dim: int) -> paddle.Tensor:
+def _rotation_matrix(head_dim: int) -> paddle.Tensor:
     """Return the matrix [H, H] for which x @ matrix is (-second half, first half)."""
     half = np.eye(head_dim // 2, dtype=np.float32)
     zero = np.zeros_like(half)
@@ -66,21 +66,21 @@ def rope_cpp(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tens
     tables = cos_BSH.contiguous(), sin_BSH.contiguous()
     if needs_grad(x_BSNH):
         return _RopeCpp.apply(x_BSNH, *tables)
-    return _turned(x_BSNH, *tables, back=False)
+    return _rotated(x_BSNH, *tables, back=False)
 
 
 class _RopeCpp(PyLayer):
     @staticmethod
     def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
         ctx.save_for_backward(cos_BSH, sin_BSH)
-        return _turned(x_BSNH, cos_BSH, sin_BSH, back=False)
+        return _rotated(x_BSNH, cos_BSH, sin_BSH, back=False)
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
-        return _turned(gradient_BSNH, *ctx.saved_tensor(), back=True), None, None
+        return _rotated(gradient_BSNH, *ctx.saved_tensor(), back=True), None, None
 
 
-def _turned(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
+def _rotated(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
     assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables' shape does not match x"
     assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables' dtype does not match x"

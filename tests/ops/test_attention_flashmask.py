@@ -20,8 +20,8 @@ def test_start_rows_describe_the_dense_mask(documents, window):
     rows_B1S1 = flashmask.start_rows(layout)
     assert rows_B1S1.dtype == np.int32 and rows_B1S1.shape == (len(documents), 1, layout.row_length, 1)
     queries_S1, keys_S = np.arange(layout.row_length)[:, None], np.arange(layout.row_length)
-    may_look = (keys_S <= queries_S1) & (queries_S1 < rows_B1S1[:, 0, None, :, 0])
-    np.testing.assert_array_equal(may_look, layout.dense_mask())
+    is_visible = (keys_S <= queries_S1) & (queries_S1 < rows_B1S1[:, 0, None, :, 0])
+    np.testing.assert_array_equal(is_visible, layout.dense_mask())
 
 
 def test_flashmask_attention_calls_the_kernel_by_its_signature(monkeypatch: pytest.MonkeyPatch):

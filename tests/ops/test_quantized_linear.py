@@ -283,7 +283,7 @@ def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: 
 
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
     whole = packed((64, 256), QuantizationConfig(algo=algo))
-    assert linear.is_for_kernel(whole)
+    assert linear.fits_kernel(whole)
     part = slice_weight(whole, Shard(axis=1, start=128, stop=256, size=256))
     groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
@@ -295,8 +295,8 @@ def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: 
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         wanted = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
-    assert linear.is_for_kernel(slice_weight(whole, Shard(axis=0, start=16, stop=32, size=64)))
+    assert linear.fits_kernel(slice_weight(whole, Shard(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
-    assert linear.is_for_kernel(zeros)
+    assert linear.fits_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):
         linear_module.linear_weight_only(paddle.ones([1, 256]), whole)

@@ -26,7 +26,7 @@ QUERY_BLOCK = 128
 """Maximum queries per block: shorter blocks skip more masked scores, longer ones make fewer and larger matmuls."""
 TILE_SCORES = 1 << 22
 """Maximum scores in a tile, unless the block of a single document needs more."""
-LIKE_LENGTH = 0.8
+MIN_RELATIVE_LENGTH = 0.8
 """Minimum length of a document relative to the longest of its batch; the rest is padding."""
 SHORT = 32
 """Length up to which documents are batched regardless of their lengths."""
@@ -90,7 +90,7 @@ def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) ->
         longest = int(lengths[batches[-1][0]]) if batches else 0
         num_keys = longest + prefix_length
         scores = (len(batches[-1]) + 1) * num_heads * min(longest, QUERY_BLOCK) * num_keys if batches else 0
-        is_like = longest <= SHORT or lengths[document] >= LIKE_LENGTH * longest
+        is_like = longest <= SHORT or lengths[document] >= MIN_RELATIVE_LENGTH * longest
         if batches and is_like and scores <= TILE_SCORES:
             batches[-1].append(int(document))
         else:
@@ -133,7 +133,7 @@ def _make_tile(
 
     query_rows, key_rows = rows(queries_Q, num_heads // num_kv_heads, 0), rows(keys_T, 1, prefix_length)
     num_matmuls = len(starts_M) * num_kv_heads
-    mask_QT = np.where(layout.may_look(queries_Q[:, None], keys_T), np.float32(0), np.float32(-np.inf))
+    mask_QT = np.where(layout.is_visible(queries_Q[:, None], keys_T), np.float32(0), np.float32(-np.inf))
     return Tile(
         query_rows=paddle.to_tensor(query_rows.ravel()),
         key_rows=paddle.to_tensor(key_rows.ravel()),

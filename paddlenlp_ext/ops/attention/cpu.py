@@ -36,14 +36,14 @@ def attention_cpp(
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], prefix_length)
     sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
     inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
-    _require_fitting(inputs, layout)
+    _check_shapes(inputs, layout)
     in_bf16 = bf16_matmuls_enabled()
     if needs_grad(*inputs):
         return _AttentionCpp.apply(sizes, scale, in_bf16, *inputs)
     return _forward(sizes, scale, in_bf16, inputs)[0]
 
 
-def _require_fitting(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
+def _check_shapes(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
     """Check the sizes on which the C++ loops rely; they would read past the end otherwise."""
     (batch, length, heads, head_dim), keys = inputs[0].shape, inputs[1].shape
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
@@ -61,13 +61,13 @@ class _AttentionCpp(PyLayer):
         out_BSNH, log_sums_NS = _forward(sizes, scale, in_bf16, inputs)
         ctx.save_for_backward(out_BSNH, log_sums_NS, *inputs)
         ctx.sizes, ctx.scale, ctx.in_bf16 = sizes, scale, in_bf16
-        ctx.wanted = [not x.stop_gradient for x in inputs]
+        ctx.grads_needed = [not x.stop_gradient for x in inputs]
         return out_BSNH
 
     @staticmethod
     def backward(ctx, out_gradient_BSNH):
         out_BSNH, log_sums_NS, *inputs = ctx.saved_tensor()
-        gradients = [empty(x.shape) if wants else None for x, wants in zip(inputs, ctx.wanted, strict=True)]
+        gradients = [empty(x.shape) if wants else None for x, wants in zip(inputs, ctx.grads_needed, strict=True)]
         out_gradient_BSNH = out_gradient_BSNH.contiguous()
         before = [None] * (5 - len(inputs))  # no prefix
         everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]

@@ -67,7 +67,7 @@ class AttentionLayout:
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 
-    def may_look(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether queries see keys (broadcast); both are positions in one document, negative in the prefix."""
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
@@ -86,7 +86,7 @@ class AttentionLayout:
         """Return a boolean mask [B, S, P + S] of the keys that each query sees; for tests and short inputs."""
         documents_BS = np.stack([np.repeat(np.arange(len(row)), row) for row in self.document_lengths])
         positions_S = np.arange(self.row_length)
-        near_SS = self.may_look(positions_S[:, None], positions_S)
+        near_SS = self.is_visible(positions_S[:, None], positions_S)
         own_BSS = (documents_BS[:, :, None] == documents_BS[:, None, :]) & near_SS
-        prefix_BSP = self.may_look(self.positions()[:, :, None], np.arange(-prefix_length, 0))
+        prefix_BSP = self.is_visible(self.positions()[:, :, None], np.arange(-prefix_length, 0))
         return np.concatenate([prefix_BSP, own_BSS], axis=-1)

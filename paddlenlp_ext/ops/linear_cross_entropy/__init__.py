@@ -126,10 +126,8 @@ class _LinearCrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx, loss_gradient):
-        parts, ctx.gradients = (
-            ctx.gradients,
-            None,
-        )  # scaled in place to save memory, so only one backward pass is possible
+        # Scaled in place to save memory, so only one backward pass is possible.
+        parts, ctx.gradients = ctx.gradients, None
         assert parts is not None, "the backward pass of this loss has already run"
         scaled = [None if part is None else part.multiply_(loss_gradient.astype(part.dtype)) for part in parts]
         return (*scaled, None)

@@ -124,7 +124,9 @@ def _block_scales_numpy(weight: QuantizedWeight, first: int, last: int) -> np.nd
 
 def _extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, int, int]:
     begin, end = first * weight.shape[1], last * weight.shape[1]
-    assert begin % weight.block_size == 0 and begin % 2 == 0, "rows that row_blocks gives"
+    assert begin % weight.block_size == 0 and begin % 2 == 0, (
+        "rows must start with a full scale and a full byte (see row_blocks)"
+    )
     return begin, end, begin // weight.block_size, -(-end // weight.block_size)
 
 

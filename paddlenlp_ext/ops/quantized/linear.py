@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half_precision
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
-from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, takes_product
+from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, supports_product
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
@@ -39,7 +39,7 @@ KernelGroup = Literal[-1, 64, 128]
 KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 
-def is_for_kernel(weight: QuantizedWeight) -> bool:
+def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel can be given this weight; the result is cached on the weight.
 
     The kernel supports certain sizes only. Reordering codes of rows that are not a multiple of 64 writes past their
@@ -48,22 +48,22 @@ def is_for_kernel(weight: QuantizedWeight) -> bool:
     if "is for kernel" not in weight.kept:
         out, width = weight.shape
         fits = width % 64 == 0 and out % 16 == 0 and kernel_group(weight) in (-1, 64, 128)
-        weight.kept["is for kernel"] = fits and _keeps_its_codes(weight)
+        weight.kept["is for kernel"] = fits and _codes_survive_reordering(weight)
     return weight.kept["is for kernel"]
 
 
-def _keeps_its_codes(weight: QuantizedWeight) -> bool:
+def _codes_survive_reordering(weight: QuantizedWeight) -> bool:
     """Return whether every block contains the largest possible code or only zeros."""
-    largest_B = _code_numbers(weight).reshape([-1, weight.block_size]).abs().max(axis=1)
+    largest_B = _unscaled_weight(weight).reshape([-1, weight.block_size]).abs().max(axis=1)
     return bool(((largest_B == _LARGEST[weight.algo]) | (largest_B == 0)).all())
 
 
 def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] by Paddle's kernel; the weight must satisfy `is_for_kernel`.
+    """Return x W^T [..., out] by Paddle's kernel; the weight must satisfy `fits_kernel`.
 
     The reordered codes are cached on the weight.
     """
-    assert is_for_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
+    assert fits_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
     if "weight_only" not in weight.kept:
         weight.kept["weight_only"] = kernel_weight(weight)
     blocks = -(-weight.num_weights // weight.block_size)
@@ -83,12 +83,12 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
 
 def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:
     """Return the codes in the kernel's order."""
-    numbers, group = _code_numbers(weight), cast("KernelGroup", kernel_group(weight))
+    numbers, group = _unscaled_weight(weight), cast("KernelGroup", kernel_group(weight))
     algo = cast("KernelAlgo", weight.algo)
     return quant.weight_quantize(numbers.T.astype("float16"), algo=algo, group_size=group)[0]
 
 
-def _code_numbers(weight: QuantizedWeight) -> paddle.Tensor:
+def _unscaled_weight(weight: QuantizedWeight) -> paddle.Tensor:
     """Return the values of the codes before scaling, float32 [out, in]."""
     ones = paddle.ones([-(-weight.num_weights // weight.block_size)])
     return dequantize(QuantizedWeight(weight.algo, weight.shape, weight.block_size, weight.codes, ones))
@@ -99,7 +99,7 @@ def kernel_group(weight: QuantizedWeight) -> int:
     return -1 if weight.block_size == weight.shape[1] else weight.block_size
 
 
-_FEW = 2
+_MAX_FUSED_POSITIONS = 2
 """Positions up to which the matmul on packed codes is faster (benchmarks/triton_dequantize.py)."""
 
 
@@ -149,14 +149,14 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return x W^T [..., out]: few positions in one fused kernel, many from dequantized rows."""
     (out, width), leading = weight.shape, x.shape[:-1]
-    if math.prod(leading) > _FEW or not takes_product(weight):
+    if math.prod(leading) > _MAX_FUSED_POSITIONS or not supports_product(weight):
         return linear_reference(x, weight)
     return product_triton(x.reshape([-1, width]), weight).reshape([*leading, out])
 
 
 def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return x W^T [..., out] by Paddle's fused kernel, or from dequantized rows if the kernel cannot."""
-    return weight_only_linear(x, weight) if is_for_kernel(weight) else linear_reference(x, weight)
+    return weight_only_linear(x, weight) if fits_kernel(weight) else linear_reference(x, weight)
 
 
 _CPP = (quantized_linear_cpp, library.usable)

@@ -40,7 +40,7 @@ def dequantize_rows_triton(
 
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
-    assert begin % block == 0 and begin % 2 == 0, "rows that row_blocks gives"
+    assert begin % block == 0 and begin % 2 == 0, "rows must start with a full scale and a full byte (see row_blocks)"
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
     grid = (-(-count // (2 * _BYTES)),)
@@ -48,17 +48,17 @@ def dequantize_rows_triton(
     return out
 
 
-def takes_product(weight: QuantizedWeight) -> bool:
+def supports_product(weight: QuantizedWeight) -> bool:
     """Return whether `product_triton` supports this weight: rows of full blocks, blocks that fit a program."""
     block = weight.block_size
     return weight.shape[1] % block == 0 and 2 <= block <= _INPUTS and block & (block - 1) == 0
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [T, O] in the dtype of `x`; requires `takes_product`. Every position reads the codes again."""
+    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. Every position reads the codes again."""
     from paddlenlp_ext.ops.quantized.triton_kernels import product_kernel
 
-    assert takes_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
+    assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
     arguments = (x_TI.contiguous(), weight.codes, *_tables(weight, 0), y_TO, outputs, inputs)
@@ -90,15 +90,15 @@ def _format(weight: QuantizedWeight) -> dict[str, Any]:
 
 def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
     """Return levels, scales, scale levels, group scales and offset, as the kernels take them."""
-    table = _kept_table(weight, "levels", levels(weight.algo))
+    table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]
     if weight.group_scales is None:
         return table, scales, table, table, table  # the last three are not read
     assert weight.offset is not None
-    return table, scales, _kept_table(weight, "scale levels", dynamic_levels()), weight.group_scales, weight.offset
+    return table, scales, _cached_table(weight, "scale levels", dynamic_levels()), weight.group_scales, weight.offset
 
 
-def _kept_table(weight: QuantizedWeight, name: str, numbers: Any) -> paddle.Tensor:
+def _cached_table(weight: QuantizedWeight, name: str, numbers: Any) -> paddle.Tensor:
     if name not in weight.kept:
         weight.kept[name] = paddle.to_tensor(numbers, place=weight.codes.place)
     return weight.kept[name]
