@@ -1,4 +1,8 @@
-"""What every PEFT method's config has: where the adapter goes, what goes there, and how the config is written."""
+"""Base class of the adapter methods' configs, the interface to implement when adding a method.
+
+Required: `peft_type`, `targets`, `wrap`, `warm_start`, `to_adapter_config` and `from_adapter_config`. All other members
+have a default that fits an adapter of linear layers.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +38,9 @@ _INFORMATIVE = frozenset(
 
 @dataclass(kw_only=True)
 class PeftConfig(metaclass=ConfigType):
-    """Base of the methods' configs. A subclass registers under its JSON switch and fills in what follows.
+    """Base config of an adapter method; a subclass registers in `PEFT_METHODS` under its JSON switch.
 
-    The constructor takes the argument names of Hugging Face PEFT and PaddleNLP next to the fields' own
-    (peft/arguments.py).
+    The constructor also accepts the argument names of Hugging Face PEFT and PaddleNLP (peft/arguments.py).
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's where PEFT has the method.
@@ -99,7 +102,7 @@ class PeftConfig(metaclass=ConfigType):
         return config
 
     def targets(self, model: TrainableModel) -> list[str]:
-        """Dotted names of the layers to wrap; empty for a method that wraps none.
+        """Return the dotted names of the layers to wrap; empty for a method that wraps none.
 
         Raises:
             ValueError: the config asks for a layer that the model lacks.
@@ -109,9 +112,9 @@ class PeftConfig(metaclass=ConfigType):
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """What is quantized in place of a layer's weight: the weight itself, unless the adapter starts with a part.
+        """Return the weight to quantize: the weight itself, unless the adapter starts with a part of it.
 
-        Called for every layer that is quantized while the base is read, on the object whose `wrap` comes later.
+        Called for every layer that is quantized while the base is loaded, on the object whose `wrap` is called later.
 
         Args:
             name: of the layer.
@@ -127,15 +130,15 @@ class PeftConfig(metaclass=ConfigType):
         quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor],
         tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
-        """As `before_quantizing`, for the base of a stored adapter, whose tensors say what was taken off."""
+        """Return the weight to quantize under a stored adapter, whose `tensors` contain the part to subtract."""
         return self.before_quantizing(name, weight, quantize_dequantize)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
-        """The adapter of one layer, at its start. Random values depend on (seed, name) alone."""
+        """Return the new adapter of one layer; random values depend only on the seed and the layer's name."""
         raise NotImplementedError
 
     def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], AdapterLayer]:
-        """What makes the adapter of each layer, called with its name and base; `wrap`, unless layers share something.
+        """Return the function (name, base) -> adapter; `wrap`, unless the layers share tensors.
 
         Args:
             bases: name -> layer of all that will be wrapped, or whatever has the layer's `in_features` and
@@ -145,41 +148,41 @@ class PeftConfig(metaclass=ConfigType):
         return lambda name, base: self.wrap(name, base, seed)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        """The config of a run that starts from `path`: what shapes the adapter as `stored` says, the rest as here."""
+        """Return the config of a run that starts from `path`: structure from `stored`, the rest from this config."""
         raise NotImplementedError
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """What the learning rate of this adapter parameter is multiplied by."""
+        """Return the factor of an adapter parameter's learning rate."""
         return 1.0
 
     def decays(self, parameter_name: str) -> bool:
-        """Whether weight decay may act on this adapter parameter, if it is a matrix; not so where 0 is no rest."""
+        """Return whether weight decay may act on an adapter parameter; False if 0 is not its neutral value."""
         return True
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        """The method's fields of adapter_config.json. `model` carries the adapter."""
+        """Return the method's fields of adapter_config.json; `model` carries the adapter."""
         raise NotImplementedError
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Whether a config file of the refined method's type is this variant's; only for one with `refines`."""
+        """Return whether a config file of the refined method is this variant's; only for methods with `refines`."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors as they are written, made from the adapter's own; for a method whose files differ."""
+        """Convert the adapter's tensors to those of its files."""
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
-        """The config of a file with these tensors, for a method whose fields say less than they do."""
+        """Return the config adjusted to the names of the stored tensors."""
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The reverse of `to_stored`, to the bit."""
+        """Convert the tensors of a file to the adapter's own: the exact inverse of `to_stored`."""
         return dict(tensors)
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PeftConfig:
-        """The reverse of `to_adapter_config`.
+        """Build the config from the fields of adapter_config.json.
 
         Raises:
             ValueError: a field asks for something that is not available here.
@@ -188,17 +191,17 @@ class PeftConfig(metaclass=ConfigType):
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PeftConfig:
-        """The config that PaddleNLP's file describes; only for a method with `paddlenlp_config`."""
+        """Build the config from PaddleNLP's file; only for methods with `paddlenlp_config`."""
         raise NotImplementedError
 
     @classmethod
     def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
-        """The adapter's tensors in the NumPy file; only for a method with `paddlenlp_array`."""
+        """Return the adapter's tensors from the NumPy file; only for methods with `paddlenlp_array`."""
         raise NotImplementedError
 
     @classmethod
     def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
-        """PaddleNLP's tensor under this package's name and in its layout; None for one that is not needed."""
+        """Return PaddleNLP's tensor with this package's name and layout, or None if it is not needed."""
         raise NotImplementedError
 
 
