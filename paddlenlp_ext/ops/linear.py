@@ -37,7 +37,9 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
     leading = x.shape[:-1]
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != [weight.shape[0]]):
         bias_part = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
-        raise ValueError(f"a linear of x {list(x.shape)} with a weight of shape {list(weight.shape)}{bias_part}")
+        raise ValueError(
+            f"linear: shapes do not match: x {list(x.shape)} with a weight of shape {list(weight.shape)}{bias_part}"
+        )
     y = library.empty([*leading, weight.shape[0]])
     name = "linear_small_batch" if math.prod(leading) <= SMALL_BATCH_ROWS else "linear_forward"
     in_bf16 = name == "linear_forward" and uses_bf16(weight)

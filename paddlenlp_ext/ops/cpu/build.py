@@ -34,7 +34,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class BuildError(Exception):
-    """The library cannot be built on this machine; the message gives cause and remedy."""
+    """Failure to build the library on this machine; the message gives cause and remedy."""
 
 
 def build(libraries: Path) -> Path:
