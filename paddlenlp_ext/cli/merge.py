@@ -12,7 +12,7 @@ from paddlenlp_ext.config.paddlenlp_compat import CompatKey
 from paddlenlp_ext.utils.logging import get_logger
 
 if TYPE_CHECKING:
-    from paddle import nn
+    from paddlenlp_ext.nn.trainable_model import TrainableModel
 
 _COMPAT = (
     CompatKey("low_gpu_mem", (False,), "tensors are always merged one at a time", bool, "no effect"),
@@ -70,7 +70,7 @@ def merge_arguments(
     return MergeArguments(**values)
 
 
-def run_merge(arguments: MergeArguments, load_model: Callable[..., nn.Layer]) -> str:
+def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableModel]) -> str:
     """Merge, compare the logits, and return a line that describes the result.
 
     Args:

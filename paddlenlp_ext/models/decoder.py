@@ -138,12 +138,12 @@ class Decoder(nn.Layer):
 class VocabParallelHead(Protocol):
     """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
 
-    def join(self, logits: paddle.Tensor) -> paddle.Tensor:
+    def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
         """Gather the logits of the full vocabulary from this device's logits."""
         ...
 
     def cross_entropy(
-        self, hidden_TD: paddle.Tensor, weight: paddle.Tensor, labels_T: paddle.Tensor
+        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor
     ) -> tuple[paddle.Tensor, int]:
         """Compute `ops.linear_cross_entropy.linear_cross_entropy` with this device's rows of the weight."""
         ...

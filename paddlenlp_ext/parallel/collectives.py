@@ -40,7 +40,7 @@ def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[
     """Return the parameters of which any rank has a gradient; ranks that have none get zeros."""
     wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
-    present = [parameter for parameter, flag in zip(parameters, wanted.tolist(), strict=True) if flag]
+    present = [parameter for parameter, flag in zip(parameters, wanted.numpy(), strict=True) if flag]
     for parameter in present:
         if parameter.grad is None:
             parameter.grad = paddle.zeros_like(parameter)
@@ -52,7 +52,8 @@ def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
     """All-reduce gradients over `group`, in place; a gradient that no rank has stays None."""
     if not parameters:
         return
-    for bucket in buckets([parameter.grad for parameter in fill_missing_gradients(parameters, group)]):
+    present = fill_missing_gradients(parameters, group)
+    for bucket in buckets([parameter.grad for parameter in present if parameter.grad is not None]):
         if len(bucket) == 1:
             dist.all_reduce(bucket[0], group=group)
             continue

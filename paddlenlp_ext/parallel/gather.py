@@ -100,7 +100,9 @@ def _answer(mesh: Mesh, offer: _TensorSource, own: Any) -> None:
 
 def _broadcast(mesh: Mesh, offer: _TensorSource, whole: paddle.Tensor | None) -> paddle.Tensor:
     """Broadcast the holder's tensor to all processes: over gloo, a send between two would desynchronize the others."""
-    values = paddle.empty(list(offer.shape), offer.dtype) if whole is None else whole.detach().contiguous()
+    values = (
+        paddle.empty(list(offer.shape), getattr(paddle, offer.dtype)) if whole is None else whole.detach().contiguous()
+    )
     if values.size:
         dist.broadcast(values, src=offer.holder, group=mesh.world.group)
     return values
@@ -117,4 +119,4 @@ def _broadcast_number(mesh: Mesh, number: int) -> int:
     """Broadcast a number from the main process and return it."""
     told = paddle.to_tensor([number], dtype="int64")
     dist.broadcast(told, src=_MAIN, group=mesh.world.group)
-    return int(told.item())
+    return int(told.numpy()[0])

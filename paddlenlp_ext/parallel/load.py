@@ -7,6 +7,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_materialized
@@ -23,6 +24,7 @@ def load_shards(model: nn.Layer, source: WeightSource) -> None:
         ValueError: the stored tensors do not match the model.
     """
     decoder = getattr(model, "base_model", model)
+    assert isinstance(decoder, TrainableModel)
     parameters = base_parameters(decoder)
     for parameter in parameters.values():
         if is_materialized(parameter) and not has_storage(parameter):

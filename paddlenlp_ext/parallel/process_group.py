@@ -48,9 +48,9 @@ class DistributedProcesses:
         A gradient under ZeRO is counted by the parameter's owner. Gradients of sharded parameters (Paddle's own mark
         `is_distributed`) are summed over the tensor ranks, and everything over the pipeline stages.
         """
-        counted = [p for p in parameters if p.grad is not None and self._counts(p)]
-        cut = sum_of_squares(p.grad for p in counted if p.is_distributed)
-        whole = sum_of_squares(p.grad for p in counted if not p.is_distributed)
+        counted = [(p, p.grad) for p in parameters if p.grad is not None and self._counts(p)]
+        cut = sum_of_squares(gradient for p, gradient in counted if p.is_distributed)
+        whole = sum_of_squares(gradient for p, gradient in counted if not p.is_distributed)
         if self.sharding is not None:
             cut, whole = _reduced([cut, whole], self.mesh.sharding.group, dist.ReduceOp.SUM)
         if self.mesh.tensor.size > 1:
@@ -135,4 +135,4 @@ class DistributedProcesses:
 def _reduced(values: list[float], group: Any, op: Any) -> list[float]:
     tensor = paddle.to_tensor(values, dtype="float64")
     dist.all_reduce(tensor, op=op, group=group)
-    return tensor.tolist()
+    return [float(value) for value in tensor.numpy()]

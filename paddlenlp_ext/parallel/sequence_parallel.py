@@ -13,6 +13,7 @@ Shapes: B batch, S positions, P positions of one part, D hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import paddle
 import paddle.distributed as dist
@@ -111,7 +112,7 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
         terms = paddle.concat([terms, paddle.zeros([batch, missing, width], terms.dtype)], axis=1)
     by_rank = terms.reshape([batch, axis.size, size, width]).transpose([1, 0, 2, 3]).flatten(0, 1).contiguous()
     part = paddle.empty([batch, size, width], terms.dtype)
-    dist.reduce_scatter(part, by_rank, group=axis.group)
+    dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # its annotation has no single tensor
     return part
 
 

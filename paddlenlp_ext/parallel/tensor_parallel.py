@@ -21,6 +21,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.paddle_compat import own_parameters
@@ -61,6 +62,7 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
     if sequence is not None:
         passage = _TPCollectives(sequence.gather, sequence.reduce_scatter)
     decoder = getattr(model, "base_model", model)
+    assert isinstance(decoder, CausalLM)
     check_sizes(decoder.config, axis.size)
     styles = styles_by_name(decoder, decoder.config.tensor_plan)
     inputs: dict[str, _SharedInput] = {}
@@ -100,6 +102,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
         linear, cut_axis = layer_at(model, name), AXES[styles[name]]
+        assert isinstance(chosen.algo, str), "for_layers gives each layer one algorithm"
         shape = (linear.out_features, linear.in_features)
         size = shape[cut_axis]
         try:
@@ -221,6 +224,7 @@ def _shard_linear(
 ) -> bool:
     """Shard a linear layer and its adapters; return False if this rank drops the bias (row-parallel: rank 0 has it)."""
     adapters, base = _unwrap(outermost)
+    assert isinstance(base, Linear | QuantizedLinear)
     has_bias = base.bias is not None
     _shard_weight(base, style, axis)
     if style == "colwise":
@@ -274,6 +278,7 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
         if adapters:
             raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
         return
+    assert isinstance(base, Embedding)
     replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, cut, axis))
 
 

@@ -102,7 +102,7 @@ class _CrossEntropy(PyLayer):
         if hidden_needs_grad:
             hidden_gradient = paddle.concat(hidden_gradients)
             dist.all_reduce(hidden_gradient, group=head.axis.group)
-        ctx.gradients = (hidden_gradient, weight_gradient.astype(weight_UD.dtype) if weight_needs_grad else None)
+        ctx.gradients = (hidden_gradient, None if weight_gradient is None else weight_gradient.astype(weight_UD.dtype))
         return loss
 
     @staticmethod

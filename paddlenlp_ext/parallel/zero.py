@@ -259,7 +259,7 @@ class Sharding:
         if not wanted:
             return
         for owner, members in self._by_owner(fill_missing_gradients(wanted, self.axis.group)):
-            for bucket in buckets([parameter.grad for parameter in members]):
+            for bucket in buckets([parameter.grad for parameter in members if parameter.grad is not None]):
                 flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
                 dist.reduce(flat, dst=self.axis.ranks[owner], group=self.axis.group)
                 if owner == self.axis.index:

@@ -108,7 +108,7 @@ def test_adapter_errors_name_the_adapter_and_change_nothing(folders: dict[str, P
     with pytest.raises(ValueError, match="adapter 'first' exists"):
         model.load_adapter(folders["second"], "first")
     with pytest.raises(ValueError, match=r"no adapter 'frist'.*did you mean 'first'"):
-        model.set_adapter("frist")
+        model.set_adapter("frist")  # codespell:ignore frist
     with pytest.raises(ValueError, match="no adapter here"):
         model.load_adapter(tmp_path / "missing", "third")
     with pytest.raises(ValueError, match="no adapter 'third'"):

@@ -127,9 +127,9 @@ class JinjaTemplate(ChatTemplate):
             **_FIXED,
             **self._tokenizer.special_tokens_map,
         )
-        full_text, spans = texts[0], []
+        full_text, spans = str(texts[0]), []
         for start, end in marks[0]:
-            end_token = self._special.match(full_text, end)
+            end_token = self._special.match(full_text, int(end))
             spans.append((start, end_token.end() if end_token else end))
         if len(spans) != num_turns:
             message = (

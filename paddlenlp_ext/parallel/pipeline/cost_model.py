@@ -12,7 +12,6 @@ the bits of an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +23,18 @@ _LOOKED_AT = 512
 class Row(Protocol):
     """Tokenized row, as far as it is read here: `loss_mask` marks the target tokens, bool [L]."""
 
-    loss_mask: Any
+    @property
+    def loss_mask(self) -> Any:
+        """Return the mask of the target tokens."""
+        ...
+
+
+class Rows(Protocol):
+    """Rows by index: a list, or a `TokenizedDataset`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Row: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class FlopEstimate:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[Row] | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
+        cls, rows: Rows | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
         """Estimate from a sample of some hundred rows, each one document.
 

@@ -84,8 +84,8 @@ class Pipeline:
             forward: see `Forward`.
             learns: whether to run backward passes.
         """
-        moving: dict[Pass, paddle.Tensor] = {}  # to send, by producer; received, by consumer
-        kept: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor]] = {}
+        moving: dict[Pass, Any] = {}  # to send, by producer; received, by consumer
+        kept: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor | None]] = {}
         for entry in self._entries(len(shapes), learns):
             if isinstance(entry, Transfer):
                 self._transfer(entry, moving, shapes[entry.producer.micro])
@@ -94,7 +94,9 @@ class Pipeline:
                 self.sequence.length = shapes[entry.micro][1]
             if entry.backward:
                 gradient = moving.pop(entry, None)
-                moving[entry] = _backward(*kept.pop((entry.chunk, entry.micro)), gradient)
+                received, made = kept.pop((entry.chunk, entry.micro))
+                assert made is not None, "a chunk with a backward pass has a result"
+                moving[entry] = _backward(received, made, gradient)
             else:
                 received = moving.pop(entry, None)
                 made = self._forward(entry, received, forward, learns)

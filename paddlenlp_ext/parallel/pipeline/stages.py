@@ -149,7 +149,9 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = paddle.zeros_like(parameter)
-    gradient, group = parameter.grad.contiguous(), axis.pairs[last if axis.index == first else first]
+    summed = parameter.grad
+    assert summed is not None
+    gradient, group = summed.contiguous(), axis.pairs[last if axis.index == first else first]
     if axis.index == first:
         other = paddle.empty_like(gradient)
         dist.recv(other, src=axis.ranks[last], group=group)
@@ -158,7 +160,7 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     else:
         dist.send(gradient, dst=axis.ranks[first], group=group)
         dist.recv(gradient, src=axis.ranks[first], group=group)
-    parameter.grad.set_value(gradient)
+    summed.set_value(gradient)
 
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
