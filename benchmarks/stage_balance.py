@@ -1,4 +1,4 @@
-r"""How evenly the stages of a pipeline are busy: seconds of each process's own passes, waiting and sending left out.
+r"""Load balance of pipeline stages: seconds of each process's own forward and backward passes, without waiting.
 
     PYTHONPATH=. python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]

@@ -91,7 +91,7 @@ class _Done:
         return True
 
     def is_completed(self) -> bool:
-        """Return True."""
+        """Return True: a synchronous collective is over when it returns."""
         return True
 
     def synchronize(self) -> None:

@@ -53,7 +53,7 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
-    """Of the methods that share a kind of file, the variant that claims this one, else the method they refine."""
+    """Return the variant that claims the file among the methods that share its kind, else the method they refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 

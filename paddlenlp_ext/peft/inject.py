@@ -57,7 +57,7 @@ def _require_whole_weights(model: nn.Layer) -> None:
 
 @contextmanager
 def undone_on_failure(model: nn.Layer) -> Iterator[None]:
-    """Where the block raises, an adapter that it put on comes off and what it froze trains again."""
+    """Undo an adapter if the block raises: remove its layers and restore `stop_gradient` of the parameters."""
     had_adapter = next(adapter_layers(model), None) is not None
     frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
     try:
@@ -91,7 +91,7 @@ def as_targets(wanted: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key: str) -> list[str]:
-    """Those of `names` that `wanted` asks for, in the model's order.
+    """Return the names that `wanted` selects, in the model's order.
 
     Args:
         names: dotted names of the layers that can be adapted.
@@ -114,7 +114,7 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
 
 
 def without_idle(names: Sequence[str], entries: Sequence[str]) -> tuple[str, ...]:
-    """Those of the entries that match one of `names`; all of them where none does, for `select_targets` to refuse."""
+    """Return the entries that match one of `names`; all entries if none does, so that `select_targets` refuses them."""
     kept = tuple(entry for entry in entries if any(matches(entry, name, "target_modules") for name in names))
     return kept or tuple(entries)
 

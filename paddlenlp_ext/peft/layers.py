@@ -1,4 +1,4 @@
-"""What an adapter is made of: a layer that holds the layer it adapts.
+"""Base classes of adapters: a layer that holds the layer it adapts.
 
 Shapes: in/out: features of the base, r: rank.
 """
@@ -60,15 +60,15 @@ class AdapterLayer(nn.Layer):
         self.shard_group: ShardGroup | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the base gives, changed by the adapter where it is on."""
+        """Run the base with the adapter, or the base alone if the adapter is disabled."""
         return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
     def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The adapter's forward, same signature as the base's."""
+        """Run the base with the adapter; the signature is the base's."""
         raise NotImplementedError
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
+        """Map each own parameter to the axis sharded for a base sharded in `style`; None: replicated.
 
         Around more than a linear, whose inputs and outputs are whole, nothing is cut unless a method says so.
         """
@@ -122,22 +122,23 @@ class LinearAdapter(AdapterLayer):
         return self.base.out_features
 
     def delta_weight(self) -> paddle.Tensor:
-        """What the adapter adds to the base's weight, float32 [out, in]. Pure: merging uses this formula alone.
+        """Return the update of the base's weight, float32 [out, in]; merging uses this formula alone.
 
-        A method without `low_rank_factors` writes its own.
+        Pure. A method without `low_rank_factors` overrides it.
         """
         factors = self.low_rank_factors()
         assert factors is not None, "a method without low-rank factors writes delta_weight itself"
         return paddle.matmul(factors[1], factors[0])
 
     def delta_bias(self) -> paddle.Tensor | None:
-        """What the adapter adds to the base's bias, float32 [out]; None where it leaves the bias alone. Pure, and of
-        the base's bias alone.
+        """Return the update of the base's bias, float32 [out], None if the bias is unchanged.
+
+        Pure, and a function of the base's bias alone.
         """
         return None
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """(A [k, in], B [out, k]) in float32 with `delta_weight` = B A; None where there are none, or none of use."""
+        """Return A [k, in] and B [out, k] in float32 with `delta_weight` = B A, None if the update is not low-rank."""
         return None
 
     def new_parameter(self, value: np.ndarray) -> paddle.Tensor:
@@ -145,11 +146,11 @@ class LinearAdapter(AdapterLayer):
         return new_parameter(self, value, self.dtype)
 
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """What was summed over this rank's inputs, summed over all; gradients pass."""
+        """All-reduce a sum over this rank's input features (row-parallel); differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The same for outputs."""
+        """All-reduce a sum over this rank's output features (column-parallel); differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "colwise" else x
 
     def apply_dropout(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -167,7 +168,7 @@ class LinearAdapter(AdapterLayer):
         return x * kept[..., self.shard_group.index * width : (self.shard_group.index + 1) * width]
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Own parameter -> the axis that tensor parallelism cuts when the base is cut in `style`; None = whole.
+        """Map each own parameter to the axis sharded for a base sharded in `style`; None: replicated.
 
         One reduction serves base and adapter together, so that a whole parameter beside a cut one sees only this
         rank's part of the sum: its gradient has to be summed over the ranks.
@@ -190,12 +191,12 @@ class Factor(nn.Layer):
 
 
 def has_values(base: nn.Layer) -> bool:
-    """Whether a layer has its tensors: not so in a plan, which knows shapes alone (`paddle.LazyGuard`)."""
+    """Return whether a layer has values; a model made under `paddle.LazyGuard` has shapes alone."""
     return all(has_storage(tensor) for tensor in (*base.parameters(), *base.buffers()))
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
-    """(name, layer) of every adapter in the model, in order."""
+    """Yield name and layer of every adapter in the model, in order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
 
 

@@ -1,10 +1,10 @@
-"""What updates of the form B A share.
+"""Linear algebra of low-rank updates: sharding axes of the factors, selection of ranks, leading singular triplets.
 
-The leading singular triplets of a matrix, in a small part of the time that all of them take.
+The leading singular triplets of a matrix cost a small part of the time of the full decomposition:
 
     Q = orth(M G);  a few times Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
-(Halko, Martinsson and Tropp 2011, arXiv 0909.4061, algorithms 4.4 and 5.1). Each pass over M costs two products with a
+(Halko, Martinsson and Tropp 2011, arXiv:0909.4061, algorithms 4.4 and 5.1). Each pass over M costs two products with a
 matrix `2 rank + 8` wide, and drives the part of Q that is not of the leading triplets down.
 
 Shapes: m, n sides of the matrix; k triplets; q width of the projection.
@@ -36,7 +36,7 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Those indices of the tensor along `axis`, none of them allowed, in its own format and to the bit."""
+    """Select indices of the tensor along `axis`, bit for bit in its own dtype; an empty selection is allowed."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 

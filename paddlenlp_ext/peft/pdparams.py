@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """How Python 3 writes bytes into a pickle of Python 2's form; without attributes that a pickle could set."""
+    """Bytes as Python 3 writes them into a pickle of Python 2's form, without attributes that a pickle could set."""
 
     __slots__ = ()
 

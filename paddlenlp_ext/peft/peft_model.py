@@ -144,11 +144,11 @@ class PeftModel(TrainableModel):
         return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Last hidden states [B, S, D]; arguments as the model's."""
+        """Return the hidden states [B, S, D] after the final norm; arguments are those of the base model."""
         return self.base_model.hidden_states(*args, **kwargs)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """As the model's."""
+        """Map hidden states [..., D] to logits [..., V]."""
         return self.base_model.logits(hidden)
 
     def head_weight(self) -> paddle.Tensor:
@@ -164,16 +164,16 @@ class PeftModel(TrainableModel):
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """As the model's."""
+        """Set the seed of the next forward pass's random numbers."""
         self.base_model.set_dropout_seed(seed)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """As the model's."""
+        """Return the shape of the hidden states between two layers."""
         return self.base_model.hidden_states_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """What the learning rate of that parameter is multiplied by."""
+        """Return the factor of the learning rate for a parameter."""
         return self.peft_config.learning_rate_scale(parameter_name)
 
     def allows_weight_decay(self, parameter_name: str) -> bool:
@@ -318,7 +318,7 @@ class PeftModel(TrainableModel):
         return state
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """What `save_pretrained` and `save_finished` write, before the method turns it into its stored form."""
+        """Return the tensors that `save_pretrained` and `save_finished` write, before the method converts them."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -386,7 +386,7 @@ class PeftModel(TrainableModel):
     def from_files(
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
-        """As `from_pretrained`, of an adapter that was read already."""
+        """Add an adapter that was read already; otherwise like `from_pretrained`."""
         with undone_on_failure(model):
             config = _fitted(stored.config, model)
             inject(model, config)
@@ -409,7 +409,7 @@ class PeftModel(TrainableModel):
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """As `load_weights`, of an adapter that was read already; a base of another name is warned of.
+        """Load the tensors of an adapter that was read already; warn if its base has another name.
 
         Raises:
             ValueError: as `load_weights`, or the base is now quantized otherwise than it was.

@@ -1,4 +1,4 @@
-"""Whether a stored adapter is the one that a run's options describe."""
+"""Checks that a stored adapter is the one that a run's options describe."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ class AdapterFiles:
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """What is quantized in place of a weight of the base, so that it is what the adapter was trained over.
+        """Return the weight to quantize in place of a weight of the base, as it was when the adapter was trained.
 
         Arguments as `PeftConfig.before_quantizing`'s.
         """
         return self.config.before_quantizing_again(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
-        """How a base with this config.json is to be quantized, so that it is what the adapter was trained over.
+        """Return the quantization of a base with this config.json, as it was when the adapter was trained.
 
         None where it is that already.
 

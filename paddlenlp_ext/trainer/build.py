@@ -151,7 +151,7 @@ def _place_stage(
 
 
 def _can_fill_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
-    """Whether each rank can read its own slices: weights in floating point, and an adapter independent of them."""
+    """Return whether ranks can read their own slices: weights in floating point, and an adapter independent of them."""
     if mesh.pipeline.size > 1 or mesh.tensor.size * mesh.sharding.size == 1 or not config.model.continue_training:
         return False
     starts_from_weights = config.peft is not None and config.peft.starts_from_weights

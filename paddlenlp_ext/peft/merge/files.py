@@ -119,7 +119,7 @@ def round_as_stored(model: nn.Layer, source: WeightSource) -> None:
 def _adapter_layers(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
 ) -> Callable[[str, nn.Layer], LinearAdapter]:
-    """What puts the stored adapter of a layer, given by name, over a linear."""
+    """Return a function that wraps a linear in the stored adapter of the layer of that name."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
     bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[1]) for module, shape in shapes.items()}
     wrap = stored.config.wrapper(bases, seed=0)
@@ -231,7 +231,7 @@ _PROMPT_SHAPE = (4, 24)
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did.
+    """Result of a merge.
 
     Attributes:
         num_merged: layers.
