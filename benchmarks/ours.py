@@ -48,8 +48,9 @@ def not_offered(keys: str) -> str | None:
 
 
 def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:
-    """Documents ids [documents, length] side by side in one row; every token but a first counts as learned, or that
-    share of them.
+    """Return documents ids [documents, length] packed into one row.
+
+    Every token but the first of a document is a target token, or the share `learned` of them.
     """
     chosen = np.random.default_rng(1).random(ids.shape) < learned
     # A document of n tokens fills n - 1 slots: one token more, not learned, and all `length` slots are there.

@@ -23,8 +23,9 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 def factor_axes(style: Style) -> tuple[int | None, int | None]:
-    """The axes on which A [r, in] and B [out, r] are cut beside a base cut in `style`: B along the outputs, A along the
-    inputs; None = whole.
+    """Return the axes along which A [r, in] and B [out, r] are sharded for a base sharded in `style`; None: replicated.
+
+    A column-parallel base shards B along the outputs, a row-parallel one A along the inputs.
     """
     axes: dict[str, tuple[int | None, int | None]] = {
         "colwise": (None, 0),

@@ -1,5 +1,7 @@
-"""Write adalora/<case>/: an AdaLoRA run of Hugging Face PEFT. start/ and finished/ are the adapters that PEFT saves,
-golden.npz has the first step's logits and gradients, every step's scores, budget and singular values, the last weights.
+"""Write adalora/<case>/: an AdaLoRA run of Hugging Face PEFT.
+
+start/ and finished/ are the adapters that PEFT saves. golden.npz has the logits and gradients of the first step,
+the scores, budget and singular values of every step, and the last weights.
 
 Run where `torch`, `transformers` and `peft` are installed:
     python -m tests.golden.generators.make_adalora_golden

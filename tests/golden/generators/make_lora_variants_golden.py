@@ -1,5 +1,7 @@
-"""Write adapters/<case>/ for DoRA and PiSSA as make_peft_golden.py does for LoRA, what PEFT makes of a PiSSA adapter as
-a plain LoRA (adapters/llama_pissa_converted/), and the gradients that LoRA-GA starts from (lora_ga_gradients.npz).
+"""Write adapters/<case>/ for DoRA and PiSSA as make_peft_golden.py does for LoRA.
+
+Also written: PEFT's conversion of a PiSSA adapter to a plain LoRA (adapters/llama_pissa_converted/), and the gradients
+that LoRA-GA starts from (lora_ga_gradients.npz).
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_lora_variants_golden

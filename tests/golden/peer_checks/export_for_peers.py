@@ -1,5 +1,6 @@
-"""Write OUT/: base, adapter and merged models made here, each with the logits computed here, for the two checks
-`check_adapter_in_peft.py` and `check_model_in_transformers.py`.
+"""Write OUT/: base, adapter and merged models made here, each with the logits computed here.
+
+`check_adapter_in_peft.py` and `check_model_in_transformers.py` read them.
 
     python -m tests.golden.peer_checks.export_for_peers OUT [--model NAME_OR_PATH]
 
