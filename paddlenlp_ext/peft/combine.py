@@ -20,11 +20,11 @@ def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str
         adapters: folder -> weight; a negative weight takes the adapter away.
 
     Raises:
-        ValueError: no adapter, one that can't be read, one of another model, or one whose update is not low-rank; the
+        ValueError: no adapter, one that cannot be read, one of another model, or one whose update is not low-rank; the
             model is as it was then.
     """
     if not adapters:
-        raise ValueError("no adapter to combine: give at least one folder and its weight.")
+        raise ValueError("no adapter to combine: give at least one folder and its weight")
     parts = []
     with undone_on_failure(model):
         for folder in adapters:

@@ -212,7 +212,7 @@ def required_field(fields: Mapping[str, Any], name: str) -> Any:
         ValueError: it has not.
     """
     if fields.get(name) is None:
-        raise ValueError(f"{name} is missing.")
+        raise ValueError(f"{name} is missing")
     return fields[name]
 
 

@@ -29,7 +29,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
         raise missing_weights(folder, CONFIG_FILE)
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}).")
+    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'})")
 
 
 def read_config(file: Path) -> tuple[Any, dict[str, Any]]:

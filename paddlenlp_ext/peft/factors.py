@@ -80,7 +80,7 @@ def factors_of(model: AdaptedModel) -> dict[str, Factors]:
         config = model.peft_config
         raise ValueError(
             f"an adapter of type {config.peft_type} ({type(config).__name__}) is no low-rank change of weights: it "
-            "can't be combined. Merge it into the base instead."
+            "cannot be combined. Merge it into the base instead."
         )
     return factors
 

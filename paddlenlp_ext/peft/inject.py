@@ -29,7 +29,7 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
             quantized for another adapter.
     """
     if next(adapter_layers(model), None) is not None:
-        raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another.")
+        raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another")
     targets = config.targets(model)
     for parameter in model.parameters():
         parameter.stop_gradient = True
@@ -51,7 +51,7 @@ def _require_whole_weights(model: nn.Layer) -> None:
         if base.is_residual and id(base) not in completed:
             raise ValueError(
                 f"{name.removesuffix('.base')} was quantized without a part that another adapter holds (PiSSA, LoftQ): "
-                "load the original model again for this one."
+                "load the original model again for this one"
             )
 
 
@@ -106,7 +106,7 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
         return list(names)
     entries = [wanted] if isinstance(wanted, str) else list(wanted)
     if not entries:
-        raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers.")
+        raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers")
     chosen: set[str] = set()
     for entry in entries:
         chosen.update(matching(entry, names, key))
@@ -143,7 +143,7 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     """
     targets = fields.get("target_modules")
     if not targets:
-        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter.")
+        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter")
     if targets == ALL_LINEAR:
         return None
     indices = fields.get("layers_to_transform")

@@ -62,7 +62,7 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
     if rank > min(shape):
         raise ValueError(
             f"lora_rank={rank} is more than {name} has singular values (its weight is {list(shape)}): lower it, or "
-            "leave this layer out of lora_target_modules."
+            "leave this layer out of lora_target_modules"
         )
 
 

@@ -14,7 +14,7 @@ def require_whole(key: str, *values: Any, minimum: int = 1) -> None:
     """
     for value in values:
         if type(value) is not int or value < minimum:
-            raise ValueError(f"{key}={value!r} is out of range; allowed: a whole number, at least {minimum}.")
+            raise ValueError(f"{key}={value!r} is out of range; allowed: a whole number, at least {minimum}")
 
 
 def require_positive(key: str, *values: Any) -> None:
@@ -25,7 +25,7 @@ def require_positive(key: str, *values: Any) -> None:
     """
     for value in values:
         if not value > 0:
-            raise ValueError(f"{key}={value!r} is out of range; allowed: above 0.")
+            raise ValueError(f"{key}={value!r} is out of range; allowed: above 0")
 
 
 def require_share(key: str, *values: Any) -> None:
@@ -36,7 +36,7 @@ def require_share(key: str, *values: Any) -> None:
     """
     for value in values:
         if not 0 <= value < 1:
-            raise ValueError(f"{key}={value!r} is out of range; allowed: at least 0, below 1.")
+            raise ValueError(f"{key}={value!r} is out of range; allowed: at least 0, below 1")
 
 
 def require_choice(key: str, value: Any, choices: Collection[str]) -> None:
@@ -46,4 +46,4 @@ def require_choice(key: str, value: Any, choices: Collection[str]) -> None:
         ValueError: it is none of those that there are.
     """
     if value not in choices:
-        raise ValueError(f"{key}={value!r} is not known; allowed: {', '.join(choices)}.")
+        raise ValueError(f"{key}={value!r} is not known; allowed: {', '.join(choices)}")

@@ -47,9 +47,9 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not read as arrays ({error}).") from error
+        raise ValueError(f"{path}: not read as arrays ({error})") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, not tensors by name.")
+        raise ValueError(f"{path}: holds a {type(content).__name__}, not tensors by name")
     # Paddle notes its own names of tensors beside them.
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
 
@@ -68,7 +68,7 @@ def _array(path: Path, name: Any, value: Any) -> np.ndarray:
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise ValueError(f"{path}: {name!r} is no tensor of numbers.")
+        raise ValueError(f"{path}: {name!r} is no tensor of numbers")
     if value.dtype == np.uint16:
         return bfloat16_to_float32(value)
     return value.astype(np.float32) if value.dtype.kind == "f" else value

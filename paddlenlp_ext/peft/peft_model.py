@@ -427,7 +427,7 @@ class PeftModel(TrainableModel):
             raise ValueError(
                 f"{stored.folder}: the adapter was trained over weights in "
                 f"{describe_quantization(stored.quantization)}, and the base now has them in "
-                f"{describe_quantization(self.quantization)}: set weight_quantize_algo and its keys as they were."
+                f"{describe_quantization(self.quantization)}: set weight_quantize_algo and its keys as they were"
             )
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
@@ -465,7 +465,7 @@ class PeftModel(TrainableModel):
         """Fold the adapter into the weights and give the plain model back; this object is of no use afterwards.
 
         Raises:
-            ValueError: the method can't be merged, or the base's weights are no plain numbers (quantized).
+            ValueError: the method cannot be merged, or the base's weights are no plain numbers (quantized).
         """
         fold_in_place(self.base_model, self.peft_config)
         return self.base_model

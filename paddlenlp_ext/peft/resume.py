@@ -19,7 +19,7 @@ def require_same_method(where: str, stored: PeftConfig, wanted: PeftConfig) -> N
         theirs, ours = (f"{each.peft_type} ({type(each).__name__})" for each in (stored, wanted))
         raise ValueError(
             f"{where} holds an adapter of type {theirs}, and the run's is of type {ours}: start from an adapter of the "
-            "run's method, or change the method."
+            "run's method, or change the method"
         )
 
 

@@ -66,7 +66,7 @@ class AdapterFiles:
             raise ValueError(
                 f"{self.folder}: the adapter was trained over weights in {describe_quantization(self.quantization)}, "
                 f"and this base is stored in {describe_quantization(saved)}: give the base of the training, or the "
-                "original model."
+                "original model"
             )
         return None
 
@@ -116,7 +116,7 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     own_names = {key: name for name, key in config.own_keys.items()}
     strangers = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
     if strangers:
-        raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}.")
+        raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}")
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
     config = config.for_tensors(named)
     tensors = config.from_stored(named)
@@ -128,7 +128,7 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
     method = type(config)
     if method.paddlenlp_array:
         if not (folder / method.paddlenlp_array).is_file():
-            raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read.")
+            raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read")
         array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
         tensors = method.from_paddlenlp_array(array.astype(np.float32))
         return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)

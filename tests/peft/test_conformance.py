@@ -103,7 +103,7 @@ def test_merged_equals_unmerged(switch: str, family: str, tmp_path: Path):
     model = moved(switch, family)
     before = logits_of(model)
     if not PEFT_METHODS.get(switch).mergeable:
-        with pytest.raises(ValueError, match="can't be merged"):
+        with pytest.raises(ValueError, match="cannot be merged"):
             model.merge_and_unload()
         return
     merged = model.merge_and_unload()

@@ -156,7 +156,7 @@ def test_prefix_unreadable_files_raise(tmp_path: Path):
 def test_merge_files_prefix_raises(tmp_path: Path):
     model = prefixed()
     model.save_pretrained(tmp_path / "prefix")
-    with pytest.raises(ValueError, match=r"PREFIX_TUNING .*can't be merged"):
+    with pytest.raises(ValueError, match=r"PREFIX_TUNING .*cannot be merged"):
         merge_adapter(tmp_path / "prefix", tmp_path / "merged", AutoModelForCausalLM.from_pretrained, base="nowhere")
     assert not (tmp_path / "merged").exists()
 

@@ -114,7 +114,7 @@ def test_prompt_lazy_model_needs_no_weights():
 
 def test_merge_files_prompt_raises(tmp_path: Path):
     prompted().save_pretrained(tmp_path / "prompt")
-    with pytest.raises(ValueError, match=r"PROMPT_TUNING .*can't be merged"):
+    with pytest.raises(ValueError, match=r"PROMPT_TUNING .*cannot be merged"):
         merge_adapter(tmp_path / "prompt", tmp_path / "merged", AutoModelForCausalLM.from_pretrained, base="nowhere")
 
 

@@ -99,7 +99,7 @@ def test_merged_equals_unmerged(method: str, algo: str):
     model = moved(method, algo)
     before = logits_of(model)
     if not model.peft_config.mergeable:
-        with pytest.raises(ValueError, match="can't be merged"):
+        with pytest.raises(ValueError, match="cannot be merged"):
             model.merge_and_unload()
         assert len(quantized_linears(model)) == 14
         return

@@ -81,7 +81,7 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
         more = f" and {len(strangers) - 4} more" if len(strangers) > 4 else ""
         raise ValueError(
             f"{stored.folder}: the base {source.path} has no layer for {', '.join(strangers[:4])}{more}; "
-            "the adapter belongs to another model."
+            "the adapter belongs to another model"
         )
     return modules
 
@@ -273,7 +273,7 @@ def merge_adapter(
         merge_base: of a base that was quantized in training, the weights that the adapter is added to.
 
     Raises:
-        ValueError: no base, an adapter of another model, one that changes nothing or can't be merged, an output that
+        ValueError: no base, an adapter of another model, one that changes nothing or cannot be merged, an output that
             stands already, the original weights of a base that is stored quantized, or logits that differ by more than
             the tolerance; nothing is left at `output` then.
     """
@@ -291,7 +291,7 @@ def merge_adapter(
     trained = together = _together(load_model, base_path, stored, quantization, input_ids)
     effect = _largest(trained.wanted - trained.plain)
     if effect == 0.0:
-        raise ValueError(f"{stored.folder}: this adapter changes nothing: was it ever trained? Nothing is written.")
+        raise ValueError(f"{stored.folder}: this adapter changes nothing: was it ever trained? Nothing is written")
     if quantization is not None and merge_base == "original":
         together = _together(load_model, base_path, stored, None, input_ids)
     merged = together.take().merge_and_unload()
@@ -355,7 +355,7 @@ def _merged_into(
     saved = from_quantization_config(read_model_config(base).get("quantization_config"))
     trained_over = stored.quantization or saved
     if merge_base == "original" and saved is not None:
-        raise ValueError(f"{base} is stored quantized: give the original model with --model_name_or_path.")
+        raise ValueError(f"{base} is stored quantized: give the original model with --model_name_or_path")
     if trained_over is None:
         return "the base's weights"
     words = trained_over.describe()
@@ -374,14 +374,14 @@ def choose_device(name: str) -> None:
     available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
     wanted = ("gpu" if has_gpu else "cpu") if name == "auto" else name
     if wanted.partition(":")[0] not in available:
-        raise ValueError(f"device {name!r} is not here; this Paddle has: {', '.join(available)}.")
+        raise ValueError(f"device {name!r} is not here; this Paddle has: {', '.join(available)}")
     paddle.set_device(wanted)
 
 
 def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str | os.PathLike[str]:
     name = base or stored.base_model
     if not name:
-        raise ValueError(f"{stored.folder} does not name its base model: give --model_name_or_path.")
+        raise ValueError(f"{stored.folder} does not name its base model: give --model_name_or_path")
     return name
 
 
@@ -390,15 +390,13 @@ def _check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> No
     resolved = output.resolve()
     for path in inputs:
         if resolved == path.resolve() or resolved in path.resolve().parents:
-            raise ValueError(f"{output}: writing there would replace {path}, which is read; choose another folder.")
+            raise ValueError(f"{output}: writing there would replace {path}, which is read; choose another folder")
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not overwrite:
-        raise ValueError(f"{output} exists already: choose another folder, or give --overwrite.")
+        raise ValueError(f"{output} exists already: choose another folder, or give --overwrite")
     if not (output / "config.json").is_file():
-        raise ValueError(
-            f"{output} holds no model (no config.json), so that it is not replaced: choose another folder."
-        )
+        raise ValueError(f"{output} holds no model (no config.json), so that it is not replaced: choose another folder")
 
 
 def _prompts(vocab_size: int) -> paddle.Tensor:

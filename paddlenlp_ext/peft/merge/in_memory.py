@@ -45,7 +45,7 @@ def require_mergeable_method(config: PeftConfig) -> None:
     """
     if not config.mergeable:
         raise ValueError(
-            f"an adapter of type {config.peft_type} is no change of a weight: it can't be merged; use it as it is."
+            f"an adapter of type {config.peft_type} is no change of a weight: it cannot be merged; use it as it is"
         )
 
 
@@ -53,10 +53,10 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
     """Check that the adapter of the layer `name` can be folded into its weight.
 
     Raises:
-        ValueError: it can't.
+        ValueError: the adapter cannot be merged.
     """
     if not config.mergeable or not isinstance(layer, LinearAdapter):
-        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and can't be merged.")
+        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and cannot be merged")
 
 
 @paddle.no_grad()
