@@ -56,7 +56,7 @@ def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_fil
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
     with pytest.raises(ValueError, match="--max_length 512 leaves no tokens after --src_length 512"):
         script.main([*files, "--reft_path", str(reft), "--max_length", "512"])
-    with pytest.raises(ValueError, match="num_beams 4 is not available yet"):
+    with pytest.raises(ValueError, match="num_beams: 4 is not available yet"):
         script.main([*files, "--reft_path", str(reft), "--num_beams", "4"])
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=2))
     lora.save_pretrained(tmp_path / "lora")

@@ -139,7 +139,7 @@ def test_use_attention_selects_backend():
     model.use_attention("reference")
     np.testing.assert_allclose(model(ids, document_lengths=[[10, 20]]).numpy(), expected, rtol=0, atol=1e-5)
     model.use_attention("flashmask")
-    with pytest.raises(ValueError, match="'flashmask' was asked for"):
+    with pytest.raises(ValueError, match="'flashmask' was requested"):
         model(ids)
 
 
