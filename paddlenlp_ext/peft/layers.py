@@ -44,7 +44,7 @@ class AdapterLayer(nn.Layer):
 
     Attributes:
         shards_heads: whether its own parameters work on the heads of one rank, where tensor parallelism cuts the base.
-        is_here: whether this process has its values; not so of the layers of a pipeline's other stages.
+        is_on_stage: False if this process's pipeline stage does not hold the layer and knows its shapes only.
         style, shard_group: how the base is sharded, and the ranks that hold the other shards; None while unsharded.
     """
 
@@ -55,7 +55,7 @@ class AdapterLayer(nn.Layer):
         super().__init__()
         self.base = base
         self.enabled = True
-        self.is_materialized = True
+        self.is_on_stage = True
         self.style: Style | None = None
         self.shard_group: ShardGroup | None = None
 

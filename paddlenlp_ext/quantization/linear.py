@@ -44,7 +44,7 @@ class QuantizedLinear(nn.Layer):
     def _take(self, weight: QuantizedWeight) -> None:
         self.out_features, self.in_features = weight.shape
         no_tensors: dict[str, Any] = dict.fromkeys(_TENSORS)
-        self._format = dataclasses.replace(weight, **no_tensors, kept={})
+        self._format = dataclasses.replace(weight, **no_tensors, kernel_cache={})
         for name in _TENSORS:
             own_buffers(self).pop(name, None)
             tensor = getattr(weight, name)

@@ -45,7 +45,7 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
         (shard.stop - shard.start, weight.shape[1]) if shard.axis == 0 else (weight.shape[0], shard.stop - shard.start)
     )
     plain_scales: dict[str, Any] = {"group_scales": None, "offset": None, "group_size": 0}
-    return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kept={})
+    return dataclasses.replace(weight, shape=shape, block_size=block, **tensors, **plain_scales, kernel_cache={})
 
 
 def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard: Shard) -> int:

@@ -45,11 +45,11 @@ def fits_kernel(weight: QuantizedWeight) -> bool:
     The kernel supports certain sizes only. Reordering codes of rows that are not a multiple of 64 writes past their
     end, and Paddle does not check this.
     """
-    if "is for kernel" not in weight.kept:
+    if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
         fits = width % 64 == 0 and out % 16 == 0 and kernel_group(weight) in (-1, 64, 128)
-        weight.kept["is for kernel"] = fits and _codes_survive_reordering(weight)
-    return weight.kept["is for kernel"]
+        weight.kernel_cache["fits kernel"] = fits and _codes_survive_reordering(weight)
+    return weight.kernel_cache["fits kernel"]
 
 
 def _codes_survive_reordering(weight: QuantizedWeight) -> bool:
@@ -64,8 +64,8 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
     The reordered codes are cached on the weight.
     """
     assert fits_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
-    if "weight_only" not in weight.kept:
-        weight.kept["weight_only"] = kernel_weight(weight)
+    if "weight_only" not in weight.kernel_cache:
+        weight.kernel_cache["weight_only"] = kernel_weight(weight)
     blocks = -(-weight.num_weights // weight.block_size)
     scales = block_scales(weight, 0, blocks)
     if kernel_group(weight) > 0:
@@ -73,7 +73,7 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
     out, width = weight.shape
     y_TO = quant.weight_only_linear(
         x.reshape([-1, width]),
-        weight=weight.kept["weight_only"],
+        weight=weight.kernel_cache["weight_only"],
         weight_scale=scales.astype(x.dtype),
         weight_dtype=cast("Any", weight.algo.removeprefix("weight_only_")),  # Paddle's annotation lacks int4
         group_size=cast("KernelGroup", kernel_group(weight)),

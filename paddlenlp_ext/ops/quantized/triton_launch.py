@@ -99,6 +99,6 @@ def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, .
 
 
 def _cached_table(weight: QuantizedWeight, name: str, numbers: Any) -> paddle.Tensor:
-    if name not in weight.kept:
-        weight.kept[name] = paddle.to_tensor(numbers, place=weight.codes.place)
-    return weight.kept[name]
+    if name not in weight.kernel_cache:
+        weight.kernel_cache[name] = paddle.to_tensor(numbers, place=weight.codes.place)
+    return weight.kernel_cache[name]

@@ -22,7 +22,7 @@ class QuantizedWeight:
         offset: float32 [1], mean of the scales, subtracted before they were quantized.
         group_size: number of neighbouring scales that share a group scale; 0 if scales are not quantized.
         is_residual: whether part of the original weight was subtracted before quantizing; an adapter adds it back.
-        kept: tensors that a kernel derives from the codes once and reuses.
+        kernel_cache: tensors that a kernel derives from the codes once and reuses.
     """
 
     algo: str
@@ -34,7 +34,7 @@ class QuantizedWeight:
     offset: paddle.Tensor | None = None
     group_size: int = 0
     is_residual: bool = False
-    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kernel_cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_weights(self) -> int:

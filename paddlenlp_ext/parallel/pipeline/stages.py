@@ -111,7 +111,7 @@ def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
         if own not in stages and has_storage(tensor):
             free_storage(tensor)
     for name, layer in adapter_layers(model):
-        layer.is_materialized = own in plan.holders(f"{name}.")
+        layer.is_on_stage = own in plan.holders(f"{name}.")
 
 
 def allocate_own_parameters(model: nn.Layer) -> None:

@@ -66,7 +66,7 @@ class AdaLoRAModel(PeftModel):
 
     def local_layers(self) -> dict[str, AdaLoRALinear]:
         """Return the layers of this process (of its pipeline stage), by name."""
-        return {name: layer for name, layer in self.layers().items() if layer.is_materialized}
+        return {name: layer for name, layer in self.layers().items() if layer.is_on_stage}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """Return this pipeline stage's part of the orthogonality loss, or None if it is off."""

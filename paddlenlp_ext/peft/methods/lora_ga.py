@@ -55,9 +55,7 @@ class LoRAGAModel(PeftModel):
         """
         if self.peft_config.path:
             return  # a continued adapter is initialized already
-        layers = {
-            name: layer for name, layer in adapter_layers_of(self.base_model, LoRAGALinear) if layer.is_materialized
-        }
+        layers = {name: layer for name, layer in adapter_layers_of(self.base_model, LoRAGALinear) if layer.is_on_stage}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
         for _ in range(self.peft_config.ga_batches):

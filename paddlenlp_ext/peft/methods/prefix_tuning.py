@@ -196,7 +196,7 @@ class PrefixModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
-            own = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_materialized]
+            own = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)

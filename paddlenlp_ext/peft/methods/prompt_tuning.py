@@ -218,7 +218,7 @@ class PromptEmbedding(AdapterLayer):
     def vectors(self) -> paddle.Tensor:
         """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use them."""
         prompt_PD = self.prompt_embeddings
-        return prompt_PD if self.is_materialized else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
+        return prompt_PD if self.is_on_stage else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
     def init_from_tokens(self, token_ids: np.ndarray) -> None:
         """Set each prompt vector to the embedding of a token."""

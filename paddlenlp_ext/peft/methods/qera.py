@@ -75,7 +75,7 @@ class QERAModel(PeftModel):
         layers = {
             name: layer
             for name, layer in adapter_layers_of(self.base_model, QERALinear)
-            if layer.is_materialized and layer.is_quantized
+            if layer.is_on_stage and layer.is_quantized
         }
         source = _open_original_weights(self.config.name_or_path) if layers else None
         self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers

@@ -66,7 +66,7 @@ class SoRAModel(PeftModel):
         if self.peft_config.penalty == 0:
             return None
         layers = self.layers().values()
-        gates = [layer.gate for layer in layers if layer.is_materialized]
+        gates = [layer.gate for layer in layers if layer.is_on_stage]
         if not gates:
             return None
         return paddle.concat(gates).abs().sum() * (self.peft_config.penalty / sum(layer.rank for layer in layers))
@@ -81,7 +81,7 @@ class SoRAModel(PeftModel):
         """
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
         for layer in self.layers().values():
-            if layer.is_materialized:
+            if layer.is_on_stage:
                 layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
