@@ -68,7 +68,7 @@ def test_peft_exports_are_exported_by_the_package_too():
     assert all(getattr(peft, name) is getattr(paddlenlp_ext, name) for name in peft.__all__)
 
 
-def test_config_of_every_method_is_exported():
+def test_exports_include_the_config_of_every_method():
     from paddlenlp_ext.peft.registry import PEFT_METHODS
 
     for switch, method in PEFT_METHODS.items():
@@ -80,7 +80,7 @@ def test_package_is_marked_as_typed():
     assert '"py.typed"' in (Path(__file__).parents[1] / "setup.py").read_text()
 
 
-def test_listing_the_names_imports_nothing():
+def test_dir_of_the_package_imports_nothing():
     code = "import sys, paddlenlp_ext; dir(paddlenlp_ext); dir(paddlenlp_ext.peft); print('paddle' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

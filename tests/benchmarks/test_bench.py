@@ -32,7 +32,7 @@ def line(rate: float, memory: float) -> dict[str, Any]:
     return {"tokens_per_second": rate, "peak_memory_gb": memory}
 
 
-def test_every_case_names_scripts_that_exist_and_keys_that_the_launcher_reads():
+def test_cases_name_existing_scripts_and_keys_of_the_launcher():
     for name, case in CASES.items():
         assert case.programs[0].environment == "ours", name
         for program in case.programs:
@@ -42,7 +42,7 @@ def test_every_case_names_scripts_that_exist_and_keys_that_the_launcher_reads():
     assert (config.peft.rank, config.data.greedy_zero_padding) == (8, True)
 
 
-def test_what_the_package_does_not_offer_is_left_out_with_the_reason(tmp_path: Path):
+def test_reason_to_skip_names_missing_features_environments_and_data(tmp_path: Path):
     assert ours.not_offered("--lora true") is None
     assert "both true" in ours.not_offered("--bf16 true --fp16 true")
     assert "fp16" in ours.not_offered("--fp16 true")
@@ -57,12 +57,12 @@ def test_what_the_package_does_not_offer_is_left_out_with_the_reason(tmp_path: P
         parse_arguments(["--python", "jax=python"])
 
 
-def test_a_script_that_fails_is_an_error_with_its_last_words():
+def test_run_module_with_failing_script_raises_its_last_error():
     with pytest.raises(RuntimeError, match="unrecognized arguments: --nonsense"):
         run_module(sys.executable, "startup --nonsense")
 
 
-def test_rates_are_medians_over_steps_of_their_own_tokens():
+def test_tokens_per_second_is_the_median_rate_of_the_steps():
     figures = tokens_per_second([100, 300, 100], [1.0, 1.0, 2.0])
     assert figures["tokens_per_second"] == 100.0
     calls = []
@@ -70,7 +70,7 @@ def test_rates_are_medians_over_steps_of_their_own_tokens():
     assert len(calls) == 4
 
 
-def test_the_table_has_medians_and_ratios_and_says_what_was_not_measured(tmp_path: Path):
+def test_bench_report_has_medians_ratios_and_unmeasured_cases(tmp_path: Path):
     runs = {"this project": [line(100, 2), line(400, 2), line(300, 3)], "peer": [line(150, 4), line(150, 4)]}
     first, peer = summarize(runs)
     assert (first["rate"], first["peak"], first["spread"], first["speed"]) == (300, 2, 1.0, None)
@@ -89,7 +89,7 @@ def test_the_table_has_medians_and_ratios_and_says_what_was_not_measured(tmp_pat
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_arithmetic_is_two_operations_for_each_weight_of_the_model_and_token():
+def test_step_operations_are_two_per_weight_and_token():
     model = AutoModelForCausalLM.from_config(TINY, seed=0)
     weights = sum(layer.weight.size for layer in model.sublayers() if isinstance(layer, Linear))
     parts = step_operations(TINY, [7], learned=5, rank=2)
@@ -103,7 +103,7 @@ def test_the_arithmetic_is_two_operations_for_each_weight_of_the_model_and_token
     assert whole["attention"] < parts["attention"]
 
 
-def test_a_trace_is_summed_by_kernel_without_counting_anything_twice():
+def test_seconds_by_kernel_counts_nested_events_once():
     def event(category: str, name: str, start: float, length: float) -> dict[str, Any]:
         return {"ph": "X", "cat": category, "name": f"{name}[{length} us]", "ts": start, "dur": length}
 
@@ -119,7 +119,7 @@ def test_a_trace_is_summed_by_kernel_without_counting_anything_twice():
     assert seconds_by_kernel(events) == pytest.approx(expected)
 
 
-def test_one_step_of_the_trainer_learns_its_batch():
+def test_training_step_repeated_lowers_the_loss():
     config = ours.run_config(["--lora", "true", "--lora_rank", "2"])
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY, seed=0), config.peft)
     ids = np.random.default_rng(0).integers(0, 37, (2, 6))
@@ -132,14 +132,14 @@ def test_one_step_of_the_trainer_learns_its_batch():
     assert losses[2] < losses[0]
 
 
-def test_every_series_of_the_scaling_is_tabled_and_drawn(tmp_path: Path):
+def test_scaling_write_tabulates_and_plots_every_series(tmp_path: Path):
     points = {name: {value: line(100 * value, 1.5) for value in values} for name, (_, values, _) in SERIES.items()}
     write(tmp_path, points)
     assert "| cores, 4 x 512 tokens | 2 | 200 | 1.50 GB |" in (tmp_path / "scaling.md").read_text()
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves_are_compared_step_by_step_to_the_first(tmp_path: Path):
+def test_compare_losses_subtracts_the_first_curve_step_by_step(tmp_path: Path):
     runs = {"first": {1: 2.0, 2: 1.0}, "other": {2: 1.1, 3: 5.0}}
     assert differences(runs["first"], runs["other"]) == pytest.approx({2: 0.1})
     assert "10.000% at most" in describe(runs)[1]

@@ -31,7 +31,7 @@ LORA = Outcome(
 LORA_COST = Cost(method="lora", tokens_per_second=2000.0, peak_memory_gb=1.5)
 
 
-def test_every_registered_method_full_fine_tuning_and_lora_at_all_ranks_are_planned(tmp_path: Path):
+def test_all_entries_cover_full_fine_tuning_every_method_and_all_lora_ranks(tmp_path: Path):
     entries = all_entries(peft_methods())
     assert len({entry.name for entry in entries}) == len(entries)
     assert (entries[0].name, entries[0].keys) == ("full", {})
@@ -45,12 +45,12 @@ def test_every_registered_method_full_fine_tuning_and_lora_at_all_ranks_are_plan
         assert (config.peft is None) == (entry.name == "full")
 
 
-def test_a_method_without_a_shipped_configuration_runs_with_its_defaults(tmp_path: Path):
+def test_all_entries_method_without_shipped_config_uses_its_defaults(tmp_path: Path):
     entries = {entry.name: entry for entry in all_entries(peft_methods(), shipped=tmp_path)}
     assert entries["sora"].keys == {"sora": True}
 
 
-def test_the_best_learning_rate_is_that_of_the_lowest_dev_loss():
+def test_best_of_each_returns_the_run_with_the_lowest_eval_loss():
     worse, broken = dataclasses.replace(LORA, loss=1.2, learning_rate=1.0), dataclasses.replace(LORA, loss=float("nan"))
     other = dataclasses.replace(LORA, method="sora", score=None, loss=0.9)
     assert best_of_each([broken, worse, LORA, other]) == [LORA, other]
@@ -59,7 +59,7 @@ def test_the_best_learning_rate_is_that_of_the_lowest_dev_loss():
         best_of_each([LORA, dataclasses.replace(LORA, num_tokens=1)])
 
 
-def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
+def test_write_outcomes_writes_every_figure_and_a_plot(tmp_path: Path):
     better = dataclasses.replace(LORA, method="sora", score=0.75)
     on_gsm8k = dataclasses.replace(LORA, task="gsm8k", score=None, loss=0.8, learning_rate=3e-3, num_tokens=9)
     lines = table_lines([LORA, better, on_gsm8k], [LORA_COST])
@@ -75,7 +75,7 @@ def test_the_table_has_every_figure_and_the_picture_is_drawn(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_leaves_the_table_and_is_not_made_twice(tmp_path: Path):
+def test_peft_methods_quick_run_writes_the_table_and_reuses_finished_runs(tmp_path: Path):
     def launch(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "benchmarks.peft_methods.run", "--quick", "--jobs", "2"]
         command += ["--out", str(tmp_path), "--methods", *more]

@@ -10,7 +10,7 @@ import time
 from benchmarks import ROOT
 
 
-def test_every_phase_has_its_time(run_folders):
+def test_startup_phases_reports_the_seconds_of_every_phase(run_folders):
     keys = {"model_name_or_path": "model", "dataset_name_or_path": "data", "data_cache_dir": "cache"}
     keys = {key: str(run_folders / folder) for key, folder in keys.items()} | {"chat_template": "none"}
     keys |= {"output_dir": str(run_folders / "out"), "max_steps": 1, "do_train": True, "device": "cpu"}

@@ -9,7 +9,7 @@ from paddlenlp_ext.cli.predict_arguments import _NEUTRAL_VALUES, parse_arguments
 MODEL = ["--model_name_or_path", "m"]
 
 
-def test_defaults_are_paddlenlps():
+def test_parse_arguments_defaults_equal_paddlenlp():
     arguments = parse_arguments(MODEL)
     lengths = (arguments.src_length, arguments.max_length, arguments.total_max_length, arguments.batch_size)
     assert lengths == (1024, 1024, 4096, 1)
@@ -18,14 +18,14 @@ def test_defaults_are_paddlenlps():
     assert arguments.output_file == "output.json" and arguments.data_file is None and arguments.adapter_path is None
 
 
-def test_values_and_spellings():
+def test_parse_arguments_converts_values_and_accepts_other_spellings():
     arguments = parse_arguments([*MODEL, "--top-p=0.5", "--max_length", "7", "--use_flash_attention", "False"])
     assert (arguments.top_p, arguments.max_length, arguments.use_flash_attention) == (0.5, 7, False)
     assert parse_arguments([*MODEL, "--prefix_path", "p"]).adapter_path == "p"
     assert parse_arguments([*MODEL, "--lora_path", "a-b", "--dtype", "null"]).lora_path == "a-b"
 
 
-def test_several_processes_are_refused(monkeypatch):
+def test_parse_arguments_in_several_processes_raises(monkeypatch):
     """They would all write to `.output.json.incomplete`."""
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     parse_arguments(MODEL)
@@ -35,7 +35,7 @@ def test_several_processes_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", _NEUTRAL_VALUES)
-def test_arguments_not_taken_up_accept_what_asks_for_nothing_and_refuse_the_rest(name):
+def test_parse_arguments_unsupported_option_accepts_only_its_neutral_value(name):
     neutral = _NEUTRAL_VALUES[name]
     parse_arguments([*MODEL, f"--{name}", str(neutral)])
     parse_arguments([*MODEL, f"--{name}={str(neutral).lower()}"])
@@ -44,7 +44,7 @@ def test_arguments_not_taken_up_accept_what_asks_for_nothing_and_refuse_the_rest
         parse_arguments([*MODEL, f"--{name}", other])
 
 
-def test_a_switch_alone_means_true():
+def test_parse_arguments_switch_without_value_means_true():
     with pytest.raises(ValueError, match="--inference_model: inference_model: true is not available yet"):
         parse_arguments([*MODEL, "--inference_model"])
 
@@ -67,6 +67,6 @@ def test_a_switch_alone_means_true():
         ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),
     ],
 )
-def test_a_mistake_is_named(words, message):
+def test_parse_arguments_invalid_argument_is_named(words, message):
     with pytest.raises(ValueError, match=message):
         parse_arguments(words)

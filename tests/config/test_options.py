@@ -22,7 +22,7 @@ def document(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("kind", ["left out", "put in", "replaced", "swapped"])
-def test_unknown_keys_get_the_right_suggestion(tmp_path, kind):
+def test_unknown_key_gets_the_right_suggestion(tmp_path, kind):
     cases: dict[str, str] = {}
     for spelling in SPELLINGS:
         for seed in range(9):
@@ -44,14 +44,14 @@ def test_unknown_keys_get_the_right_suggestion(tmp_path, kind):
     assert right / len(cases) >= 0.98, f"{right} of {len(cases)} suggestions are right"
 
 
-def test_unknown_key_is_not_reported_as_missing_as_well(tmp_path):
+def test_unknown_key_close_to_a_required_one_is_reported_once(tmp_path):
     for key in SMALLEST:
         values = {edits(name, 0)["left out"] if name == key else name: value for name, value in SMALLEST.items()}
         (found,) = problems(write(tmp_path, values))
         assert f"did you mean {key!r}?" in found.message
 
 
-def test_typos_are_numerous():
+def test_unknown_key_cases_are_numerous():
     assert len(SPELLINGS) * 4 >= 800
 
 

@@ -156,7 +156,7 @@ def problems_of(options, folder, tokenizer, **changed):
     return caught.value
 
 
-def test_damaged_lines_are_many_and_distinct():
+def test_load_dataset_damaged_line_cases_are_many_and_distinct():
     assert len(DAMAGED_LINES) >= 60
     assert len({line for line, _, _ in DAMAGED_LINES}) == len(DAMAGED_LINES)
 

@@ -197,7 +197,7 @@ def test_plain_template_writes_turns_and_ends():
     assert tokenizer.decode(written) == "<s>uservier</s>", "the text's own beginning token is enough"
 
 
-def test_load_template_without_one_in_the_tokenizer_is_plain(tokenizer):
+def test_load_template_without_tokenizer_template_is_plain(tokenizer):
     assert load_template(None, tokenizer).text == "none"
 
 
@@ -206,7 +206,7 @@ def test_load_template_without_an_end_token_raises():
         load_template("none", make_tokenizer(eos=None))
 
 
-def test_load_template_null_is_that_of_the_tokenizer(tmp_path):
+def test_load_template_null_uses_the_tokenizers_template(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHATML
     assert load_template(None, tokenizer).text == CHATML

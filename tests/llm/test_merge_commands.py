@@ -69,7 +69,7 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_any_method_is_merged(base: Path, tmp_path: Path, adapter: str, capsys: pytest.CaptureFixture):
+def test_merge_peft_params_merges_every_method(base: Path, tmp_path: Path, adapter: str, capsys: pytest.CaptureFixture):
     model = save_adapter(tmp_path / "adapter", base, ADAPTERS[adapter])
     arguments = ("--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged", "--device", "cpu")
     assert run("merge_peft_params", *arguments) == 0
@@ -80,7 +80,7 @@ def test_any_method_is_merged(base: Path, tmp_path: Path, adapter: str, capsys: 
 
 
 @pytest.mark.parametrize("output", ["--output_path", "--merge_vera_model_path"])
-def test_vera_has_a_command_of_its_own(base: Path, tmp_path: Path, output: str):
+def test_merge_vera_params_merges_a_vera_adapter(base: Path, tmp_path: Path, output: str):
     model = save_adapter(tmp_path / "adapter", base, ADAPTERS["vera"])
     arguments = ("--model_name_or_path", base, "--vera_path", tmp_path / "adapter", output, tmp_path / "merged")
     assert run("merge_vera_params", *arguments, "--device", "cpu", "--low_gpu_mem", "True") == 0
@@ -89,7 +89,7 @@ def test_vera_has_a_command_of_its_own(base: Path, tmp_path: Path, output: str):
 
 
 @pytest.mark.parametrize("name", ["merge_vera_params", "merge_peft_params"])
-def test_mistakes_are_one_line(name: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_merge_command_user_error_is_one_line(name: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     argument = "--vera_path" if name == "merge_vera_params" else "--peft_path"
     assert run(name, argument, base, "--output_path", tmp_path / "merged") == 2
     assert "no adapter here" in capsys.readouterr().err
@@ -98,7 +98,7 @@ def test_mistakes_are_one_line(name: str, base: Path, tmp_path: Path, capsys: py
     assert not (tmp_path / "merged").exists()
 
 
-def test_the_pair_that_was_stored_is_merged_not_its_seeds(base: Path, tmp_path: Path):
+def test_merge_peft_params_vera_uses_the_stored_projections(base: Path, tmp_path: Path):
     """A file whose pair is not the one that its key gives: the numbers in the file count."""
     model = save_adapter(tmp_path / "adapter", base, VeRAConfig(rank=9))
     state = model.adapter_state()

@@ -24,7 +24,7 @@ def script() -> ModuleType:
 
 
 @pytest.mark.parametrize("output_argument", ["--output_path", "--merge_lokr_model_path"])
-def test_paddlenlps_folder_merges_as_it_was_trained(
+def test_merge_lokr_params_paddlenlp_folder_equals_trained_model(
     script: ModuleType, output_argument: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     tiny_model("qwen2").save_pretrained(tmp_path / "base")
@@ -53,7 +53,7 @@ def test_paddlenlps_folder_merges_as_it_was_trained(
     assert np.abs(logits_of(merged) - logits_of(tiny_model("qwen2"))).max() > 1e-3
 
 
-def test_a_pickle_is_merged_only_where_that_is_asked_for(script: ModuleType, tmp_path: Path):
+def test_merge_lokr_params_pickle_needs_allow_pickle(script: ModuleType, tmp_path: Path):
     tiny_model().save_pretrained(tmp_path / "base")
     model = get_peft_model(tiny_model(), LoKrConfig(rank=2, target_modules=["q_proj"]))
     train(model, steps=3)

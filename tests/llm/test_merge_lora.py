@@ -78,7 +78,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("output_argument", ["--output_path", "--merge_lora_model_path", "--merge_model_path"])
-def test_it_merges_and_copies_what_lies_beside(
+def test_merge_lora_params_writes_merged_weights_and_copies_other_files(
     script: ModuleType, base: Path, tmp_path: Path, output_argument: str, capsys: pytest.CaptureFixture
 ):
     adapter = save_adapter(tmp_path / "adapter", rslora=True)
@@ -110,13 +110,13 @@ def weights_of_adapter(folder: Path) -> dict[str, np.ndarray]:
     return {name.removeprefix("base_model.model."): source.read(name) for name in source.names()}
 
 
-def test_the_base_may_be_the_one_that_the_adapter_names(script: ModuleType, base: Path, tmp_path: Path):
+def test_merge_lora_params_without_base_uses_the_one_the_adapter_names(script: ModuleType, base: Path, tmp_path: Path):
     adapter = save_adapter(tmp_path / "adapter", base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
-def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(
+def test_merge_lora_params_missing_base_names_the_adapter(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter = save_adapter(tmp_path / "adapter", base=tmp_path / "absent")
@@ -125,14 +125,16 @@ def test_a_base_that_is_not_where_the_adapter_says_is_told_as_the_adapters(
     assert f"{adapter} names its base model as" in error and "--model_name_or_path BASE" in error
 
 
-def test_paths_may_begin_at_home(script: ModuleType, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_merge_lora_params_expands_home_in_paths(
+    script: ModuleType, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     save_adapter(tmp_path / "adapter", base=base)
     assert run(script, "--lora_path", "~/adapter", "--output_path=~/merged") == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
-def test_the_adapters_own_tokenizer_is_preferred(script: ModuleType, base: Path, tmp_path: Path):
+def test_merge_lora_params_prefers_the_adapters_tokenizer(script: ModuleType, base: Path, tmp_path: Path):
     adapter = save_adapter(tmp_path / "adapter", base=base)
     (adapter / "tokenizer_config.json").write_text('{"mine": 1}')
     (adapter / "chat_template.jinja").write_text("adapter's template")
@@ -144,7 +146,9 @@ def test_the_adapters_own_tokenizer_is_preferred(script: ModuleType, base: Path,
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_another_format_is_checked_by_its_own_rounding(script: ModuleType, base: Path, tmp_path: Path, dtype: str):
+def test_merge_lora_params_dtype_converts_weights_and_config(
+    script: ModuleType, base: Path, tmp_path: Path, dtype: str
+):
     adapter = save_adapter(tmp_path / "adapter", size=0.5, base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged", "--dtype", dtype) == 0
     source = open_weights(tmp_path / "merged")
@@ -162,7 +166,7 @@ def refused(script: ModuleType, capsys: pytest.CaptureFixture, output: Path, *ar
     return error
 
 
-def test_an_adapter_that_changes_nothing_is_refused(
+def test_merge_lora_params_adapter_without_effect_is_an_error(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter = save_adapter(tmp_path / "adapter", size=0.0, base=base)
@@ -170,7 +174,7 @@ def test_an_adapter_that_changes_nothing_is_refused(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_wrong_files_are_refused(
+def test_merge_lora_params_wrong_merged_weights_are_an_error(
     script: ModuleType,
     base: Path,
     tmp_path: Path,
@@ -185,7 +189,7 @@ def test_wrong_files_are_refused(
     assert "Nothing is written" in error
 
 
-def test_a_wrong_formula_is_refused(
+def test_merge_lora_params_wrong_delta_weight_is_an_error(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
@@ -195,7 +199,7 @@ def test_a_wrong_formula_is_refused(
     assert "the model merged in memory and base and adapter differ by" in error
 
 
-def test_an_adapter_lost_in_rounding_is_said(
+def test_merge_lora_params_update_lost_in_rounding_warns(
     script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(files.logger.parent, "propagate", True)
@@ -206,7 +210,9 @@ def test_an_adapter_lost_in_rounding_is_said(
     assert "much of what was learned is lost; --dtype float32 keeps it" in caplog.text
 
 
-def test_outputs_that_stand_are_refused(script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_merge_lora_params_overwrites_only_a_model_folder(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
     adapter = save_adapter(tmp_path / "adapter", base=base)
     out = tmp_path / "merged"
     out.mkdir()
@@ -220,7 +226,9 @@ def test_outputs_that_stand_are_refused(script: ModuleType, base: Path, tmp_path
     assert not (out / "notes.txt").exists()
 
 
-def test_other_mistakes_are_one_line(script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_merge_lora_params_user_error_is_one_line(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
     adapter, out = save_adapter(tmp_path / "adapter"), tmp_path / "merged"
     assert "does not name its base model: give --model_name_or_path" in refused(
         script, capsys, out, "--lora_path", adapter
@@ -246,7 +254,7 @@ def save_named(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
 
 
-def test_shards_are_merged_one_tensor_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_write_merged_weights_reads_no_tensor_in_advance(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No tensor is read before its turn to be written."""
     adapter = save_adapter(tmp_path / "adapter", base=base)
     source = open_weights(base)

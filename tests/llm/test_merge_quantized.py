@@ -86,7 +86,9 @@ def trained(base: Path, folder: Path, method: str = "lora", options: Quantizatio
 
 @pytest.mark.parametrize("options", [NF4, MIXED], ids=["nf4", "mixed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_merged_model_is_the_trained_one(base: Path, tmp_path: Path, method: str, options: QuantizationConfig):
+def test_merge_peft_params_over_quantized_base_equals_trained_model(
+    base: Path, tmp_path: Path, method: str, options: QuantizationConfig
+):
     wanted = trained(base, tmp_path / "adapter", method, options)
     assert read_adapter(tmp_path / "adapter").quantization == options
     assert run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged") == 0
@@ -97,7 +99,7 @@ def test_the_merged_model_is_the_trained_one(base: Path, tmp_path: Path, method:
     assert "merged into: the dequantized weights that it was trained against" in card and options.describe() in card
 
 
-def test_layers_without_the_adapter_are_what_was_trained_against(base: Path, tmp_path: Path):
+def test_merge_peft_params_layers_without_adapter_are_dequantized(base: Path, tmp_path: Path):
     trained(base, tmp_path / "adapter", "some layers")
     run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged")
     plain = dict(AutoModelForCausalLM.from_pretrained(base).named_parameters())
@@ -108,7 +110,7 @@ def test_layers_without_the_adapter_are_what_was_trained_against(base: Path, tmp
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa", "loftq"])
-def test_merged_into_the_original_weights_the_difference_is_measured(
+def test_merge_peft_params_into_original_weights_reports_the_difference(
     base: Path, tmp_path: Path, method: str, capsys: pytest.CaptureFixture
 ):
     wanted = trained(base, tmp_path / "adapter", method)
@@ -125,7 +127,9 @@ def test_merged_into_the_original_weights_the_difference_is_measured(
     assert f"trained by up to {measured:.3g}" in card and measured > 0.05
 
 
-def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
     stored = tmp_path / "stored"
     AutoModelForCausalLM.from_pretrained(base, quantization_config=NF4).save_pretrained(stored)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -148,7 +152,7 @@ def test_over_a_base_that_is_stored_quantized(base: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa"])
-def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(
+def test_load_model_quantizes_the_base_as_in_training(
     base: Path, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
@@ -162,7 +166,7 @@ def test_the_predictor_puts_the_adapter_over_the_base_of_the_training(
     assert [len(answer) for answer in model.generate([[1, 2, 3], [4]], max_new_tokens=4, eos_token_id=[])] == [4, 4]
 
 
-def test_a_resumed_run_keeps_the_quantization(
+def test_load_weights_over_another_quantization_raises_or_warns(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     trained(base, tmp_path / "adapter")

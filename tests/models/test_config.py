@@ -71,7 +71,7 @@ def test_layer_types_invalid_raises():
             DecoderConfig.from_dict({**sliding, "layer_types": types})
 
 
-def test_head_dim_may_differ_from_hidden_size():
+def test_from_dict_head_dim_may_differ_from_hidden_size():
     config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
     assert config.head_dim == 6 and config.rope.head_dim == 6
     assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128

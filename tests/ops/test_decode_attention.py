@@ -49,7 +49,7 @@ def test_decode_attention_matches_the_formula(backend, batch, length, heads, kv_
 
 
 @needs_cpp
-def test_decode_attention_cpp_reads_only_visible_slots():
+def test_decode_attention_cpp_reads_only_visible_positions():
     q, stores = normal(1, 1, 1, 2, 16), [normal(seed, 1, 1, 40, 16) for seed in (2, 3)]
     ranges = np.array([[[2, 7, 11, 30]]])
     outputs = []
@@ -62,7 +62,7 @@ def test_decode_attention_cpp_reads_only_visible_slots():
 
 @pytest.mark.parametrize("backend", STORES)
 @pytest.mark.parametrize("length", [1, 3])
-def test_store_keys_writes_into_the_right_slots(backend, length):
+def test_store_keys_writes_at_the_given_positions(backend, length):
     new, stores = [normal(seed, 2, length, 3, 5) for seed in (1, 2)], [normal(seed, 2, 3, 9, 5) for seed in (3, 4)]
     tensors = [paddle.to_tensor(store) for store in stores]
     backend(*map(paddle.to_tensor, new), *tensors, 4)

@@ -195,7 +195,7 @@ def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, po
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_hopper(tmp_path):
+def test_triton_kernels_compile_for_hopper(tmp_path):
     # In its own process: here the kernels belong to the interpreter.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     command = [sys.executable, "-m", "tests.ops.compile_4bit"]

@@ -36,7 +36,7 @@ def sent(layout: Layout, step: Step = STEP, process: int = 0, **changes) -> dict
     return bytes_sent(config(**changes), layout, step, process)
 
 
-def test_traffic_of_one_process_is_zero():
+def test_bytes_sent_of_one_process_is_zero():
     assert sent(Layout(degrees=Degrees())) == {"tensor": 0, "pipeline": 0, "replicas": 0}
 
 
@@ -53,7 +53,7 @@ def test_numbers_of_a_process_match_the_model():
     assert lora.trained == lora.partial + 2 * 4 * (8 + 4 + 4 + 16 + 16 + 8 + 16) // 2
 
 
-def test_traffic_of_tensor_parallelism_matches_the_formula():
+def test_bytes_sent_with_tensor_parallelism_matches_the_formula():
     """3 micro-batches; 17 all-reduces of hidden states (embedding included), and the lm_head's; 2(t-1)/t is 1."""
     head = 5 * 8 * 4 + 5 * 20
     layout = Layout(degrees=Degrees(tensor=2))
@@ -66,7 +66,7 @@ def test_traffic_of_tensor_parallelism_matches_the_formula():
     assert sent(parted)["tensor"] == 3 * (18 * STREAM + head) + (4 * 16 + 8) * 4
 
 
-def test_traffic_of_a_pipeline_matches_the_formula():
+def test_bytes_sent_with_pipeline_matches_the_formula():
     """4 stages: the ends send once per micro-batch, the others twice; tied ends exchange the table's gradient."""
     layout = Layout(degrees=Degrees(pipeline=4))
     assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * STREAM for n in (1, 2, 2, 1)]
@@ -76,7 +76,7 @@ def test_traffic_of_a_pipeline_matches_the_formula():
     assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * STREAM, 9 * STREAM]
 
 
-def test_traffic_of_a_pipeline_with_sequence_parallelism_is_split():
+def test_bytes_sent_with_pipeline_and_sequence_parallelism_is_split():
     """2 stages of 2 layers: 8 all-reduces each, half of one to gather at the ends, and the embedding's on the first."""
     layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
     assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
@@ -91,7 +91,7 @@ def test_traffic_of_a_pipeline_with_sequence_parallelism_is_split():
     assert whole - parted == 2 * 10 * 4 * 2 * 8  # of two layers and micro-batches half of two norms' inputs
 
 
-def test_traffic_of_replicas_and_sharding_matches_the_formula():
+def test_bytes_sent_with_replicas_and_sharding_matches_the_formula():
     held = 4 * (4 * LAYER + 2 * TABLE + 8)  # bytes
     lent = 4 * (8 * LAYER + 2 * TABLE + 8)
     assert sent(Layout(degrees=Degrees(data=4)))["replicas"] == 1.5 * held
@@ -102,7 +102,7 @@ def test_traffic_of_replicas_and_sharding_matches_the_formula():
     assert both == 3 * 0.5 * held + 0.5 * held + held / 2
 
 
-def test_memory_by_part_matches_the_formula():
+def test_memory_of_each_part_matches_the_formula():
     held = 4 * LAYER + 2 * TABLE + 8
     parts = memory(config(), Layout(degrees=Degrees(sharding=4), stage=2), STEP)
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (4 * held, held, 2 * held)
@@ -116,14 +116,14 @@ def test_memory_by_part_matches_the_formula():
     assert parts["optimizer"] == 12 * (4 * (288 + 16) + TABLE + 8)
 
 
-def test_memory_of_a_pipeline_holds_the_micro_batches_in_flight():
+def test_memory_with_pipeline_counts_micro_batches_in_flight():
     layout = Layout(degrees=Degrees(pipeline=2))
     first, last = (memory(config(vocab_size=4), layout, STEP, process)["activations"] for process in range(2))
     assert first == 2 * last == 2 * 10 * 4 * 2 * (32 + 24 + 48)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_traffic_of_an_adapter_under_sharding_keeps_gradients_on_all_ranks(stage):
+def test_bytes_sent_of_a_sharded_adapter_is_gradients_on_all_ranks(stage):
     step = Step(tokens=10, learned=5, micro_batches=3, lora_rank=2)
     trained = 4 * numbers(config(), Layout(degrees=Degrees()), step, 0).trained
     assert sent(Layout(degrees=Degrees(sharding=2), stage=stage), step)["replicas"] == trained + 0.5 * trained

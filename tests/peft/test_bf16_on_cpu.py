@@ -28,7 +28,7 @@ def rounded_base(folder: Path, dtype: str):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def test_matrices_are_stored_in_bfloat16_and_nothing_else(tmp_path: Path):
+def test_bf16_base_stores_only_matrices_in_bfloat16(tmp_path: Path):
     model = rounded_base(tmp_path, "bfloat16")
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (paddle.bfloat16 if parameter.ndim == 2 else FLOAT32), name
@@ -41,7 +41,7 @@ def test_matrices_are_stored_in_bfloat16_and_nothing_else(tmp_path: Path):
 
 
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
-def test_a_method_learns_over_a_base_in_bfloat16(switch: str, tmp_path: Path):
+def test_bf16_base_every_method_matches_float32(switch: str, tmp_path: Path):
     models, gradients = {}, {}
     for dtype in ("float32", "bfloat16"):
         model = get_peft_model(rounded_base(tmp_path, dtype), PEFT_METHODS.get(switch)(), seed=1)
@@ -65,7 +65,7 @@ def test_a_method_learns_over_a_base_in_bfloat16(switch: str, tmp_path: Path):
     train(models["bfloat16"])
 
 
-def test_a_merged_adapter_is_added_in_float32_and_rounded_once(tmp_path: Path):
+def test_merge_and_unload_bf16_base_rounds_once(tmp_path: Path):
     model = get_peft_model(rounded_base(tmp_path, "bfloat16"), PEFT_METHODS.get("lora")(), seed=1)
     train(model)
     name, layer = next(adapter_layers(model.base_model))
@@ -75,7 +75,7 @@ def test_a_merged_adapter_is_added_in_float32_and_rounded_once(tmp_path: Path):
     np.testing.assert_array_equal(merged.astype("float32").numpy(), exact.astype("bfloat16").astype("float32").numpy())
 
 
-def test_saved_over_bfloat16_an_adapter_loads_over_float32(tmp_path: Path):
+def test_from_pretrained_adapter_of_bf16_base_loads_over_float32(tmp_path: Path):
     model = get_peft_model(rounded_base(tmp_path / "base", "bfloat16"), PEFT_METHODS.get("lora")(), seed=1)
     train(model)
     model.eval()

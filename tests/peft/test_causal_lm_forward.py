@@ -56,7 +56,7 @@ def mean_cross_entropy(logits_SV: np.ndarray, labels_S: np.ndarray) -> tuple[flo
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 @pytest.mark.parametrize("kind", CONFIGS)
 @paddle.no_grad()
-def test_attention_mask_padded_rows_have_the_logits_of_the_rows_alone(kind: str, side: str):
+def test_forward_padded_rows_match_single_rows(kind: str, side: str):
     model = model_with(kind)
     ids, mask = padded(side)
     logits = model(paddle.to_tensor(ids), paddle.to_tensor(mask)).numpy()
@@ -67,14 +67,14 @@ def test_attention_mask_padded_rows_have_the_logits_of_the_rows_alone(kind: str,
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
 @paddle.no_grad()
-def test_attention_mask_of_ones_changes_nothing(dtype: str):
+def test_forward_attention_mask_of_ones_changes_nothing(dtype: str):
     model, ids = tiny_model(), paddle.to_tensor([ROWS[0]])
     assert np.array_equal(model(ids, paddle.ones([1, 7], dtype)).numpy(), model(ids).numpy())
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["plain", "lora", "prompt"])
-def test_labels_give_the_mean_loss_of_the_shifted_target_tokens(kind: str, side: str):
+def test_forward_labels_give_mean_loss_of_shifted_target_tokens(kind: str, side: str):
     model = model_with(kind)
     ids, mask = padded(side)
     labels = np.where(mask == 1, ids, -100)
@@ -90,7 +90,7 @@ def test_labels_give_the_mean_loss_of_the_shifted_target_tokens(kind: str, side:
 
 
 @paddle.no_grad()
-def test_arrays_of_a_tokenizer_are_taken_as_tensors():
+def test_forward_accepts_numpy_arrays():
     model = tiny_model()
     ids, mask = padded("left")
     tensors = model(*map(paddle.to_tensor, (ids, mask, ids)))
@@ -98,7 +98,7 @@ def test_arrays_of_a_tokenizer_are_taken_as_tensors():
     assert float(arrays) == float(tensors) and np.array_equal(arrays.logits.numpy(), tensors.logits.numpy())
 
 
-def test_labels_do_not_cross_documents():
+def test_forward_labels_do_not_cross_documents():
     model = tiny_model()
     ids = paddle.to_tensor([ROWS[0] + ROWS[2]])
     together = model(ids, labels=ids, document_lengths=[[7, 5]])
@@ -108,7 +108,7 @@ def test_labels_do_not_cross_documents():
     assert float(together) == pytest.approx(sum(loss for loss, _ in sums) / sum(count for _, count in sums), abs=1e-5)
 
 
-def test_output_reads_as_transformers_as_paddlenlp_and_as_the_loss():
+def test_forward_output_unpacks_indexes_and_acts_as_the_loss():
     model, ids = model_with("lora"), paddle.to_tensor([ROWS[0]])
     output = model(ids, labels=ids)
     loss, logits = output
@@ -127,7 +127,7 @@ def test_output_reads_as_transformers_as_paddlenlp_and_as_the_loss():
         output[2]
 
 
-def test_reft_reads_prompts_off_the_labels():
+def test_forward_reft_takes_prompt_lengths_from_labels():
     """The answer's own positions stay as they are: a prompt of three tokens, of which the first and last change."""
     model, ids = model_with("reft"), paddle.to_tensor([ROWS[0]])
     labels = paddle.to_tensor([[-100, -100, -100, *ROWS[0][3:]]])
@@ -136,7 +136,7 @@ def test_reft_reads_prompts_off_the_labels():
     assert not np.array_equal(by_labels.logits.numpy(), model(ids).numpy())
 
 
-def test_forward_refuses_what_does_not_fit():
+def test_forward_invalid_inputs_raise():
     model, ids = tiny_model(), paddle.to_tensor([ROWS[0]])
     with pytest.raises(ValueError, match="row 0 has padding between tokens"):
         model(ids, paddle.to_tensor([[1, 1, 0, 1, 1, 1, 1]]))
@@ -150,7 +150,7 @@ def test_forward_refuses_what_does_not_fit():
 
 
 @paddle.no_grad()
-def test_row_of_padding_alone_stays_finite():
+def test_forward_row_of_padding_only_stays_finite():
     model = tiny_model()
     mask = paddle.to_tensor([[1, 1, 1], [0, 0, 0]])
     assert np.isfinite(model(paddle.to_tensor([[1, 2, 3], [0, 0, 0]]), mask).numpy()).all()

@@ -31,7 +31,7 @@ def deltas(model: PeftModel) -> dict[str, np.ndarray]:
     return {name: layer.delta_weight().numpy() for name, layer in adapter_layers(model.base_model)}
 
 
-def test_a_weighted_sum_is_the_sum_of_the_updates(tmp_path: Path):
+def test_load_combined_equals_the_weighted_sum_of_updates(tmp_path: Path):
     """Other ranks, scales, targets and methods: each layer has what its adapters add, and nothing else."""
     configs = {
         "a": LoRAConfig(rank=4, rslora=True),
@@ -55,7 +55,7 @@ def test_a_weighted_sum_is_the_sum_of_the_updates(tmp_path: Path):
     assert ranks["model.layers.0.mlp.down_proj"] == 4
 
 
-def test_it_is_saved_merged_and_trained_as_any_lora(tmp_path: Path):
+def test_load_combined_saves_merges_and_trains_as_lora(tmp_path: Path):
     for name, seed in (("a", 1), ("b", 2)):
         trained(LoRAConfig(rank=2), seed).save_pretrained(tmp_path / name)
     combined = load_combined(tiny_model(), {tmp_path / "a": 0.5, tmp_path / "b": 0.5})
@@ -71,7 +71,7 @@ def test_it_is_saved_merged_and_trained_as_any_lora(tmp_path: Path):
     )
 
 
-def test_an_adapter_and_its_opposite_are_nothing(tmp_path: Path):
+def test_load_combined_opposite_weights_cancel(tmp_path: Path):
     model = trained(LoRAConfig(rank=2))
     model.save_pretrained(tmp_path / "a")
     model.save_pretrained(tmp_path / "b")
@@ -80,7 +80,7 @@ def test_an_adapter_and_its_opposite_are_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
-def test_factors_are_the_update_wherever_a_method_has_them(switch: str, tmp_path: Path):
+def test_save_as_lora_keeps_logits_of_every_low_rank_method(switch: str, tmp_path: Path):
     """And then a plain LoRA can be written."""
     model = trained(PEFT_METHODS.get(switch)())
     pairs = {
@@ -101,7 +101,7 @@ def test_factors_are_the_update_wherever_a_method_has_them(switch: str, tmp_path
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=TOLERANCE)
 
 
-def test_nothing_stays_on_the_model_after_an_error(tmp_path: Path):
+def test_load_combined_failure_leaves_model_unchanged(tmp_path: Path):
     trained(LoRAConfig(rank=2)).save_pretrained(tmp_path / "a")
     model = tiny_model()
     wanted = state_of(model).keys()

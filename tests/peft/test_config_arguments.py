@@ -49,7 +49,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
     ],
     ids=lambda config: type(config).__name__,
 )
-def test_config_given_names_of_peft_or_paddlenlp_equals_own_names(given, wanted):
+def test_config_accepts_names_of_peft_and_paddlenlp(given, wanted):
     assert type(given) is type(wanted) and given == wanted
 
 
@@ -64,7 +64,7 @@ def test_config_given_names_of_peft_or_paddlenlp_equals_own_names(given, wanted)
         ({"use_mora": True}, MoRAConfig),
     ],
 )
-def test_lora_config_asked_for_a_variant_is_the_variants_config(arguments: dict, method: type):
+def test_lora_config_variant_argument_returns_the_variants_config(arguments: dict, method: type):
     config = LoRAConfig(r=4, **arguments)
     assert type(config) is method
     assert config.rank == 4
@@ -80,7 +80,7 @@ def test_lora_config_asked_for_a_variant_is_the_variants_config(arguments: dict,
     ],
 )
 @pytest.mark.parametrize("method", [method for _, method in PEFT_METHODS.items()])
-def test_argument_of_peft_that_asks_for_nothing_is_accepted(method: type, arguments: dict):
+def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict):
     assert method(**arguments) == method()
 
 
@@ -95,29 +95,29 @@ def test_argument_of_peft_that_asks_for_nothing_is_accepted(method: type, argume
         ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig; .* choose one"),
     ],
 )
-def test_argument_of_peft_that_cannot_be_obeyed_is_refused_with_a_remedy(arguments: dict, remedy: str):
+def test_lora_config_unsupported_peft_argument_raises_with_a_remedy(arguments: dict, remedy: str):
     with pytest.raises(ValueError, match=remedy):
         LoRAConfig(**arguments)
 
 
-def test_variant_config_asked_for_another_variant_is_refused():
+def test_variant_config_with_another_variant_raises():
     with pytest.raises(ValueError, match="choose one"):
         DoRAConfig(pissa=True)
     assert type(DoRAConfig(use_dora=True)) is DoRAConfig
 
 
-def test_option_given_under_two_names_is_refused():
+def test_config_option_under_two_names_raises():
     with pytest.raises(ValueError, match="r and lora_rank are one option"):
         LoRAConfig(r=8, lora_rank=8)
 
 
-def test_misspelled_argument_names_the_nearest():
+def test_config_misspelled_argument_names_the_nearest():
     with pytest.raises(TypeError, match="has no argument 'lora_alhpa'; did you mean 'lora_alpha'"):
         LoRAConfig(lora_alhpa=8)
 
 
 @pytest.mark.parametrize("method", [method for _, method in PEFT_METHODS.items()])
-def test_signature_lists_the_fields(method: type):
+def test_config_signature_lists_the_fields(method: type):
     names = inspect.signature(method).parameters
     assert set(names) == set(argument_names(method).values())
     assert "path" in names

@@ -49,7 +49,7 @@ def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def test_it_starts_as_the_base(switch: str, family: str):
+def test_get_peft_model_starts_as_base(switch: str, family: str):
     started, base = logits_of(adapted(switch, family)), logits_of(tiny_model(family))
     if switch not in CHANGES_LOGITS_AT_START:
         np.testing.assert_allclose(started, base, atol=TOLERANCE)
@@ -57,7 +57,7 @@ def test_it_starts_as_the_base(switch: str, family: str):
         assert np.abs(started - base).max() > TOLERANCE, "it says that it does not"
 
 
-def test_only_the_adapter_trains(switch: str, family: str):
+def test_training_changes_only_the_adapter(switch: str, family: str):
     model = adapted(switch, family)
     adapter = {id(tensor) for tensor in model.adapter_state().values()}
     base = {name: p for name, p in model.named_parameters() if id(p) not in adapter}
@@ -73,7 +73,7 @@ def test_only_the_adapter_trains(switch: str, family: str):
     assert any(not np.array_equal(after[name], adapter_before[name]) for name in after.keys() - before.keys())
 
 
-def test_saved_and_loaded_it_has_the_same_bits(switch: str, family: str, tmp_path: Path):
+def test_from_pretrained_restores_the_same_bits(switch: str, family: str, tmp_path: Path):
     model = moved(switch, family)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(tiny_model(family), tmp_path)
@@ -82,7 +82,7 @@ def test_saved_and_loaded_it_has_the_same_bits(switch: str, family: str, tmp_pat
     assert np.array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_it_resumes_from_saved_weights(switch: str, family: str, tmp_path: Path):
+def test_load_weights_restores_saved_adapter(switch: str, family: str, tmp_path: Path):
     model = moved(switch, family)
     model.save_pretrained(tmp_path)
     other = adapted(switch, family, seed=7)
@@ -90,7 +90,7 @@ def test_it_resumes_from_saved_weights(switch: str, family: str, tmp_path: Path)
     assert np.array_equal(logits_of(other), logits_of(model))
 
 
-def test_it_starts_from_its_own_folder(switch: str, family: str, tmp_path: Path):
+def test_get_peft_model_with_path_starts_from_saved_adapter(switch: str, family: str, tmp_path: Path):
     model = moved(switch, family)
     model.save_pretrained(tmp_path)
     warm = get_peft_model(tiny_model(family), PEFT_METHODS.get(switch)(path=str(tmp_path)))
@@ -99,7 +99,7 @@ def test_it_starts_from_its_own_folder(switch: str, family: str, tmp_path: Path)
     assert any(not parameter.stop_gradient for parameter in warm.parameters())
 
 
-def test_merged_equals_unmerged(switch: str, family: str, tmp_path: Path):
+def test_merge_and_unload_keeps_logits(switch: str, family: str, tmp_path: Path):
     model = moved(switch, family)
     before = logits_of(model)
     if not PEFT_METHODS.get(switch).mergeable:
@@ -115,7 +115,7 @@ def test_merged_equals_unmerged(switch: str, family: str, tmp_path: Path):
     assert np.array_equal(logits_of(loaded), logits_of(merged))
 
 
-def test_switched_off_it_is_the_base(switch: str, family: str):
+def test_disable_adapter_gives_base_logits(switch: str, family: str):
     model = moved(switch, family)
     on = logits_of(model)
     with model.disable_adapter():
@@ -123,7 +123,7 @@ def test_switched_off_it_is_the_base(switch: str, family: str):
     assert np.array_equal(logits_of(model), on)
 
 
-def test_recompute_gives_the_same_gradients(switch: str, family: str):
+def test_enable_recompute_keeps_gradients(switch: str, family: str):
     gradients = []
     for recompute in (False, True):
         model = moved(switch, family)
@@ -139,7 +139,7 @@ def test_recompute_gives_the_same_gradients(switch: str, family: str):
         np.testing.assert_allclose(gradients[1][name], gradients[0][name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_packed_documents_do_not_see_each_other(switch: str, family: str):
+def test_forward_packed_documents_match_single_documents(switch: str, family: str):
     model = moved(switch, family)
     packed = paddle.to_tensor(INPUT_IDS.reshape(1, -1))
     length = INPUT_IDS.shape[1]
@@ -148,7 +148,7 @@ def test_packed_documents_do_not_see_each_other(switch: str, family: str):
     np.testing.assert_allclose(together.reshape(logits_of(model).shape), logits_of(model), rtol=0, atol=TOLERANCE)
 
 
-def test_decoding_with_a_cache_gives_the_same_logits(switch: str, family: str):
+def test_kv_cache_decoding_matches_full_forward(switch: str, family: str):
     model = moved(switch, family)
     cache = KVCache([0] * len(INPUT_IDS))
     ids = paddle.to_tensor(INPUT_IDS)
@@ -160,7 +160,7 @@ def test_decoding_with_a_cache_gives_the_same_logits(switch: str, family: str):
     np.testing.assert_allclose(np.concatenate(parts, axis=1), wanted, rtol=0, atol=TOLERANCE)
 
 
-def test_the_start_depends_on_the_seed_alone(switch: str, family: str):
+def test_get_peft_model_start_depends_only_on_seed(switch: str, family: str):
     paddle.seed(1)
     one = arrays(adapted(switch, family).adapter_state())
     paddle.seed(2)
@@ -169,7 +169,7 @@ def test_the_start_depends_on_the_seed_alone(switch: str, family: str):
     assert same_bits(one, other) == (switch in SAME_START_FOR_EVERY_SEED)
 
 
-def test_an_unknown_target_is_an_error_with_a_hint(switch: str, family: str):
+def test_get_peft_model_unknown_target_suggests_the_nearest(switch: str, family: str):
     method = PEFT_METHODS.get(switch)
     if "target_modules" not in {field.name for field in dataclasses.fields(method)}:
         pytest.skip(f"{switch} has no targets to choose")
@@ -177,13 +177,13 @@ def test_an_unknown_target_is_an_error_with_a_hint(switch: str, family: str):
         get_peft_model(tiny_model(family), method(target_modules=["q_porj"]))
 
 
-def test_a_second_adapter_is_an_error(switch: str, family: str):
+def test_get_peft_model_second_adapter_raises(switch: str, family: str):
     model = adapted(switch, family)
     with pytest.raises(ValueError, match="already carries an adapter"):
         get_peft_model(model.base_model, PEFT_METHODS.get(switch)())
 
 
-def test_a_damaged_folder_is_one_clear_error(switch: str, family: str, tmp_path: Path):
+def test_load_tensors_mismatch_lists_missing_surplus_and_misshapen(switch: str, family: str, tmp_path: Path):
     model = adapted(switch, family)
     state = model.adapter_state()
     lost, *_, bent = [*state, *state]

@@ -43,7 +43,7 @@ def change(folder: Path, **fields: Any) -> None:
         {"something_new": 3},
     ],
 )
-def test_a_field_that_asks_for_more_is_refused_by_name(fields: dict, tmp_path: Path):
+def test_from_pretrained_unsupported_field_is_named(fields: dict, tmp_path: Path):
     trained_adapter(tmp_path)
     change(tmp_path, **fields)
     (name, value) = next(iter(fields.items()))
@@ -53,7 +53,7 @@ def test_a_field_that_asks_for_more_is_refused_by_name(fields: dict, tmp_path: P
     assert str(tmp_path / "adapter_config.json") in str(raised.value)
 
 
-def test_fields_that_ask_for_nothing_are_ignored(tmp_path: Path):
+def test_from_pretrained_ignores_fields_with_neutral_values(tmp_path: Path):
     model = trained_adapter(tmp_path)
     neutral = {"use_dora": False, "something_new": None, "loftq_config": {}, "qalora_group_size": 16, "revision": "x"}
     change(tmp_path, **neutral)
@@ -61,7 +61,7 @@ def test_fields_that_ask_for_nothing_are_ignored(tmp_path: Path):
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|k|v|o|gate|up|down)_proj"])
-def test_targets_in_pefts_other_spellings(targets: str, tmp_path: Path):
+def test_from_pretrained_accepts_targets_as_regex_or_all_linear(targets: str, tmp_path: Path):
     model = trained_adapter(tmp_path)
     change(tmp_path, target_modules=targets)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), logits_of(model))
@@ -76,14 +76,14 @@ def test_targets_in_pefts_other_spellings(targets: str, tmp_path: Path):
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no linear layer"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(fields: dict, message: str, tmp_path: Path):
+def test_from_pretrained_invalid_config_raises(fields: dict, message: str, tmp_path: Path):
     trained_adapter(tmp_path)
     change(tmp_path, **fields)
     with pytest.raises(ValueError, match=message):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
-def test_another_rank_than_the_tensors_names_them(tmp_path: Path):
+def test_from_pretrained_rank_unlike_tensors_names_them(tmp_path: Path):
     trained_adapter(tmp_path)
     change(tmp_path, r=5)
     with pytest.raises(
@@ -92,7 +92,7 @@ def test_another_rank_than_the_tensors_names_them(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
-def test_no_adapter_and_pickles_are_said(tmp_path: Path):
+def test_from_pretrained_missing_or_pickled_adapter_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="no such folder"):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no adapter here"):
@@ -103,7 +103,7 @@ def test_no_adapter_and_pickles_are_said(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
-def test_a_warm_start_takes_the_folders_structure_and_the_runs_training(tmp_path: Path):
+def test_get_peft_model_with_path_keeps_stored_structure_and_own_training_options(tmp_path: Path):
     trained_adapter(tmp_path, target_modules=["q_proj"])
     warm = get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path), rank=9, dropout=0.25, plus_scale=4.0))
     config = warm.peft_config
@@ -149,21 +149,21 @@ def as_paddlenlp(folder: Path, model: PeftModel, **fields: Any) -> None:
     (folder / "lora_config.json").write_text(json.dumps({**config, **fields}))
 
 
-def test_paddlenlps_adapter_is_read(tmp_path: Path):
+def test_from_pretrained_reads_paddlenlp_adapter(tmp_path: Path):
     model = trained_adapter(tmp_path / "ours", target_modules=["q_proj", "down_proj"])
     as_paddlenlp(tmp_path / "theirs", model)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")), logits_of(model))
 
 
 @pytest.mark.parametrize("fields", [{"loraga": True}, {"do_qat": True}])
-def test_paddlenlps_other_methods_are_refused_by_name(fields: dict, tmp_path: Path):
+def test_from_pretrained_unsupported_paddlenlp_method_is_named(fields: dict, tmp_path: Path):
     model = trained_adapter(tmp_path / "ours", target_modules=["q_proj", "down_proj"])
     as_paddlenlp(tmp_path / "theirs", model, **fields)
     with pytest.raises(ValueError, match=f"lora_config.json: asks for {next(iter(fields))}=True: not available yet"):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
 
 
-def test_paddlenlps_pickle_is_refused(tmp_path: Path):
+def test_from_pretrained_paddlenlp_pickle_raises(tmp_path: Path):
     as_paddlenlp(tmp_path / "theirs", trained_adapter(tmp_path / "ours", target_modules=["q_proj"]))
     for file in (tmp_path / "theirs").glob("peft_model*"):
         file.unlink()
@@ -180,7 +180,7 @@ PADDLENLP_TARGETS = {
 
 @pytest.mark.parametrize("family", PADDLENLP_TARGETS)
 @pytest.mark.parametrize("method", ["lora", "use_mora"])
-def test_targets_that_paddlenlp_lists_and_the_model_lacks_are_passed_over(method: str, family: str, tmp_path: Path):
+def test_from_pretrained_paddlenlp_targets_absent_from_model_are_ignored(method: str, family: str, tmp_path: Path):
     """Its defaults name the layers of every variant of a family."""
     leaves = PADDLENLP_TARGETS[family].split()
     own = [leaf for leaf in leaves if not leaf.startswith(("qkv", "gate_up", "w"))]
@@ -194,7 +194,7 @@ def test_targets_that_paddlenlp_lists_and_the_model_lacks_are_passed_over(method
     assert warm.adapter_state().keys() == model.adapter_state().keys()
 
 
-def test_a_stored_target_that_matches_too_much_is_judged_by_the_tensors(tmp_path: Path):
+def test_from_pretrained_target_without_tensors_names_them(tmp_path: Path):
     model = trained_adapter(tmp_path / "ours", target_modules=["q_proj"])
     as_paddlenlp(tmp_path / "theirs", model, target_modules=[".*q_proj.*", ".*v_proj.*", ".*w1.*"])
     with pytest.raises(ValueError, match=r"4 missing: .*v_proj"):
@@ -202,7 +202,7 @@ def test_a_stored_target_that_matches_too_much_is_judged_by_the_tensors(tmp_path
 
 
 @pytest.mark.parametrize("way", ["from_pretrained", "path", "combined", "wrap"])
-def test_after_a_load_that_failed_the_model_is_as_it_was(way: str, tmp_path: Path):
+def test_failed_load_leaves_model_unchanged(way: str, tmp_path: Path):
     trained_adapter(tmp_path / "good")
     trained_adapter(tmp_path / "bad")
     change(tmp_path / "bad", r=5)
@@ -223,7 +223,7 @@ def test_after_a_load_that_failed_the_model_is_as_it_was(way: str, tmp_path: Pat
     PeftModel.from_pretrained(model, tmp_path / "good")
 
 
-def test_a_second_adapter_that_is_refused_leaves_the_first(tmp_path: Path):
+def test_from_pretrained_second_adapter_raises_and_leaves_the_first(tmp_path: Path):
     model = trained_adapter(tmp_path)
     logits = logits_of(model)
     with pytest.raises(ValueError, match="already carries an adapter"):
@@ -232,7 +232,7 @@ def test_a_second_adapter_that_is_refused_leaves_the_first(tmp_path: Path):
     assert any(not p.stop_gradient for p in model.parameters())
 
 
-def test_switching_off_within_switching_off_stays_off():
+def test_disable_adapter_nested_stays_disabled():
     model = trained_adapter_in_memory()
     base, on = logits_of(tiny_model()), logits_of(model)
     with model.disable_adapter():
@@ -258,7 +258,7 @@ def trained_adapter_in_memory() -> PeftModel:
         ("adapter_config.json", {"peft_type": "LORA", "pissa": True}, "init_lora_weights=None"),
     ],
 )
-def test_a_config_without_a_field_that_it_needs_is_a_clear_error(file: str, fields: dict, message: str, tmp_path: Path):
+def test_from_pretrained_config_without_required_field_names_it(file: str, fields: dict, message: str, tmp_path: Path):
     (tmp_path / file).write_text(json.dumps(fields))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=message):

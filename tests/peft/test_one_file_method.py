@@ -104,7 +104,7 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
-def test_one_new_file_is_a_method_with_keys_training_files_and_merging(run_folders: Path, tmp_path: Path):
+def test_method_in_one_new_file_has_keys_trains_saves_loads_and_merges(run_folders: Path, tmp_path: Path):
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "toy_rows.py").write_text(METHOD)

@@ -32,7 +32,7 @@ def lokr_folder(folder: Path, protocol: int = 4) -> PeftModel:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_paddlenlps_lokr_is_read_where_pickles_are_allowed(protocol: int, tmp_path: Path):
+def test_read_adapter_paddlenlp_lokr_pickle_needs_allow_pickle(protocol: int, tmp_path: Path):
     model = lokr_folder(tmp_path / "adapter", protocol)
     with pytest.raises(ValueError, match="--allow_pickle"):
         read_adapter(tmp_path / "adapter")
@@ -51,7 +51,7 @@ def test_paddlenlps_lokr_is_read_where_pickles_are_allowed(protocol: int, tmp_pa
     np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
 
 
-def test_half_precision_is_widened(tmp_path: Path):
+def test_read_pickled_arrays_widens_half_precision(tmp_path: Path):
     value = paddle.to_tensor([1.0, -2.5, 3.0])
     paddle.save({"b": value.astype("bfloat16"), "h": value.astype("float16")}, str(tmp_path / "x.pdparams"))
     for name, array in read_pickled_arrays(tmp_path / "x.pdparams").items():
@@ -78,7 +78,7 @@ class Malicious:
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_pickle_that_asks_for_anything_else_is_refused_and_not_run(
+def test_read_pickled_arrays_malicious_pickle_raises_and_does_not_run(
     content: object, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -89,14 +89,14 @@ def test_a_pickle_that_asks_for_anything_else_is_refused_and_not_run(
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps([1]), pickle.dumps({"a": "text"})])
-def test_what_holds_no_tensors_is_refused(content: bytes, tmp_path: Path):
+def test_read_pickled_arrays_without_tensors_raises(content: bytes, tmp_path: Path):
     (tmp_path / "x.pdparams").write_bytes(content)
     with pytest.raises(ValueError, match=r"x.pdparams: "):
         read_pickled_arrays(tmp_path / "x.pdparams")
 
 
 @pytest.mark.parametrize("name", ["_codecs encode", "numpy dtype", "numpy.core.multiarray _reconstruct"])
-def test_what_arrays_are_made_with_can_not_be_changed(name: str, tmp_path: Path):
+def test_read_pickled_arrays_cannot_modify_array_constructors(name: str, tmp_path: Path):
     """A pickle may set attributes of what it names; here there are none to set."""
     module, function = name.split()
     (tmp_path / "x.pdparams").write_bytes(f"c{module}\n{function}\n(dS'x'\nI1\nsb.".encode())

@@ -34,7 +34,7 @@ def wide_model() -> Any:
 @pytest.mark.parametrize(
     "config", [LoRAConfig(), LoRAConfig(rslora=True), DoRAConfig()], ids=["lora", "rslora", "dora"]
 )
-def test_recomputation_gives_the_same_gradients(config: LoRAConfig):
+def test_enable_recompute_over_quantized_base_keeps_gradients(config: LoRAConfig):
     gradients = []
     for recompute in (False, True):
         model = tiny_model("qwen2")
@@ -60,7 +60,7 @@ def step(model: PeftModel) -> None:
 
 @pytest.mark.parametrize("config", [LoRAConfig(), DoRAConfig()], ids=["lora", "dora"])
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
-def test_no_full_precision_copy_survives_a_step(algo: str, config: LoRAConfig):
+def test_training_over_quantized_base_keeps_no_full_precision_copy(algo: str, config: LoRAConfig):
     model = wide_model()
     before = allocated()
     quantize_linears(model, QuantizationConfig(algo=algo))

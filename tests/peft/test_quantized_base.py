@@ -64,7 +64,7 @@ def moved(method: str, algo: str) -> PeftModel:
     return model
 
 
-def test_it_starts_as_the_base_or_nearer_to_the_original(method: str, algo: str):
+def test_get_peft_model_over_quantized_base_starts_as_base_or_closer_to_original(method: str, algo: str):
     model, plainly = adapted(method, algo), quantized(algo, config_of("lora"))
     assert len(quantized_linears(model)) == 14
     started, base, original = logits_of(model), logits_of(plainly), logits_of(tiny_model("qwen2"))
@@ -74,7 +74,7 @@ def test_it_starts_as_the_base_or_nearer_to_the_original(method: str, algo: str)
         np.testing.assert_allclose(started, base, atol=TOLERANCE)
 
 
-def test_only_the_adapter_trains(method: str, algo: str):
+def test_training_over_quantized_base_changes_only_the_adapter(method: str, algo: str):
     model = adapted(method, algo)
     adapter = {id(tensor) for tensor in model.adapter_state().values()}
     before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items() if id(tensor) not in adapter}
@@ -86,7 +86,7 @@ def test_only_the_adapter_trains(method: str, algo: str):
     assert not same_bits(adapter_before, {name: t.numpy() for name, t in model.adapter_state().items()})
 
 
-def test_saved_and_loaded_over_the_same_base_it_has_the_same_bits(method: str, algo: str, tmp_path: Path):
+def test_from_files_over_quantized_base_restores_the_same_bits(method: str, algo: str, tmp_path: Path):
     model = moved(method, algo)
     model.save_pretrained(tmp_path)
     stored = read_adapter(tmp_path)
@@ -95,7 +95,7 @@ def test_saved_and_loaded_over_the_same_base_it_has_the_same_bits(method: str, a
     assert np.array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_merged_equals_unmerged(method: str, algo: str):
+def test_merge_and_unload_over_quantized_base_keeps_logits(method: str, algo: str):
     model = moved(method, algo)
     before = logits_of(model)
     if not model.peft_config.mergeable:
@@ -109,7 +109,7 @@ def test_merged_equals_unmerged(method: str, algo: str):
     np.testing.assert_allclose(logits_of(merged), before, rtol=0, atol=TOLERANCE)
 
 
-def test_switched_off_it_is_the_base(method: str, algo: str):
+def test_disable_adapter_over_quantized_base_gives_base_logits(method: str, algo: str):
     model = moved(method, algo)
     base = logits_of(quantized(algo, config_of(method)))
     with model.disable_adapter():

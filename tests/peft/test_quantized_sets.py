@@ -44,7 +44,7 @@ def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:
     return logits_of(model)
 
 
-def test_adapters_switch_over_one_quantized_base(folder: Path):
+def test_set_adapter_over_quantized_base_gives_each_adapters_logits(folder: Path):
     wanted = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
     first, *others = CONFIGS
     model = PeftModel.from_pretrained(quantized(folder), folder / first, first)
@@ -57,7 +57,7 @@ def test_adapters_switch_over_one_quantized_base(folder: Path):
         assert np.array_equal(logits_of(model), logits_of(quantized(folder)))
 
 
-def test_a_sum_of_adapters_is_merged_into_what_they_were_trained_against(folder: Path, tmp_path: Path):
+def test_merge_adapter_of_combined_over_quantized_base_keeps_logits(folder: Path, tmp_path: Path):
     for name in ("narrow", "wide"):
         trained(folder, name, CONFIGS[name])
     model = load_combined(quantized(folder), {folder / "narrow": 0.5, folder / "wide": 0.5})
@@ -67,7 +67,7 @@ def test_a_sum_of_adapters_is_merged_into_what_they_were_trained_against(folder:
     np.testing.assert_allclose(logits_of(merged), logits_of(model), rtol=0, atol=1e-5)
 
 
-def test_a_quantized_model_in_several_files_is_read_again_exactly(folder: Path, tmp_path: Path):
+def test_save_pretrained_quantized_shards_reload_exactly(folder: Path, tmp_path: Path):
     model = quantized(folder)
     model.save_pretrained(tmp_path, max_shard_bytes=4000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

@@ -37,7 +37,7 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("adalora", {}, {"alpha": 7}, "adalora_alpha was 24 and is 7 now"),
     ],
 )
-def test_options_that_shape_the_function_have_to_be_the_checkpoints(
+def test_load_weights_with_another_function_option_raises(
     switch: str, before: dict[str, Any], now: dict[str, Any], message: str, tmp_path: Path
 ):
     trained(switch, **before).save_pretrained(tmp_path)
@@ -61,7 +61,7 @@ def test_options_that_shape_the_function_have_to_be_the_checkpoints(
         ("vera", {}, {"d_initial": 0.2, "projection_prng_key": 5}),
     ],
 )
-def test_how_it_trains_and_how_it_began_may_change(
+def test_load_weights_with_other_training_or_init_options_is_accepted(
     switch: str, before: dict[str, Any], now: dict[str, Any], tmp_path: Path
 ):
     model = trained(switch, **before)
@@ -72,13 +72,13 @@ def test_how_it_trains_and_how_it_began_may_change(
     assert np.array_equal(logits_of(other), logits_of(model))
 
 
-def test_another_method_is_no_checkpoint(tmp_path: Path):
+def test_load_weights_of_another_method_raises(tmp_path: Path):
     trained("lora").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"type LORA \(LoRAConfig\), and the run's is of type LORA \(DoRAConfig\)"):
         get_peft_model(tiny_model(), PEFT_METHODS.get("use_dora")()).load_weights(tmp_path)
 
 
-def test_veras_pair_is_written_with_the_key_that_it_came_with(tmp_path: Path):
+def test_load_weights_vera_keeps_the_stored_projection_key(tmp_path: Path):
     trained("vera", projection_prng_key=5).save_pretrained(tmp_path / "first")
     other = get_peft_model(tiny_model(), PEFT_METHODS.get("vera")(projection_prng_key=9))
     other.load_weights(tmp_path / "first")

@@ -84,7 +84,7 @@ def registered():
     del PEFT_METHODS._entries["toy_shift"]
 
 
-def test_a_method_that_wraps_no_linear_trains_saves_loads_and_switches_off(registered: None, tmp_path: Path):
+def test_custom_method_without_linears_trains_saves_loads_and_disables(registered: None, tmp_path: Path):
     model = get_peft_model(tiny_model(), ShiftConfig())
     assert type(model) is ShiftModel
     assert sorted(model.adapter_state()) == ["gain", "model.layers.0.mlp.shift", "model.layers.1.mlp.shift"]
@@ -101,7 +101,7 @@ def test_a_method_that_wraps_no_linear_trains_saves_loads_and_switches_off(regis
         model.merge_and_unload()
 
 
-def test_what_a_trainer_calls_reaches_the_method():
+def test_custom_method_receives_the_trainers_hooks():
     model = get_peft_model(tiny_model(), ShiftConfig())
     before = state_of(model)
     model.before_training(lambda: loss_of(model).backward())
@@ -112,7 +112,7 @@ def test_what_a_trainer_calls_reaches_the_method():
     assert model.steps_seen == [(3, 10, 0.5)]
 
 
-def test_a_plain_method_asks_nothing_of_the_trainer():
+def test_lora_hooks_of_the_trainer_do_nothing():
     model = get_peft_model(tiny_model(), PEFT_METHODS.get("lora")())
     assert model.auxiliary_loss() is None
     model.before_training(lambda: pytest.fail("LoRA needs no gradients to start"))
@@ -121,7 +121,7 @@ def test_a_plain_method_asks_nothing_of_the_trainer():
     assert model.learning_rate_scale("base_model.model.norm.weight") == 1.0
 
 
-def test_methods_have_names_of_their_own_or_their_refined_methods():
+def test_registry_peft_types_are_unique_or_shared_with_the_refined_method():
     methods = dict(PEFT_METHODS.items())
     own = {switch: method for switch, method in methods.items() if method.refines is None}
     assert len({method.peft_type for method in own.values()}) == len(own) >= 1

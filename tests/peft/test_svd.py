@@ -16,7 +16,7 @@ def matrix(shape: tuple[int, int], falling: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("falling", [False, True])
 @pytest.mark.parametrize("shape", [(160, 260), (260, 160)])
-def test_its_residual_is_within_a_percent_of_the_exact_one(shape: tuple[int, int], falling: bool):
+def test_leading_svd_residual_is_within_one_percent_of_the_exact_one(shape: tuple[int, int], falling: bool):
     values = matrix(shape, falling)
     u, s, v_t = leading_svd(paddle.to_tensor(values), 16, "w")
     assert [list(part.shape) for part in (u, s, v_t)] == [[shape[0], 16], [16], [16, shape[1]]]
@@ -28,14 +28,14 @@ def test_its_residual_is_within_a_percent_of_the_exact_one(shape: tuple[int, int
     np.testing.assert_allclose(v_t.numpy() @ v_t.numpy().T, np.eye(16), atol=1e-4)
 
 
-def test_a_matrix_of_low_rank_is_found_exactly():
+def test_leading_svd_of_low_rank_matrix_is_exact():
     left, right = matrix((300, 8), False), matrix((8, 400), False)
     values = left @ right
     u, s, v_t = leading_svd(paddle.to_tensor(values), 8, "w")
     np.testing.assert_allclose((u.numpy() * s.numpy()) @ v_t.numpy(), values, atol=1e-3)
 
 
-def test_exact_is_exact():
+def test_leading_svd_exact_matches_numpy():
     values = matrix((60, 90), False)
     u, s, v_t = leading_svd(paddle.to_tensor(values), 5, "w", exact=True)
     wanted_u, wanted_s, wanted_v = np.linalg.svd(values)
@@ -44,7 +44,7 @@ def test_exact_is_exact():
     np.testing.assert_allclose((u.numpy() * s.numpy()) @ v_t.numpy(), product, atol=1e-3)
 
 
-def test_the_same_matrix_gives_the_same_bits_with_settled_signs():
+def test_leading_svd_repeated_gives_the_same_bits_with_fixed_signs():
     values = paddle.to_tensor(matrix((300, 200), False))
     paddle.seed(1)
     one = leading_svd(values, 6, "w")

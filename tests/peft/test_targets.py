@@ -11,7 +11,7 @@ LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_all_linears_of_the_decoder_but_not_the_head(family: str):
+def test_linear_names_are_all_of_the_decoder_without_lm_head(family: str):
     names = linear_names(tiny_model(family))
     assert len(names) == 2 * len(LEAVES)
     assert {name.rpartition(".")[2] for name in names} == set(LEAVES)
@@ -31,7 +31,7 @@ def test_all_linears_of_the_decoder_but_not_the_head(family: str):
         (["q_proj", ".*q_proj"], 2),
     ],
 )
-def test_selection(wanted: list[str] | str | None, count: int):
+def test_select_targets_accepts_names_paths_and_patterns(wanted: list[str] | str | None, count: int):
     names = linear_names(tiny_model())
     chosen = select_targets(names, wanted, "lora_target_modules")
     assert len(chosen) == count
@@ -53,12 +53,12 @@ def test_selection(wanted: list[str] | str | None, count: int):
         ([], "is an empty list"),
     ],
 )
-def test_what_matches_nothing_is_an_error(wanted: list[str], message: str):
+def test_select_targets_without_match_raises(wanted: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         select_targets(linear_names(tiny_model()), wanted, "lora_target_modules")
 
 
-def test_the_choice_is_written_short_where_that_means_the_same():
+def test_shortest_targets_are_leaf_names_where_unambiguous():
     model = tiny_model()
     names = linear_names(model)
     assert shortest_targets(names, model) == LEAVES

@@ -30,7 +30,7 @@ def config_for(run_folders, **keys):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_run_learns_its_rows_and_its_output_loads_again(run_folders, lora):
+def test_trainer_on_files_learns_its_rows_and_its_output_reloads(run_folders, lora):
     config = config_for(
         run_folders,
         num_train_epochs=60.0 if lora else 30.0,
