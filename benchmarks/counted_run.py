@@ -98,7 +98,7 @@ def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], l
     paddle.zeros([1])
     before = _status("VmRSS")
     trainer = build_trainer(config, data)
-    mesh = getattr(trainer.ranks, "mesh", Mesh())
+    mesh = getattr(trainer.process_group, "mesh", Mesh())
     counting, run = Counting(mesh), OptimizerStep.run
 
     def counted(step: OptimizerStep, *arguments: Any) -> Any:

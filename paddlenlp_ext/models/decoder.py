@@ -135,7 +135,7 @@ class Decoder(nn.Layer):
         return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
 
 
-class VocabParallelHead(Protocol):
+class ShardedLMHead(Protocol):
     """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
@@ -165,7 +165,7 @@ class CausalLM(TrainableModel):
         self.model = Decoder(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.quantization: QuantizationConfig | None = None
-        self.vocab_parallel: VocabParallelHead | None = None
+        self.vocab_parallel: ShardedLMHead | None = None
         self.remote_parameters: set[str] = set()
         self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
 

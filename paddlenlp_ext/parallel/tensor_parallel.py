@@ -156,7 +156,7 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
     return styles
 
 
-class ShardGroup:
+class TensorParallelGroup:
     """Ranks that hold the shards of an adapter, as the adapter sees them.
 
     Args:
@@ -258,7 +258,7 @@ def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_p
             shard_parameter(owner, leaf, cut_axis, axis)
         elif has_partial_gradients and leaf in own_parameters(owner):
             set_placement(own_parameters(owner)[leaf], needs_tp_reduce=True)
-    adapter.set_tensor_parallel_shard(style, ShardGroup(axis))
+    adapter.set_tensor_parallel_shard(style, TensorParallelGroup(axis))
 
 
 def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:

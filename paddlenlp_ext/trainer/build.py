@@ -217,9 +217,15 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     mesh = Mesh.from_config(config.parallel)
     built = build_model(data.source, config, mesh, data.train_rows or data.eval_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    ranks = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
+    process_group = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
     forward_backward = build_forward_backward(built.model, built.pipeline)
     rows = (data.train_rows, data.eval_rows)
     return Trainer(
-        built.model, config, *rows, data.tokenizer, callbacks=callbacks, ranks=ranks, forward_backward=forward_backward
+        built.model,
+        config,
+        *rows,
+        data.tokenizer,
+        callbacks=callbacks,
+        process_group=process_group,
+        forward_backward=forward_backward,
     )

@@ -36,7 +36,7 @@ def save_checkpoint(
     optimizer: Optimizer,
     state: TrainerState,
     config: RunConfig,
-    ranks: ProcessGroup,
+    process_group: ProcessGroup,
 ) -> None:
     """Write everything that a resumed run needs; the folder takes its name when it is complete."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
@@ -54,17 +54,17 @@ def save_checkpoint(
             write_json(draft / "run_config.json", config.to_flat_dict())
             write_json(draft / STATE_FILE, state.to_dict())
 
-    ranks.save_gathered(tensors, write)
+    process_group.save_gathered(tensors, write)
 
 
-def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, ranks: ProcessGroup) -> None:
+def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:
     """Write the result of a finished run: its weights or its adapter in final form, and the tokenizer."""
 
     def write(whole: Mapping[str, Any]) -> None:
         model.save_finished(str(folder), tensors=whole)
         _save_tokenizer(folder, tokenizer)
 
-    ranks.save_gathered(model.tensors_to_save(), write)
+    process_group.save_gathered(model.tensors_to_save(), write)
 
 
 def _weights_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer, ranks: ProcessGroup) -> None:
+def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer, process_group: ProcessGroup) -> None:
     """Restore weights, optimizer state and the model's training state bit for bit, whatever layout wrote them.
 
     Raises:
@@ -91,5 +91,5 @@ def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer
     tensors, _ = load_training_state(folder)
     saved = tensors.mapped()
     kept = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
-    restore_optimizer_state(optimizer, updated_parameters(model), saved, ranks.union)
+    restore_optimizer_state(optimizer, updated_parameters(model), saved, process_group.union)
     model.restore_training_state(kept)

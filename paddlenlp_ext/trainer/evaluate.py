@@ -65,7 +65,7 @@ def evaluate_loss(
     *,
     batch_size: int,
     max_batches: int = -1,
-    ranks: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     forward_backward: ForwardBackward | None = None,
 ) -> dict[str, float]:
@@ -79,7 +79,7 @@ def evaluate_loss(
         collate_rows: collation of a micro-batch.
         batch_size: rows of a batch.
         max_batches: number of batches to evaluate; not positive: all.
-        ranks: processes of the run; None: one.
+        process_group: processes of the run; None: one.
         autocast: returns the context of a forward pass.
         forward_backward: schedule of the forward passes; None: sequential.
 
@@ -98,13 +98,15 @@ def evaluate_loss(
     batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
-    ranks, forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
+    process_group = process_group or SingleProcess()
+    forward_backward = forward_backward or SequentialSchedule(model)
     started = time.perf_counter()
     losses: list[float] = []
     num_correct = num_target_tokens = num_rows = num_tokens = 0
     with evaluation_mode(model):
-        own = batches[ranks.index :: ranks.size]
-        for number in range(math.ceil(len(batches) / ranks.size) if ranks.forward_is_collective else len(own)):
+        own = batches[process_group.index :: process_group.size]
+        num_passes = math.ceil(len(batches) / process_group.size) if process_group.forward_is_collective else len(own)
+        for number in range(num_passes):
             batch = collate_rows(own[number] if number < len(own) else batches[0])
             with autocast():
                 loss, correct = forward_backward.evaluate(batch)
@@ -115,10 +117,11 @@ def evaluate_loss(
             num_target_tokens += batch.num_target_tokens
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
-    ranks.barrier()
-    ranks.after_micro_batch()  # release gathered parameters: their owners may update them before the next forward pass
-    measured = ranks.sum_stages([math.fsum(losses), num_correct])
-    total, *counts = ranks.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
+    process_group.barrier()
+    # Release gathered parameters: their owners may update them before the next forward pass.
+    process_group.after_micro_batch()
+    measured = process_group.sum_stages([math.fsum(losses), num_correct])
+    total, *counts = process_group.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
     num_correct, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
     if num_target_tokens == 0:
         raise ValueError("the eval rows have no target token: there is nothing to evaluate")
@@ -136,7 +139,12 @@ def evaluate_loss(
 
 
 def evaluate_generation(
-    model: Any, rows: Any, tokenizer: Any, config: Any, output_file: Path | None, ranks: ProcessGroup | None = None
+    model: Any,
+    rows: Any,
+    tokenizer: Any,
+    config: Any,
+    output_file: Path | None,
+    process_group: ProcessGroup | None = None,
 ) -> dict[str, float]:
     """Compute ROUGE, BLEU-4 and exact match of generated answers.
 
@@ -148,14 +156,15 @@ def evaluate_generation(
         tokenizer: decodes the answers.
         config: the run's configuration; `config.generation` has the sampling options (`top_k` 1: greedy).
         output_file: JSON lines with the keys src, tgt and output are written there; None: nowhere.
-        ranks: processes of the run; None: one.
+        process_group: processes of the run; None: one.
     """
-    ranks = ranks or SingleProcess()
+    process_group = process_group or SingleProcess()
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
     # A contiguous slice, numbered among all prompts: the random numbers of a prompt depend on its number.
-    own = slice(*(len(prompts) * index // ranks.size for index in (ranks.index, ranks.index + 1)))
+    rank, size = process_group.index, process_group.size
+    own = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
     started = time.perf_counter()
     generated = model.generate(
         [tokens for tokens, _, _ in prompts[own]],
@@ -168,7 +177,7 @@ def evaluate_generation(
         batch_size=train.per_device_eval_batch_size,
         first_row=own.start,
     )
-    shares = ranks.gather_objects([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
+    shares = process_group.gather_objects([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
     outputs = list(itertools.chain.from_iterable(shares))
     if output_file is not None:
         lines = [

@@ -66,12 +66,12 @@ class OptimizerStep:
         model: TrainableModel,
         optimizer: Optimizer,
         collate_rows: Collate,
-        ranks: ProcessGroup,
+        process_group: ProcessGroup,
         options: StepOptions,
         forward_backward: ForwardBackward | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.collate_rows, self.ranks, self.options = collate_rows, ranks, options
+        self.collate_rows, self.process_group, self.options = collate_rows, process_group, options
         self.forward_backward = forward_backward or SequentialSchedule(model)
         self.parameters = list(trainable_parameters(model).values())
         model.plan_steps(options.total_steps)
@@ -98,12 +98,12 @@ class OptimizerStep:
         local_loss = self._run_micro_batches(micro_batches, step_batch, step, num_target_tokens)
         # Within a replica: gradients of full parameters of which each tensor-parallel rank has seen a part are summed
         # over these ranks, gradients of parameters that several pipeline stages hold over these stages.
-        self.ranks.reduce_partial_grads(self.parameters)
+        self.process_group.reduce_partial_grads(self.parameters)
         # Only the last pipeline stage computes a loss, and each stage a part of the auxiliary one: sum over stages.
-        replica_loss, auxiliary = self.ranks.sum_stages([local_loss, self._backward_auxiliary()])
+        replica_loss, auxiliary = self.process_group.sum_stages([local_loss, self._backward_auxiliary()])
         # Over the replicas (data-parallel and sharding ranks): all gradients and the loss.
-        self.ranks.sum_gradients(self.parameters)
-        loss = self.ranks.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
+        self.process_group.sum_gradients(self.parameters)
+        loss = self.process_group.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
 
         grad_norm = self._clip(loss)
         self._update(learning_rate)
@@ -129,14 +129,14 @@ class OptimizerStep:
 
             self.forward_backward.run([batch], [scale], context, lambda: None)
 
-        with self.ranks.gathered_parameters():
+        with self.process_group.gathered_parameters():
             self.model.before_training(run_batch)
         _drop_gradients(self.model.parameters())
 
     # -- forward and backward -----------------------------------------------------------------------------------------
     def _collate_local(self, step_batch: StepBatch) -> dict[int, PackedBatch]:
         """Return this rank's micro-batches by their index in the global batch."""
-        local = step_batch.local_micro_batches(self.ranks.index, self.ranks.size)
+        local = step_batch.local_micro_batches(self.process_group.index, self.process_group.size)
         return {index: self.collate_rows(packs) for index, packs in local.items()}
 
     def _count_global(self, batches: Collection[PackedBatch]) -> tuple[int, int, int]:
@@ -146,7 +146,7 @@ class OptimizerStep:
             sum(batch.num_tokens for batch in batches),
             sum(len(batch.row_indices) for batch in batches),
         ]
-        targets, tokens, rows = self.ranks.sum_numbers([float(count) for count in local])
+        targets, tokens, rows = self.process_group.sum_numbers([float(count) for count in local])
         return int(targets), int(tokens), int(rows)
 
     def _run_micro_batches(
@@ -160,17 +160,17 @@ class OptimizerStep:
         """
         indices, batches = list(micro_batches), list(micro_batches.values())
         scales = [1.0 / num_target_tokens] * len(batches)
-        num_missing = math.ceil(len(step_batch.micro_batches) / self.ranks.size) - len(batches)
-        if self.ranks.forward_is_collective and num_missing:
+        num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(batches)
+        if self.process_group.forward_is_collective and num_missing:
             indices, batches = [*indices, 0], [*batches, self.collate_rows(step_batch.micro_batches[0])]
             scales, num_missing = [*scales, 0.0], 0
 
         def context(number: int) -> AbstractContextManager[None]:
             return self._micro_batch_context(batches[number], step, indices[number])
 
-        loss = self.forward_backward.run(batches, scales, context, self.ranks.after_micro_batch)
+        loss = self.forward_backward.run(batches, scales, context, self.process_group.after_micro_batch)
         for _ in range(num_missing):  # without a forward pass, the gradient reduction after it is still collective
-            self.ranks.after_micro_batch()
+            self.process_group.after_micro_batch()
         return float(loss)
 
     @contextmanager
@@ -189,7 +189,7 @@ class OptimizerStep:
         loss = self.model.auxiliary_loss()
         if loss is None:
             return 0.0
-        (loss * (1.0 / self.ranks.size)).backward()
+        (loss * (1.0 / self.process_group.size)).backward()
         return float(loss)
 
     # -- update -------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class OptimizerStep:
         Raises:
             NonFiniteError: the loss or the norm is not finite; the gradients are dropped.
         """
-        grad_norm = self.ranks.norm(self.parameters)
+        grad_norm = self.process_group.norm(self.parameters)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self._clear_gradients()
             raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
@@ -211,7 +211,7 @@ class OptimizerStep:
         """Update the parameters that this rank owns and broadcast them to the sharding ranks."""
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
-        self.ranks.broadcast_updated()
+        self.process_group.broadcast_updated()
 
     def _clear_gradients(self) -> None:
         _drop_gradients(self.parameters)

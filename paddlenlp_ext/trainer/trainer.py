@@ -59,7 +59,7 @@ class Trainer:
         eval_rows: tokenized rows of the eval split (dev.json); None without evaluation.
         tokenizer: decodes generated text, and is saved next to the weights.
         callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
-        ranks: processes of the run; None: one.
+        process_group: processes of the run; None: one.
         forward_backward: schedule of micro-batches; None: sequential.
 
     Attributes:
@@ -78,13 +78,14 @@ class Trainer:
         tokenizer: Any,
         *,
         callbacks: Iterable[Callback] = (),
-        ranks: ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
         forward_backward: ForwardBackward | None = None,
     ) -> None:
         check_trainer_config(config)
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows, self.eval_rows = train_rows, eval_rows
-        self.ranks, self.forward_backward = ranks or SingleProcess(), forward_backward or SequentialSchedule(model)
+        self.process_group = process_group or SingleProcess()
+        self.forward_backward = forward_backward or SequentialSchedule(model)
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
@@ -112,7 +113,8 @@ class Trainer:
             ValueError: output_dir, checkpoint or configuration do not allow the run.
         """
         order, step = self._prepare()
-        with StopSignals(None if isinstance(self.ranks, SingleProcess) else self.ranks.max_over_processes) as signals:
+        is_alone = isinstance(self.process_group, SingleProcess)
+        with StopSignals(None if is_alone else self.process_group.max_over_processes) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
                 self._run(order.step_batches(self.state.epoch_index, self.state.batch_index), step, signals)
@@ -123,27 +125,27 @@ class Trainer:
         if self.config.train.load_best_model_at_end:
             self._load_best()
         results = train_results(self.state, self.model)
-        if self.ranks.is_main:
+        if self.process_group.is_main:
             save_results(self.output_dir, "train", results)
         logger.info("trained: %s", describe_results(results))
         return results
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the eval rows, write eval_results.json and return the metrics."""
-        if self.ranks.is_main:
+        if self.process_group.is_main:
             self.output_dir.mkdir(parents=True, exist_ok=True)
         if self._measured is not None and self._measured[0] == self.state.step:
             metrics = self._measured[1]
         else:
             metrics = self._measure()
-        if self.ranks.is_main:
+        if self.process_group.is_main:
             save_results(self.output_dir, "eval", metrics)
         logger.info("evaluated: %s", describe_metrics(metrics))
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
         """Write the finished model or adapter and the tokenizer to `folder`, by default `output_dir`."""
-        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.ranks)
+        save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.process_group)
 
     def _load_best(self) -> None:
         """Load the weights of the best evaluation."""
@@ -160,22 +162,23 @@ class Trainer:
         """Build order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
-        if self.ranks.is_main:
+        if self.process_group.is_main:
             check_output_dir(config)
         checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
-        order = build_data_order(config, rows, self.ranks.size)
+        order = build_data_order(config, rows, self.process_group.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)
         if warmup >= order.total_steps:
             logger.warning("warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
-        facts = data_order_facts(config, rows, self.ranks.size)
+        facts = data_order_facts(config, rows, self.process_group.size)
         if checkpoint is not None:
             self._resume_state(checkpoint, facts, order.total_steps)
         else:
             self.state = TrainerState()
         self.state.total_steps, self.state.data_order = order.total_steps, facts
-        self.ranks.barrier()  # every process has read the checkpoint's state before the main one changes the folder
-        if self.ranks.is_main:
+        # Every process must have read the checkpoint's state before the main one changes the folder.
+        self.process_group.barrier()
+        if self.process_group.is_main:
             self._begin_output_dir(checkpoint)
 
         self.model.train()
@@ -190,12 +193,14 @@ class Trainer:
             autocast=self._autocast,
         )
         collate_rows = self._collate(rows)
-        step = OptimizerStep(self.model, self.optimizer, collate_rows, self.ranks, options, self.forward_backward)
+        step = OptimizerStep(
+            self.model, self.optimizer, collate_rows, self.process_group, options, self.forward_backward
+        )
         if checkpoint is not None:
-            restore_checkpoint(checkpoint, self.model, self.optimizer, self.ranks)
+            restore_checkpoint(checkpoint, self.model, self.optimizer, self.process_group)
         else:
             step.prepare_adapter(order.step_batches())
-        reports = build_reports(train, self.output_dir) if self.ranks.is_main else []
+        reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
         return order, step
 
@@ -296,16 +301,16 @@ class Trainer:
             self._collate(self.eval_rows),
             batch_size=train.per_device_eval_batch_size,
             max_batches=train.max_evaluate_steps,
-            ranks=self.ranks,
+            process_group=self.process_group,
             autocast=self._autocast,
             forward_backward=self.forward_backward,
         )
         if generation.eval_with_do_generation:
-            writes = generation.save_generation_output and self.ranks.is_main
+            writes = generation.save_generation_output and self.process_group.is_main
             output_file = self.output_dir / "generated_output.json" if writes else None
-            with self.ranks.gathered_parameters():
+            with self.process_group.gathered_parameters():
                 metrics |= evaluate_generation(
-                    self.model, self.eval_rows, self.tokenizer, self.config, output_file, self.ranks
+                    self.model, self.eval_rows, self.tokenizer, self.config, output_file, self.process_group
                 )
         return metrics
 
@@ -336,9 +341,9 @@ class Trainer:
         if self._saved == (state.step, state.evaluation_due):  # this state is saved already
             return
         folder = checkpoint_folder(self.output_dir, state.step)
-        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.ranks)
-        if self.ranks.is_main:
+        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.process_group)
+        if self.process_group.is_main:
             prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self._saved = (state.step, state.evaluation_due)
-        self.ranks.barrier()
+        self.process_group.barrier()
         self.callbacks.on_save(state, folder)

@@ -115,7 +115,7 @@ def watch_gradients(trainer: Any) -> dict[str, int]:
 
     "gradients": at the end of a step's micro-batches; "backward": after each gradient of a backward pass.
     """
-    held, sum_gradients = {"gradients": 0, "backward": 0}, trainer.ranks.sum_gradients
+    held, sum_gradients = {"gradients": 0, "backward": 0}, trainer.process_group.sum_gradients
     trained = [parameter for parameter in trainer.model.parameters() if not parameter.stop_gradient]
 
     def look(when: str) -> None:
@@ -127,7 +127,7 @@ def watch_gradients(trainer: Any) -> dict[str, int]:
 
     for parameter in trained:
         parameter._register_backward_hook(lambda: look("backward"))
-    trainer.ranks.sum_gradients = sum_and_look
+    trainer.process_group.sum_gradients = sum_and_look
     return held
 
 

@@ -24,7 +24,7 @@ def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
     sum_gradients: Callable[..., None] = DistributedProcesses.sum_gradients
     steps = 0
 
-    def sum_or_die(ranks, parameters) -> None:
+    def sum_or_die(process_group, parameters) -> None:
         nonlocal steps
         steps += 1
         if rank() == dying_rank and steps == step:
@@ -32,7 +32,7 @@ def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("this process has had enough")
-        sum_gradients(ranks, parameters)
+        sum_gradients(process_group, parameters)
 
     DistributedProcesses.sum_gradients = sum_or_die
 

@@ -72,7 +72,7 @@ def test_flop_estimate_without_rows_counts_all_tokens_as_targets():
 
 def test_plan_stages_with_few_target_tokens_gives_the_last_stage_more_layers():
     heavy = config(8, vocabulary=4 * LAYER // (3 * 32))
-    assert plan_stages(heavy, 2, work=FlopEstimate(learned=0.5)).bounds == (0, 5, 8)
+    assert plan_stages(heavy, 2, work=FlopEstimate(target_fraction=0.5)).bounds == (0, 5, 8)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
     assert uneven[0] < 1.1 < uneven[1]
 
 
-def rows_taken_by(ranks, step_batch, rows, config):
+def rows_taken_by(process_group, step_batch, rows, config):
     model, taken = make_model(), []
     collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
 
@@ -109,7 +109,7 @@ def rows_taken_by(ranks, step_batch, rows, config):
 
     options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
     optimizer = build_optimizer(model, config.optim)
-    OptimizerStep(model, optimizer, collate_and_look, ranks, options).run(step_batch, 0, 1e-3)
+    OptimizerStep(model, optimizer, collate_and_look, process_group, options).run(step_batch, 0, 1e-3)
     return taken
 
 

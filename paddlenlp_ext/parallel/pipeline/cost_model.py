@@ -42,13 +42,13 @@ class FlopEstimate:
     """Properties of a run that determine the cost of a token.
 
     Attributes:
-        learned: fraction of tokens that are target tokens.
+        target_fraction: fraction of tokens that are target tokens.
         keys: mean number of keys that a token attends to.
         trains_matrices: whether layers and lm_head train; False under an adapter.
         recompute: what is recomputed in the backward pass.
     """
 
-    learned: float = 1.0
+    target_fraction: float = 1.0
     keys: float = 0.0
     trains_matrices: bool = True
     recompute: RecomputePlan | None = None
@@ -81,7 +81,7 @@ class FlopEstimate:
 
     def lm_head_cost(self, config: Any) -> float:
         """Return the cost of the lm_head with the loss."""
-        return (3 if self.trains_matrices else 2) * self.learned * config.vocab_size * config.hidden_size
+        return (3 if self.trains_matrices else 2) * self.target_fraction * config.vocab_size * config.hidden_size
 
     def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:
         if self.recompute is None:
