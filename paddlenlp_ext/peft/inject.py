@@ -1,7 +1,4 @@
-"""An adapter put around the layers of a model, and taken off again where that fails.
-
-Which linear layers an adapter goes to, and how that choice is written down.
-"""
+"""Wrap the target layers of a model with adapters, and undo it on failure; select targets by name or pattern."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from paddlenlp_ext.utils.module_patterns import matches, matching
 
 
 def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
-    """Freeze every parameter of the model, then wrap the layers that the config asks for.
+    """Freeze every parameter of the model, then wrap the target layers of the config.
 
     Raises:
-        ValueError: the model already carries an adapter, the config asks for a layer it lacks, or the layers were
-            quantized for another adapter.
+        ValueError: the model already has an adapter, a target matches no layer, or the layers were quantized for
+            another adapter.
     """
     if next(adapter_layers(model), None) is not None:
-        raise ValueError("the model already carries an adapter; merge it (merge_and_unload) before adding another")
+        raise ValueError("the model already has an adapter; merge it (merge_and_unload) before adding another")
     targets = config.targets(model)
     for parameter in model.parameters():
         parameter.stop_gradient = True
@@ -37,27 +34,27 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
     wrap = config.wrapper(bases, seed)
     for name, base in bases.items():
         replace_layer(model, name, wrap(name, base))
-    _require_whole_weights(model)
+    _check_residual_bases(model)
 
 
-def _require_whole_weights(model: nn.Layer) -> None:
-    """Check that what was taken off weights before they were quantized is in the adapter over them.
+def _check_residual_bases(model: nn.Layer) -> None:
+    """Check that each layer quantized as a residual has the adapter that holds the subtracted part of its weight.
 
     Raises:
-        ValueError: it is in another adapter.
+        ValueError: another adapter holds the part.
     """
-    completed = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
+    covered = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
     for name, base in quantized_linears(model).items():
-        if base.is_residual and id(base) not in completed:
+        if base.is_residual and id(base) not in covered:
             raise ValueError(
-                f"{name.removesuffix('.base')} was quantized without a part that another adapter holds (PiSSA, LoftQ): "
-                "load the original model again for this one"
+                f"{name.removesuffix('.base')}: a part of the weight was subtracted before quantization, and another "
+                "adapter (PiSSA, LoftQ) holds it; load the original model again for this adapter"
             )
 
 
 @contextmanager
 def undone_on_failure(model: nn.Layer) -> Iterator[None]:
-    """Undo an adapter if the block raises: remove its layers and restore `stop_gradient` of the parameters."""
+    """If the block raises, remove the adapter that it added and restore the parameters' `stop_gradient`."""
     had_adapter = next(adapter_layers(model), None) is not None
     frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
     try:
@@ -74,9 +71,9 @@ ALL_LINEAR = "all-linear"
 
 
 def linear_names(model: TrainableModel) -> list[str]:
-    """Dotted names of the decoder's linear layers, plain or quantized. The output head is not one of them.
+    """Return the dotted names of the decoder's linear layers, plain or quantized, without lm_head.
 
-    A linear is known by its `in_features` and `out_features`: peft needs no list of the classes that have them.
+    A layer counts as linear if it has `in_features` and `out_features`.
     """
     head = model.head_weight()
     linears = ((name, layer) for name, layer in model.named_sublayers() if _is_linear(layer))
@@ -84,7 +81,7 @@ def linear_names(model: TrainableModel) -> list[str]:
 
 
 def as_targets(wanted: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """One target or several as a tuple; None (all) stays."""
+    """Return one or several targets as a tuple; None, which stands for all layers, stays None."""
     if wanted is None:
         return None
     return (wanted,) if isinstance(wanted, str) else tuple(wanted)
@@ -95,35 +92,35 @@ def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key
 
     Args:
         names: dotted names of the layers that can be adapted.
-        wanted: None or "all-linear" for all of them; else one or more entries, each the end of a name
-            ("q_proj", "self_attn.q_proj") or a regular expression for the whole name (".*q_proj.*").
-        key: the option's name, for errors.
+        wanted: None or "all-linear" for all layers; otherwise one or more entries, each a suffix of a name
+            ("q_proj", "self_attn.q_proj") or a regular expression for the full name (".*q_proj.*").
+        key: name of the option, for errors.
 
     Raises:
-        ValueError: an entry that matches no name, or is no regular expression.
+        ValueError: the list is empty, or an entry matches no name or is not a regular expression.
     """
     if wanted is None or wanted == ALL_LINEAR:
         return list(names)
     entries = [wanted] if isinstance(wanted, str) else list(wanted)
     if not entries:
-        raise ValueError(f"{key} is an empty list: name at least one layer, or leave it out for all linear layers")
+        raise ValueError(f"{key} is an empty list; name at least one layer, or leave it out for all linear layers")
     chosen: set[str] = set()
     for entry in entries:
         chosen.update(matching(entry, names, key))
     return [name for name in names if name in chosen]
 
 
-def without_idle(names: Sequence[str], entries: Sequence[str]) -> tuple[str, ...]:
-    """Return the entries that match one of `names`; all entries if none does, so that `select_targets` refuses them."""
-    kept = tuple(entry for entry in entries if any(matches(entry, name, "target_modules") for name in names))
-    return kept or tuple(entries)
+def drop_unmatched_targets(names: Sequence[str], entries: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries that match one of `names`, or all entries if none does: `select_targets` then raises."""
+    matched = tuple(entry for entry in entries if any(matches(entry, name, "target_modules") for name in names))
+    return matched or tuple(entries)
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
-    """The shortest list of name endings that means exactly `chosen` among all layers of the model.
+    """Return short targets that match exactly the layers `chosen` of the model.
 
-    The last parts ("q_proj") when those name nothing else, the full names otherwise. Any reader of the format
-    understands both.
+    They are the last components of the names ("q_proj") if no other layer has one of them, otherwise the full names.
+    Every reader of the format accepts both.
     """
     leaves = Counter(name.rpartition(".")[2] for name in chosen)
     everywhere = Counter(name.rpartition(".")[2] for name, _ in model.named_sublayers())
@@ -131,19 +128,19 @@ def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
 
 
 def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """The first entry whose key is the layer's name, the end of it, or a regular expression for either."""
+    """Return the value of the first pattern that matches the layer `name` or a suffix of it; else `otherwise`."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
 
 
 def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The choice in an adapter_config.json: `target_modules`, with `layers_to_transform` worked into it.
+    """Return the targets of an adapter_config.json: `target_modules`, restricted to `layers_to_transform`.
 
     Raises:
-        ValueError: there are no targets to read.
+        ValueError: the file has no targets.
     """
     targets = fields.get("target_modules")
     if not targets:
-        raise ValueError("target_modules is missing: the file does not say which layers carry the adapter")
+        raise ValueError("target_modules is missing; add the names of the layers that the adapter was trained on")
     if targets == ALL_LINEAR:
         return None
     indices = fields.get("layers_to_transform")

@@ -19,7 +19,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
-from paddlenlp_ext.peft.inject import inject, linear_names, undone_on_failure, without_idle
+from paddlenlp_ext.peft.inject import drop_unmatched_targets, inject, linear_names, undone_on_failure
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, detach_adapters
 from paddlenlp_ext.peft.merge.in_memory import fold_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
@@ -91,7 +91,7 @@ def _fitted(config: PeftConfig, model: TrainableModel) -> PeftConfig:
     targets = getattr(config, "target_modules", None)
     if not targets:
         return config
-    fitting: dict[str, Any] = {"target_modules": without_idle(linear_names(model), targets)}
+    fitting: dict[str, Any] = {"target_modules": drop_unmatched_targets(linear_names(model), targets)}
     return dataclasses.replace(config, **fitting)
 
 

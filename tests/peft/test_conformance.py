@@ -179,7 +179,7 @@ def test_get_peft_model_unknown_target_suggests_the_nearest(switch: str, family:
 
 def test_get_peft_model_second_adapter_raises(switch: str, family: str):
     model = adapted(switch, family)
-    with pytest.raises(ValueError, match="already carries an adapter"):
+    with pytest.raises(ValueError, match="already has an adapter"):
         get_peft_model(model.base_model, PEFT_METHODS.get(switch)())
 
 

@@ -226,7 +226,7 @@ def test_failed_load_leaves_model_unchanged(way: str, tmp_path: Path):
 def test_from_pretrained_second_adapter_raises_and_leaves_the_first(tmp_path: Path):
     model = trained_adapter(tmp_path)
     logits = logits_of(model)
-    with pytest.raises(ValueError, match="already carries an adapter"):
+    with pytest.raises(ValueError, match="already has an adapter"):
         PeftModel.from_pretrained(model.base_model, tmp_path)
     assert np.array_equal(logits_of(model), logits)
     assert any(not p.stop_gradient for p in model.parameters())

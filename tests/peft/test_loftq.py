@@ -212,7 +212,7 @@ def test_pissa_trained_in_full_precision_continues_on_quantized_base(tmp_path: P
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_get_peft_model_residual_base_of_other_adapter_raises(config: Any, tmp_path: Path):
     base = quantized(config)
-    with pytest.raises(ValueError, match=r"another adapter holds .*load the original model again"):
+    with pytest.raises(ValueError, match=r"another adapter .*holds it; load the original model again"):
         get_peft_model(base, LoRAConfig())
     model = get_peft_model(base, config)
     with pytest.raises(ValueError, match="over the original model"):
