@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.utils.json_reader import MAX_DIGITS, JsonError, read_value
+from paddlenlp_ext.utils.registry import nearest
 
 _METADATA = "paddlenlp_ext.option"
 _SCALARS = (bool, int, float, str)
@@ -65,16 +66,19 @@ class Limits:
                     raise ValueError(f"{word!r} is not one of the allowed words: {', '.join(self.flags)}")
         for element in _elements(value):
             if self.choices is not None and isinstance(element, str) and element not in self.choices:
-                raise ValueError(f"{_show(element)} is not one of: {', '.join(self.choices)}")
+                match = nearest(element, self.choices)
+                hint = f"; did you mean {match!r}?" if match else ""
+                raise ValueError(f"{_show(element)} is not one of: {', '.join(self.choices)}{hint}")
             if isinstance(element, int | float) and not self._within(element):
                 raise ValueError(f"{_show(element)} is out of range; allowed: {self.describe()}")
 
     def _within(self, number: float) -> bool:
-        return not (
-            (self.minimum is not None and number < self.minimum)
-            or (self.maximum is not None and number > self.maximum)
-            or (self.above is not None and number <= self.above)
-            or (self.below is not None and number >= self.below)
+        return (
+            (self.minimum is None or number >= self.minimum)
+            and (self.maximum is None or number <= self.maximum)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+            and not math.isnan(number)
         )
 
 
@@ -156,21 +160,48 @@ class Option:
 
 
 class OptionGroup:
-    """Base of the sections: the limits of every option hold for objects made in Python too."""
+    """Base of dataclasses with options: types and limits are checked for objects made in Python too.
+
+    Raises:
+        ValueError: a value has another type than its field, or is outside the limits.
+    """
 
     def __post_init__(self) -> None:
-        for option_ in _checked_options(type(self)):
-            value = getattr(self, option_.attribute)
-            if value is not None:
-                try:
-                    option_.limits.check(value)
-                except ValueError as error:
-                    raise ValueError(f"{option_.key}: {error}") from None
+        for option_ in declared_options(type(self)):
+            self.check_option(option_.attribute, getattr(self, option_.attribute))
+
+    def check_option(self, attribute: str, *values: Any) -> None:
+        """Check values as those of the option `attribute`; None is always allowed.
+
+        Raises:
+            ValueError: a value has another type, or is outside the limits.
+        """
+        option_ = next(option_ for option_ in declared_options(type(self)) if option_.attribute == attribute)
+        for value in values:
+            if value is None:
+                continue
+            try:
+                if not _has_kind(option_, value):
+                    raise ValueError(f"expected {type_words(option_)}, got {value!r}")
+                option_.limits.check(value)
+            except ValueError as error:
+                raise ValueError(f"{option_.key}: {error}") from None
 
 
 @functools.cache
-def _checked_options(group: type) -> tuple[Option, ...]:
-    return tuple(option_ for option_ in options_of(group, "") if option_.limits != Limits())
+def declared_options(group: type) -> tuple[Option, ...]:
+    """Return the options of a dataclass with their field names as keys, where no other key is declared."""
+    return tuple(options_of(group, ""))
+
+
+def _has_kind(option: Option, value: Any) -> bool:
+    """Return whether a value set in Python is of one of the option's types; an int is a float too, a bool no number."""
+    kinds = option.kinds
+    if object in kinds:
+        return True
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (int, float) if float in kinds else tuple(kinds))
 
 
 def _number(bound: float) -> str:

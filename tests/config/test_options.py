@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from paddlenlp_ext.config.options import Option
+from paddlenlp_ext.config.options import Option, OptionGroup
+from paddlenlp_ext.config.options import option as declare
 from tests.config.config_cases import SMALLEST, edits, known, load, problems, write
 
 KNOWN = known()
@@ -168,3 +171,34 @@ def test_options_defaults_are_valid(tmp_path):
     config = load(write(tmp_path, values | SMALLEST))
     assert len(values) > 150
     assert all("has no effect: " in note and (" is off" in note or " is false" in note) for note in config.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group(OptionGroup):
+    number: float = declare(1.0, help="", above=0)
+    count: int | None = declare(None, help="", minimum=1)
+    word: str = declare("a", help="", choices=("alpha", "beta", "a"))
+    ignored: int = 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"number": 0}, "number: 0 is out of range; allowed: above 0"),
+        ({"number": float("nan")}, "number: NaN is out of range"),
+        ({"number": True}, "number: expected a number, got True"),
+        ({"count": 2.0}, "count: expected a whole number, got 2.0"),
+        ({"count": "2"}, "count: expected a whole number, got '2'"),
+        ({"word": "alpho"}, "word: \"alpho\" is not one of: alpha, beta, a; did you mean 'alpha'?"),
+    ],
+)
+def test_option_group_with_an_invalid_value_names_field_and_limits(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        _Group(**values)
+
+
+def test_option_group_with_valid_values_keeps_them():
+    group = _Group(number=2, count=None, word="beta", ignored=-1)
+    assert (group.number, group.count, group.word, group.ignored) == (2, None, "beta", -1)
+    with pytest.raises(ValueError, match=r"^count: 0 is out of range"):
+        group.check_option("count", 1, None, 0)

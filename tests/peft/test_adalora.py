@@ -239,10 +239,10 @@ def test_select_kept_ranks_keeps_best_of_all_layers():
     ("options", "message"),
     [
         ({"target_r": 13}, "adalora_target_r=13 is above adalora_init_r=12"),
-        ({"beta1": 1.0}, "adalora_beta1"),
-        ({"alpha": 0}, "adalora_alpha"),
-        ({"delta_t": 0}, "adalora_deltaT"),
-        ({"dropout": 1.0}, "adalora_dropout"),
+        ({"beta1": 1.0}, "beta1: 1.0 is out of range"),
+        ({"alpha": 0}, "alpha: 0 is out of range"),
+        ({"delta_t": 0}, "adalora_deltaT: 0 is out of range"),
+        ({"dropout": 1.0}, "dropout: 1.0 is out of range"),
     ],
 )
 def test_adalora_config_value_out_of_range_raises(options: dict[str, object], message: str):

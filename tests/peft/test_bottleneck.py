@@ -132,12 +132,12 @@ def state_of_dtype(layer: paddle.nn.Layer) -> list[paddle.Tensor]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "adapter_bottleneck_dim=0"),
-        ({"where": "head"}, "adapter_location='head' is not known; allowed: attention, mlp, both"),
-        ({"kind": "serial"}, "adapter_type='serial' is not known; allowed: houlsby, parallel"),
-        ({"activation": "step"}, "adapter_activation='step'"),
-        ({"scale": 0.0}, "adapter_scale=0.0"),
-        ({"dropout": 1.0}, "adapter_dropout=1.0"),
+        ({"size": 0}, "adapter_bottleneck_dim: 0 is out of range"),
+        ({"where": "head"}, 'adapter_location: "head" is not one of: attention, mlp, both'),
+        ({"kind": "serial"}, 'adapter_type: "serial" is not one of: houlsby, parallel'),
+        ({"activation": "step"}, 'activation: "step" is not one of'),
+        ({"scale": 0.0}, "scale: 0.0 is out of range"),
+        ({"dropout": 1.0}, "dropout: 1.0 is out of range"),
     ],
 )
 def test_bottleneck_config_value_out_of_range_raises(options: dict, message: str):

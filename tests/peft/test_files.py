@@ -72,7 +72,7 @@ def test_from_pretrained_accepts_targets_as_regex_or_all_linear(targets: str, tm
     [
         ({"peft_type": "VIPER"}, "'VIPER' is not available. Known: .*LORA"),
         ({"target_modules": None}, "target_modules is missing"),
-        ({"r": 0}, "lora_rank=0 is out of range"),
+        ({"r": 0}, "rank: 0 is out of range"),
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no linear layer"),
     ],
 )

@@ -57,10 +57,10 @@ def test_loha_scaling_follows_alpha_and_rank(settings: dict, scaling: float):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "loha_rank=0 is out of range"),
-        ({"rank": 1.5}, "loha_rank=1.5"),
-        ({"alpha": 0}, "loha_alpha=0"),
-        ({"alpha_pattern": {"q_proj": -1}}, "loha_alpha=-1"),
+        ({"rank": 0}, "rank: 0 is out of range"),
+        ({"rank": 1.5}, "rank: expected a whole number, got 1.5"),
+        ({"alpha": 0}, "alpha: 0 is out of range"),
+        ({"alpha_pattern": {"q_proj": -1}}, "alpha: -1 is out of range"),
     ],
 )
 def test_loha_config_value_out_of_range_raises(settings: dict, message: str):

@@ -91,12 +91,12 @@ def test_lokr_scaling_follows_alpha_and_rank(settings: dict, scaling: float):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "lokr_rank=0 is out of range"),
-        ({"rank": 2.0}, "lokr_rank=2.0"),
-        ({"alpha": -1.0}, "lokr_alpha=-1.0"),
+        ({"rank": 0}, "rank: 0 is out of range"),
+        ({"rank": 2.0}, "rank: expected a whole number, got 2.0"),
+        ({"alpha": -1.0}, "alpha: -1.0 is out of range"),
         ({"factor": 0}, "lokr_factor=0"),
-        ({"factor": -2}, "lokr_factor=-2"),
-        ({"rank_pattern": {"q_proj": 0}}, "lokr_rank=0"),
+        ({"factor": -2}, "factor: -2 is out of range"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank: 0 is out of range"),
     ],
 )
 def test_lokr_config_value_out_of_range_raises(settings: dict, message: str):

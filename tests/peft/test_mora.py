@@ -147,9 +147,9 @@ def test_mora_paddlenlp_folder_loads(tmp_path: Path):
 
 
 def test_mora_invalid_config_raises():
-    with pytest.raises(ValueError, match="mora_folding='turned' is not known; allowed: rotated, sharing"):
+    with pytest.raises(ValueError, match='mora_folding: "turned" is not one of: rotated, sharing'):
         MoRAConfig(folding="turned")
-    with pytest.raises(ValueError, match="lora_rank=0 is out of range"):
+    with pytest.raises(ValueError, match="rank: 0 is out of range"):
         MoRAConfig(rank=0)
     layer, _ = layer_of(8, 8, 1, "rotated")
     assert layer.sharding_axes("replicated") == {"lora_A.weight": None}

@@ -94,8 +94,8 @@ def test_oft_other_block_size_than_configured_is_logged(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_size": 1}, "oft_block_size=1 is out of range"),
-        ({"num_blocks": 0}, "oft_num_blocks=0"),
+        ({"block_size": 1}, "block_size: 1 is out of range"),
+        ({"num_blocks": 0}, "num_blocks: 0 is out of range"),
         ({"block_size": 8, "num_blocks": 2}, "oft_block_size=8 and oft_num_blocks=2"),
         ({"neumann_terms": 1}, "oft_neumann_terms=1"),
         ({"num_blocks": 36}, "oft_num_blocks=36 gives blocks of 1 of 36 inputs"),

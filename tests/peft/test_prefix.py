@@ -170,9 +170,9 @@ def test_prefix_warm_start_keeps_run_dropout(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_tokens": 0}, "num_prefix_tokens=0"),
-        ({"dropout": 1.0}, r"prefix_dropout=1.0"),
-        ({"projection_hidden_size": 0}, "prefix_projection_hidden_size=0"),
+        ({"num_tokens": 0}, "num_prefix_tokens: 0 is out of range"),
+        ({"dropout": 1.0}, "prefix_dropout: 1.0 is out of range"),
+        ({"projection_hidden_size": 0}, "projection_hidden_size: 0 is out of range"),
     ],
 )
 def test_prefix_config_value_out_of_range_raises(options: dict, message: str):

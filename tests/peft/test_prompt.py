@@ -126,8 +126,8 @@ def test_prompt_document_lengths_not_matching_rows_raise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_tokens": 0}, "prompt_tuning_num_tokens=0"),
-        ({"init": "words"}, "prompt_tuning_init='words' is not known; allowed: vocab, random, text"),
+        ({"num_tokens": 0}, "num_tokens: 0 is out of range"),
+        ({"init": "words"}, 'init: "words" is not one of: vocab, random, text'),
         ({"init": "text"}, "to 'text' and the text, or neither"),
         ({"init_text": "do it"}, "to 'text' and the text, or neither"),
     ],

@@ -216,10 +216,10 @@ def test_reft_recompute_keeps_positions_of_each_pass():
         ({"position": "f0+l0"}, "selects no positions"),
         ({"position": "f1+f2"}, "selects no positions"),
         ({"layers": "0-3"}, "layers='0-3' selects no layers"),
-        ({"rank": 0}, "rank=0 is out of range"),
-        ({"dropout": 1.0}, "dropout=1.0 is out of range"),
+        ({"rank": 0}, "rank: 0 is out of range"),
+        ({"dropout": 1.0}, "dropout: 1.0 is out of range"),
         ({"intervention_type": "TinyIntervantion"}, "did you mean 'TinyIntervention'"),
-        ({"act_fn": "swish"}, "act_fn='swish' is not one of linear"),
+        ({"act_fn": "swish"}, 'act_fn: "swish" is not one of: linear'),
         ({"intervention_type": TINY, "act_fn": "relu"}, "neither activation nor bias"),
     ],
 )

@@ -153,11 +153,11 @@ def test_sora_path_of_finished_run_raises(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sparse_lambda": -1.0}, "sora_sparse_lambda=-1.0"),
-        ({"penalty": -1.0}, "sora_penalty"),
-        ({"gate_scale": 0.0}, "sora_gate_scale"),
-        ({"rank": 0}, "sora_rank"),
-        ({"dropout": 1.0}, "sora_dropout"),
+        ({"sparse_lambda": -1.0}, "sparse_lambda: -1.0 is out of range"),
+        ({"penalty": -1.0}, "penalty: -1.0 is out of range"),
+        ({"gate_scale": 0.0}, "gate_scale: 0.0 is out of range"),
+        ({"rank": 0}, "rank: 0 is out of range"),
+        ({"dropout": 1.0}, "dropout: 1.0 is out of range"),
     ],
 )
 def test_sora_config_value_out_of_range_raises(options: dict[str, object], message: str):

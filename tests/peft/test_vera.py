@@ -172,11 +172,11 @@ def test_vera_invalid_config_raises():
     with pytest.raises(ValueError, match="vera_alpha=16 differs from vera_rank=8, and VeRA has no scale"):
         VeRAConfig(rank=8, alpha=16)
     assert VeRAConfig(rank=8, alpha=8).alpha == 8
-    with pytest.raises(ValueError, match="vera_rank=0 is out of range"):
+    with pytest.raises(ValueError, match="rank: 0 is out of range"):
         VeRAConfig(rank=0)
-    with pytest.raises(ValueError, match="vera_dropout=1 is out of range"):
+    with pytest.raises(ValueError, match="dropout: 1 is out of range"):
         VeRAConfig(dropout=1)
-    with pytest.raises(ValueError, match="vera_projection_prng_key=-1 is out of range"):
+    with pytest.raises(ValueError, match="projection_prng_key: -1 is out of range"):
         VeRAConfig(projection_prng_key=-1)
 
 

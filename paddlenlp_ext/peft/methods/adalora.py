@@ -26,7 +26,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.methods._adalora_allocator import (
@@ -36,7 +36,6 @@ from paddlenlp_ext.peft.methods._adalora_allocator import (
     select_kept_ranks,
 )
 from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS
-from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
@@ -181,9 +180,7 @@ class AdaLoRAConfig(PeftConfig):
     """`<layer>.lora_E` -> flags of the `init_r` triplets that the adapter has; layers not listed have all of them."""
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("adalora_target_r", self.target_r)
-        require_whole("adalora_deltaT", self.delta_t)
+        super().__post_init__()
         if self.target_r > self.init_r:
             raise ValueError(
                 f"adalora_target_r={self.target_r} is above adalora_init_r={self.init_r}, and ranks only decrease; "
@@ -191,11 +188,6 @@ class AdaLoRAConfig(PeftConfig):
             )
         if self.alpha is None:
             self.alpha = 2 * self.init_r
-        require_positive("adalora_alpha", self.alpha)
-        require_share("adalora_dropout", self.dropout)
-        for beta in (self.beta1, self.beta2):
-            if not 0 < beta < 1:
-                raise ValueError(f"adalora_beta1, adalora_beta2: {beta!r} is out of range; allowed: above 0, below 1")
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "adalora_target_modules")

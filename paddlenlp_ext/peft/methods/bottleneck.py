@@ -32,7 +32,6 @@ from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform
-from paddlenlp_ext.peft.option_checks import require_choice, require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -79,14 +78,6 @@ class BottleneckConfig(PeftConfig):
     activation: str = option("gelu", help="activation between the two matrices", choices=tuple(ACTIVATIONS))
     scale: float = option(1.0, help="factor of the adapter's output; 4 in the paper of parallel adapters", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-
-    def __post_init__(self) -> None:
-        require_whole("adapter_bottleneck_dim", self.size)
-        require_choice("adapter_location", self.where, LOCATIONS)
-        require_choice("adapter_type", self.kind, KINDS)
-        require_choice("adapter_activation", self.activation, ACTIVATIONS)
-        require_positive("adapter_scale", self.scale)
-        require_share("adapter_dropout", self.dropout)
 
     def targets(self, model: TrainableModel) -> list[str]:
         leaves = LOCATIONS[self.where]

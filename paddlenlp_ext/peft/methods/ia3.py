@@ -25,7 +25,6 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import (
-    as_targets,
     linear_names,
     matches,
     select_targets,
@@ -55,10 +54,6 @@ class IA3Config(PeftConfig):
     feedforward_modules: tuple[str, ...] | None = option(
         FEEDFORWARD, help="layers among them whose input is scaled; of the others the output is"
     )
-
-    def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        self.feedforward_modules = as_targets(self.feedforward_modules)
 
     def targets(self, model: TrainableModel) -> list[str]:
         chosen = select_targets(linear_names(model), self.target_modules, "ia3_target_modules")

@@ -35,7 +35,6 @@ from paddlenlp_ext.peft.methods._quantized_lora_init import (
     principal_factors,
 )
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 
@@ -72,11 +71,6 @@ class LoftQConfig(QuantizedInitLoRAConfig):
         choices=SVD_CHOICES,
         key="loftq_svd",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("loftq_iters", self.iters)
-        require_choice("loftq_svd", self.svd, SVD_CHOICES)
 
     def find_initial_factors(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize

@@ -23,11 +23,10 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
+from paddlenlp_ext.peft.inject import linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
 from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
-from paddlenlp_ext.peft.option_checks import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -52,10 +51,10 @@ class LoHaConfig(LycorisConfig):
     )
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("loha_rank", self.rank, *self.rank_pattern.values())
+        super().__post_init__()
+        self.check_option("rank", *self.rank_pattern.values())
+        self.check_option("alpha", *self.alpha_pattern.values())
         self.alpha = self.rank if self.alpha is None else self.alpha
-        require_positive("loha_alpha", self.alpha, *self.alpha_pattern.values())
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "loha_target_modules")

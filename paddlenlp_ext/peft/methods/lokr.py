@@ -23,10 +23,9 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets
+from paddlenlp_ext.peft.inject import linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
-from paddlenlp_ext.peft.option_checks import require_positive, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -65,13 +64,13 @@ class LoKrConfig(LycorisConfig):
     )
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("lokr_rank", self.rank, *self.rank_pattern.values())
+        super().__post_init__()
+        self.check_option("rank", *self.rank_pattern.values())
+        self.check_option("alpha", *self.alpha_pattern.values())
         # PaddleNLP stores alpha 0 and trains with a scale of 1.
         self.alpha = self.alpha or self.rank
-        require_positive("lokr_alpha", self.alpha, *self.alpha_pattern.values())
-        if self.factor != -1:
-            require_whole("lokr_factor", self.factor)
+        if self.factor == 0:
+            raise ValueError("lokr_factor=0 is out of range; allowed: -1, or at least 1")
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lokr_target_modules")

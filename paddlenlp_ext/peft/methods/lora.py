@@ -43,7 +43,6 @@ from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import (
-    as_targets,
     by_pattern,
     linear_names,
     select_targets,
@@ -52,7 +51,6 @@ from paddlenlp_ext.peft.inject import (
 )
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
-from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -93,13 +91,11 @@ class LoRAConfig(PeftConfig):
     """Other alphas for some layers."""
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("lora_rank", self.rank, *self.rank_pattern.values())
+        super().__post_init__()
+        self.check_option("rank", *self.rank_pattern.values())
+        self.check_option("alpha", *self.alpha_pattern.values())
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
-        require_positive("lora_alpha", self.alpha, *self.alpha_pattern.values())
-        require_positive("lora_plus_scale", self.plus_scale)
-        require_share("lora_dropout", self.dropout)
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")

@@ -31,7 +31,6 @@ from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.option_checks import require_positive, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.logging import get_logger
@@ -92,11 +91,6 @@ class LoRAGAConfig(LoRAWithInitConfig):
     ga_stable_gamma: float = option(
         16.0, help="LoRA-GA: gamma; the initial A and B are scaled by out_features^(1/4) / sqrt(gamma)", above=0
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("lora_ga_batches", self.ga_batches)
-        require_positive("lora_ga_stable_gamma", self.ga_stable_gamma)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRAGALinear:
         rank, scaling = self.rank_and_scaling(name)

@@ -33,10 +33,9 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
-from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -72,12 +71,6 @@ class MoRAConfig(PeftConfig):
         choices=FOLDINGS,
         key="mora_folding",
     )
-
-    def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("lora_rank", self.rank)
-        require_share("lora_dropout", self.dropout)
-        require_choice("mora_folding", self.folding, FOLDINGS)
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")

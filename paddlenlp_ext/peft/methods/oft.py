@@ -27,9 +27,8 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers, as_linear
-from paddlenlp_ext.peft.option_checks import require_whole
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger
@@ -68,7 +67,7 @@ class OFTConfig(PeftConfig):
     )
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
+        super().__post_init__()
         if self.block_size is None and self.num_blocks is None:
             self.block_size = BLOCK_SIZE
         if self.block_size is not None and self.num_blocks is not None:
@@ -76,12 +75,8 @@ class OFTConfig(PeftConfig):
                 f"oft_block_size={self.block_size} and oft_num_blocks={self.num_blocks} exclude each other: their "
                 "product is the number of inputs of a layer; leave one of them out"
             )
-        if self.block_size is not None:
-            require_whole("oft_block_size", self.block_size, minimum=2)
-        else:
-            require_whole("oft_num_blocks", self.num_blocks)
-        if self.neumann_terms:
-            require_whole("oft_neumann_terms", self.neumann_terms, minimum=2)
+        if self.neumann_terms == 1:
+            raise ValueError("oft_neumann_terms=1 is out of range; allowed: 0 (exact inverse), or at least 2")
 
     def targets(self, model: TrainableModel) -> list[str]:
         names = select_targets(linear_names(model), self.target_modules, "oft_target_modules")

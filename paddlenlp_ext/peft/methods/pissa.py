@@ -39,7 +39,6 @@ from paddlenlp_ext.peft.methods._quantized_lora_init import (
     principal_factors,
 )
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.option_checks import require_choice
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 
@@ -73,7 +72,6 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         if self.alpha is None:
             self.alpha = self.rank**0.5 if self.rslora else self.rank
         super().__post_init__()
-        require_choice("pissa_svd", self.svd, SVD_CHOICES)
 
     def find_initial_factors(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize

@@ -48,7 +48,6 @@ from paddlenlp_ext.peft.layers import (
     has_values,
     kaiming_uniform,
 )
-from paddlenlp_ext.peft.option_checks import require_choice, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement
@@ -324,13 +323,6 @@ class PrefixTuningConfig(PeftConfig):
         arguments=("encoder_hidden_size",),
     )
     dropout: float = option(0.0, help="dropout on the prefix during training", minimum=0, below=1, key="prefix_dropout")
-
-    def __post_init__(self) -> None:
-        require_whole("num_prefix_tokens", self.num_tokens)
-        require_choice("prefix_init", self.init, INIT_CHOICES)
-        require_share("prefix_dropout", self.dropout)
-        if self.projection_hidden_size is not None:
-            require_whole("prefix_projection_hidden_size", self.projection_hidden_size)
 
     def targets(self, model: TrainableModel) -> list[str]:
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]

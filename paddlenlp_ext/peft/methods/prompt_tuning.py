@@ -33,7 +33,6 @@ from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.methods.prefix_tuning import decoder_keys_and_values
-from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -130,6 +129,7 @@ class PromptTuningConfig(PeftConfig):
         "vocab",
         help="initialization: embeddings of random tokens (vocab), of a text's tokens (text), or noise (random)",
         choices=INIT_CHOICES,
+        synonyms=_PEFT_INITS,
     )
     init_text: str | None = option(
         None, help="text for init text, truncated or repeated to the number of virtual tokens"
@@ -137,9 +137,7 @@ class PromptTuningConfig(PeftConfig):
     tokenizer_name_or_path: str | None = option(None, help="tokenizer of that text; unset: the model's own")
 
     def __post_init__(self) -> None:
-        require_whole("prompt_tuning_num_tokens", self.num_tokens)
-        self.init = _PEFT_INITS.get(self.init, self.init)
-        require_choice("prompt_tuning_init", self.init, INIT_CHOICES)
+        super().__post_init__()
         if (self.init == "text") != bool(self.init_text):
             raise ValueError(
                 f"prompt_tuning_init={self.init!r} with prompt_tuning_init_text={self.init_text!r}: "

@@ -40,7 +40,6 @@ from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.option_checks import require_choice, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
@@ -125,11 +124,6 @@ class QERAConfig(LoRAWithInitConfig):
         choices=INPUT_CHOICES,
         key="qera_inputs",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("qera_batches", self.batches)
-        require_choice("qera_inputs", self.inputs, INPUT_CHOICES)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> QERALinear:
         rank, scaling = self.rank_and_scaling(name)

@@ -39,10 +39,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.methods._reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
-from paddlenlp_ext.peft.option_checks import require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.registry import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -215,7 +213,8 @@ class ReFTConfig(PeftConfig):
     intervention_type: str = option(
         "LoreftIntervention",
         help="intervention on h",
-        choices=(*INTERVENTION_TYPES, *_INTERVENTION_ALIASES),
+        choices=INTERVENTION_TYPES,
+        synonyms=_INTERVENTION_ALIASES,
         aliases=("intervention_type",),
     )
     rank: int = option(
@@ -228,18 +227,11 @@ class ReFTConfig(PeftConfig):
     dropout: float = option(0.0, help="dropout on the change during training", minimum=0, below=1, aliases=("dropout",))
 
     def __post_init__(self) -> None:
-        self.intervention_type = _INTERVENTION_ALIASES.get(self.intervention_type, self.intervention_type)
-        for key, known in (("intervention_type", INTERVENTION_TYPES), ("act_fn", tuple(ACTIVATIONS))):
-            value = getattr(self, key)
-            if value not in known:
-                raise ValueError(f"{key}={value!r} is not one of {', '.join(known)}{did_you_mean(value, known)}")
+        super().__post_init__()
         if self.intervention_type == TINY and (self.act_fn != "linear" or self.add_bias):
             raise ValueError(f"{TINY} has neither activation nor bias; leave act_fn at linear and add_bias at false")
-        require_whole("rank", self.rank)
         parse_positions(self.position)
         _layer_numbers(self.layers)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout!r} is out of range; allowed: at least 0, below 1")
 
     def targets(self, model: TrainableModel) -> list[str]:
         known = [name for name, _ in model.named_sublayers() if re.fullmatch(r"(.*\.)?layers\.\d+", name)]

@@ -32,7 +32,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import (
     Factor,
     LinearAdapter,
@@ -43,7 +43,6 @@ from paddlenlp_ext.peft.layers import (
 )
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -134,16 +133,9 @@ class SoRAConfig(PeftConfig):
     gate_scale: float = option(1.0, help="ratio of the gates' learning rate to that of the other parameters", above=0)
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("sora_rank", self.rank)
+        super().__post_init__()
         if self.alpha is None:
             self.alpha = 2 * self.rank
-        require_positive("sora_alpha", self.alpha)
-        require_positive("sora_gate_scale", self.gate_scale)
-        require_share("sora_dropout", self.dropout)
-        for name in ("sparse_lambda", "penalty"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"sora_{name}={getattr(self, name)!r} is out of range; allowed: at least 0")
 
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, "sora_target_modules")

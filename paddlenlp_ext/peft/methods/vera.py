@@ -32,10 +32,9 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import as_targets, linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers_of, as_linear
 from paddlenlp_ext.peft.linalg import factor_axes
-from paddlenlp_ext.peft.option_checks import require_positive, require_share, require_whole
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
@@ -139,16 +138,11 @@ class VeRAConfig(PeftConfig):
         None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
     d_initial: float = option(0.1, help="initial value of every element of d", above=0)
-    projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed")
+    projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
     save_projection: bool = option(True, help="store the shared matrices too, not only their seed")
 
     def __post_init__(self) -> None:
-        self.target_modules = as_targets(self.target_modules)
-        require_whole("vera_rank", self.rank)
-        require_share("vera_dropout", self.dropout)
-        require_positive("vera_d_initial", self.d_initial)
-        if self.projection_prng_key is not None:
-            require_whole("vera_projection_prng_key", self.projection_prng_key, minimum=0)
+        super().__post_init__()
         if self.alpha not in (None, self.rank):
             raise ValueError(
                 f"vera_alpha={self.alpha!r} differs from vera_rank={self.rank!r}, and VeRA has no scale; leave it out, "
