@@ -8,6 +8,6 @@ dataset               tokens of a split, mapped from the cache
 packing               rows -> packs -> micro-batches of an epoch
 sampler               micro-batches -> optimizer steps
 collate               micro-batch -> arrays of a batch
-prompts, preview      rows to predict from; rows printed as the model sees them
-types                 the records that these modules pass on
+prompts, preview      rows for prediction; rows printed as the model sees them
+types                 records shared by these modules
 """

@@ -8,16 +8,16 @@ and three tokens (`*` marks target tokens), become
 
     input_ids          a   b   c | x   y
     labels             -   c   d | y   -         - is -100: the position does not count in the loss
-    position_ids       0   1   2 | 0   1         each document counts from 0
+    position_ids       0   1   2 | 0   1         counted from 0 in each document
     document_lengths   3         | 2
-    attention          1         |               a position sees its own document only, up to itself
+    attention          1         |               causal, within the position's own document
                        1   1     |
                        1   1   1 |
                        ----------+------
                                  | 1
                                  | 1   1
 
-The mask is never stored: attention is told `document_lengths`.
+The mask is never stored: attention receives `document_lengths`.
 
 Shapes: B batch, S positions of a batch row, L tokens of a row.
 """
@@ -42,7 +42,7 @@ class PackedBatch:
 
     Attributes:
         input_ids: int64 [B, S].
-        labels: int64 [B, S], the token that each position is to predict, or -100 where no loss is computed.
+        labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
         position_ids: int64 [B, S], counted from zero in every document.
         document_lengths: the lengths of the documents of each batch row; they sum to S, and trailing padding is one
             more document.
@@ -69,9 +69,9 @@ class PackedBatch:
 
     @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Number of positions of each document's prompt, which is all before its last answer; 0 in padding.
+        """Number of positions of each document's prompt, everything before its last answer; 0 in padding.
 
-        The prompt ends with the position that predicts the first token of the answer, as it does in generation.
+        As in generation, the prompt ends with the position that predicts the first token of the answer.
         """
         return prompt_lengths_of(self.labels, self.document_lengths)
 
@@ -144,7 +144,7 @@ Collate = Callable[[Sequence[Sequence[int]]], PackedBatch]
 
 
 def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int) -> Collate:
-    """Return a function that collates packs of row indices, padded as `config.data` says.
+    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
 
     Args:
         rows: the dataset.
@@ -174,5 +174,5 @@ def _outside(rows: TokenizedDataset, index: int, token: int, vocab_size: int) ->
     file, line = rows.source(index)
     return (
         f"{file}:{line}: row {index} has the token id {token}, but the model's vocabulary has {vocab_size} tokens; use "
-        "the tokenizer of the model, or extend the model by the added tokens"
+        "the tokenizer of the model, or add the tokens to the model's embedding"
     )

@@ -1,7 +1,7 @@
 """Tokenize a split of a dataset once, and map its tokens from a cache.
 
-A directory of the cache is named after a hash of everything that decides the tokens, and of nothing else. It holds the
-arrays of `TokenArrays`, one file each, and the statistics of the split (account.json).
+The name of a cache directory is a hash of everything that determines the tokens, and of nothing else. The directory
+holds the arrays of `TokenArrays`, one file each, and the statistics of the split (account.json).
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ TOKENIZATION_VERSION = 1
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
 """
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
-"""Values that stand for tokenization version 1 in a key: the version of the package, and hashes of its source files.
+"""Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
 
-Keys were once made from the source files themselves. The last such values are kept, so that caches written with them
-are found.
+Earlier releases hashed the source files themselves. Their last hashes are stored here, so that their caches stay valid.
 """
 STATS_FILE = "account.json"
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
@@ -51,7 +50,7 @@ class TokenizedDataset:
     """Tokenized rows of one split, mapped from disk; an item is an `EncodedRow`.
 
     Attributes:
-        lengths: int64 [rows], the positions that each row takes in a batch (its number of tokens minus one).
+        lengths: int64 [rows], number of positions of each row in a batch (its number of tokens minus one).
         stats: numbers of rows and tokens.
     """
 
@@ -80,7 +79,7 @@ class TokenizedDataset:
         return EncodedRow(self._arrays.tokens[start:end], self._arrays.loss_mask[start:end], int(index))
 
     def source(self, index: int) -> tuple[str, int]:
-        """Return the file and the line that row `index` was read from."""
+        """Return the file and the line of row `index`."""
         file, line, _ = self._arrays.locations[index]
         return self._files[file], int(line)
 
@@ -127,8 +126,8 @@ def load_dataset(
         config: `config.data` of a run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
-        template: the result of `load_template(config.chat_template, tokenizer)`, if at hand.
-        fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if at hand.
+        template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
+        fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
 
     Raises:
         ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
@@ -177,47 +176,47 @@ def tokenize(
     autoregressive: bool = False,
     bad_rows: str = "error",
 ) -> tuple[TokenArrays, DataStats]:
-    """Tokenize rows, and count what became of each.
+    """Tokenize rows, and count the untruncated, truncated and dropped ones.
 
     Args:
         rows: rows of a split, as read.
-        files: names of the files that the rows were read from; a location is stored as a position in this list.
+        files: names of the files that the rows were read from; locations store indices into this list.
         template: chat template that renders conversations.
         limits: `src_length`, `max_length` and `truncation`.
-        autoregressive: rows are plain text, all of which counts in the loss.
+        autoregressive: rows are plain text; all of their tokens count in the loss.
         bad_rows: "error" or "drop".
 
     Raises:
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-        ValueError: no row is left.
+        ValueError: no row is valid.
     """
     results = list(encode_rows(rows, template, limits, autoregressive))
-    kept = [row for row in results if not isinstance(row, InvalidRow)]
+    valid = [row for row in results if not isinstance(row, InvalidRow)]
     dropped = [row for row in results if isinstance(row, InvalidRow)]
     invalid = [row for row in dropped if not row.by_policy]
     if invalid and bad_rows == "error":
         raise DataError(invalid)
     if fatal := [row for row in invalid if row.fatal]:
         raise DataError(fatal)
-    arrays = TokenArrays.from_rows(kept, files)
+    arrays = TokenArrays.from_rows(valid, files)
     stats = DataStats(
         num_read=len(results),
-        num_kept=sum(row.num_truncated_tokens == 0 for row in kept),
-        num_truncated=sum(row.num_truncated_tokens > 0 for row in kept),
+        num_untruncated=sum(row.num_truncated_tokens == 0 for row in valid),
+        num_truncated=sum(row.num_truncated_tokens > 0 for row in valid),
         num_tokens=len(arrays.tokens),
         num_target_tokens=int(arrays.loss_mask.sum()),
-        num_tokens_cut=sum(row.num_truncated_tokens for row in kept),
+        num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
     )
     stats.drop(dropped, MAX_LISTED)
     stats.check()
-    if not kept:
+    if not valid:
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
         raise ValueError(f"{', '.join(files)}: no valid row\n{stats.table()}{listed}")
     return arrays, stats
 
 
 def _open(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRows]:
-    """Return the files that the rows come from, their names in locations, and a function that reads the rows."""
+    """Return the files of a split, their names in locations, and a function that reads the rows."""
     if name_or_path == "inflection":
         path = lexicon_path()
         return [path], [path.name], lambda: read_inflection(split)
@@ -233,8 +232,8 @@ class TokenArrays:
         tokens: int32 [tokens].
         loss_mask: bool [tokens], true for target tokens.
         offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
-        locations: int64 [rows, 3]: number of the file, line, column.
-        answers: int64 [rows, 2]: index of the last answer's first token within the row, and number of its turn.
+        locations: int64 [rows, 3]: index of the file, line, column.
+        answers: int64 [rows, 2]: index of the last answer's first token within the row, and index of its turn.
     """
 
     tokens: np.ndarray
@@ -245,15 +244,15 @@ class TokenArrays:
 
     @classmethod
     def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenArrays:
-        """Concatenate rows; the number of a file is its position in `files`."""
-        number_of: dict[str | None, int] = {file: number for number, file in enumerate(files)}
+        """Concatenate rows; a location stores the index of its file in `files`."""
+        file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
-        places = [(number_of[row.location.file], row.location.line, row.location.column) for row in rows]
+        locations = [(file_index[row.location.file], row.location.line, row.location.column) for row in rows]
         return cls(
             tokens=np.concatenate([row.tokens for row in rows]) if rows else np.zeros(0, np.int32),
             loss_mask=np.concatenate([row.loss_mask for row in rows]) if rows else np.zeros(0, bool),
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
-            locations=np.array(places, dtype=np.int64).reshape(len(rows), 3),
+            locations=np.array(locations, dtype=np.int64).reshape(len(rows), 3),
             answers=np.array([(row.answer_start, row.last_turn) for row in rows], dtype=np.int64).reshape(len(rows), 2),
         )
 
@@ -287,7 +286,7 @@ def _file_name(name: str) -> str:
 def load_or_build(folder: Path, build: Callable[[], tuple[TokenArrays, DataStats]]) -> tuple[TokenArrays, DataStats]:
     """Load the arrays and statistics in `folder`, after building them if the directory does not exist.
 
-    One of several processes builds, and the others wait for it. If `build` raises an error, nothing is left behind.
+    One of several processes builds while the others wait. If `build` raises an error, no files remain.
 
     Raises:
         ValueError: the directory is damaged or cannot be written.
@@ -306,7 +305,7 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenArrays, DataStats
 
 
 def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any]) -> str:
-    """Return a hash of everything that decides the tokens of a split.
+    """Return a hash of everything that determines the tokens of a split.
 
     Args:
         files: data files in reading order; their names and contents count.
@@ -334,7 +333,7 @@ def tokenization_facts() -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a hash of how a tokenizer encodes text; its origin and its padding do not count."""
+    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,6 +1,6 @@
-"""Formats of a row, each of which is parsed into a `Conversation`.
+"""Formats of a row, and their parsers, each of which returns a `Conversation`.
 
-The format is chosen row by row, by its keys. Other keys of a row (an id, a source) are ignored.
+The keys of a row select its format; other keys (an id, a source) are ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
-    'with "context" or "system" where there is a system prompt'
+    'each with an optional system prompt in "context" or "system"'
 )
 WRONG_TYPE = "wrong type"
 MISSING_KEY = "missing key"
@@ -31,7 +31,7 @@ def parse_row(value: Any) -> Conversation:
     """Return the conversation in a row of any known format.
 
     Raises:
-        InvalidRowError: the row has no known format or two, or a part of it is missing, empty or of the wrong type.
+        InvalidRowError: the row matches no format or two, or a part of it is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {_kind(value)}; write a JSON object")
@@ -48,7 +48,7 @@ def parse_row(value: Any) -> Conversation:
 
 
 def parse_text(value: Any) -> str:
-    """Return the plain text of a row, for `autoregressive`: its `src` (a list is joined) or its `text`.
+    """Return the plain text of a row, for `autoregressive`: its `src` (lists are joined) or its `text`.
 
     Raises:
         InvalidRowError: both keys are missing, or the text is empty or of the wrong type.
@@ -153,18 +153,18 @@ def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversati
         else:
             if question is None:
                 raise InvalidRowError(
-                    ROLE_ORDER, "an assistant message follows no user message; add the question", path[:-1]
+                    ROLE_ORDER, "an assistant message has no user message before it; add the question", path[:-1]
                 )
             _check_target(text, path)
             turns.append((question, text))
             question = None
     if question is not None:
-        raise InvalidRowError(ROLE_ORDER, "the last message is the user's; add its answer", messages[-1][2][:-1])
+        raise InvalidRowError(ROLE_ORDER, "the last message is a user message; add its answer", messages[-1][2][:-1])
     return Conversation(system, tuple(turns))
 
 
 def _content(value: Any, path: tuple[str | int, ...]) -> str:
-    """Return the text of OpenAI content: a text, or a list of parts that are all text."""
+    """Return the text of OpenAI content: a string, or a list of parts of type "text"."""
     if not isinstance(value, list):
         return _text(value, path)
     texts = []
@@ -178,7 +178,7 @@ def _content(value: Any, path: tuple[str | int, ...]) -> str:
 
 
 def _check_only_text(message: dict[str, Any], path: tuple[str | int, ...]) -> None:
-    """Refuse members of an assistant message whose effect on training would be lost."""
+    """Raise InvalidRowError if an assistant message has members that training cannot honor."""
     for key in ("tool_calls", "function_call"):
         if message.get(key):
             raise InvalidRowError(NOT_SUPPORTED, f"{key} cannot be trained on; remove the row", (*path, key))
@@ -188,12 +188,12 @@ def _check_only_text(message: dict[str, Any], path: tuple[str | int, ...]) -> No
         raise InvalidRowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
 
 
-def _choose_system(spoken: str | None, row: dict[str, Any]) -> str | None:
-    """Return the system prompt: a message of the conversation, the row's `system`, or `system` in its `context`.
+def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None:
+    """Return the system prompt from a system message, the row's `system`, or `system` in its `context`.
 
-    As a member of the row, null and the empty string both stand for no system prompt.
+    In `system` and `context`, null and the empty string both mean no system prompt.
     """
-    chosen = spoken
+    chosen = from_messages
     for holder, path in ((row, ("system",)), (row.get("context"), ("context", "system"))):
         if not isinstance(holder, dict) or holder.get("system") is None:
             continue
@@ -214,7 +214,7 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
 
 def _text(value: Any, path: tuple[str | int, ...]) -> str:
     if not isinstance(value, str):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a text", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a string", path)
     if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
         raise InvalidRowError(
             "not UTF-8", f"{_spell(path)} holds an unpaired surrogate, which is not a character; remove it", path
@@ -260,5 +260,5 @@ def _spell(path: tuple[str | int, ...]) -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
     return names[type(value)]

@@ -1,4 +1,4 @@
-"""Build the dataset `inflection`: questions on English word forms, each with one right word as its answer.
+"""Build the dataset `inflection`: questions about English word forms, each answered by one word.
 
 The rows come from the lexicon in the package `lemminflect` (MIT; derived from the SPECIALIST lexicon), whose lines are
 `lemma,part of speech,form,...`:
@@ -7,12 +7,12 @@ The rows come from the lexicon in the package `lemminflect` (MIT; derived from t
     noun   plural
     adj    comparative, superlative
 
-Variants of a form are written `a/b`; an empty column is a form that does not exist. Questions are asked only on forms
-with one spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of
-answers that equal the word, so that it shows how well a model learns spelling rules (carry, carried; stop, stopping)
-and exceptions (mouse, mice).
+Variants of a form are written `a/b`; an empty column is a form that does not exist. Questions cover only forms with one
+spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of
+answers that equal the word: it measures how well a model learns spelling rules (carry, carried; stop, stopping) and
+exceptions (mouse, mice).
 
-The splits share no lemma: a hash of the lemma alone decides its split.
+The splits share no lemma: a hash of the lemma decides its split.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from paddlenlp_ext.utils.json_reader import Location
 
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40
-PLAIN_IN_CHANGED = 1
-"""Regular forms (the lemma with its ending) per irregular form."""
+REGULAR_PER_IRREGULAR = 1
+"""Regular forms (lemma + ending) per irregular form."""
 _LEMMA = re.compile(r"[a-z]{3,12}")
 _FORM = re.compile(r"[a-z]+")
 
@@ -68,13 +68,13 @@ class Item:
     answer: str
 
     @property
-    def is_changed(self) -> bool:
-        """True if the answer is not the lemma with its ending."""
+    def is_irregular(self) -> bool:
+        """True if the answer is not the lemma followed by the regular ending."""
         return self.answer != self.lemma + self.form.ending
 
     @property
     def rank(self) -> str:
-        """Sort key that gives the same pseudo-random order everywhere."""
+        """Sort key of a pseudo-random order that is the same on every machine."""
         return _digest(f"{self.lemma} {self.form.question}")
 
 
@@ -106,9 +106,9 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
             for item in _items(Location(path.name, line, 1), text.rstrip("\n"))
         ]
     items = sorted((item for item in items if _split_of(item.lemma) == split), key=lambda item: item.rank)
-    changed = [item for item in items if item.is_changed]
-    plain = [item for item in items if not item.is_changed][: PLAIN_IN_CHANGED * len(changed)]
-    for item in sorted([*changed, *plain], key=lambda item: item.rank)[: NUM_ROWS[split]]:
+    irregular = [item for item in items if item.is_irregular]
+    regular = [item for item in items if not item.is_irregular][: REGULAR_PER_IRREGULAR * len(irregular)]
+    for item in sorted([*irregular, *regular], key=lambda item: item.rank)[: NUM_ROWS[split]]:
         question = f'What is the {item.form.question} "{item.lemma}"? Answer with one word.'
         yield SourceRow(item.location, {"src": question, "tgt": item.answer})
 

@@ -1,30 +1,30 @@
-"""Plan the order of rows, the rows that share a pack, and the packs that share an optimizer step.
+"""Plan the order of rows, the rows of each pack, and the packs of each optimizer step.
 
 A plan is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume a run.
 
     rows of an epoch, shuffled    5 4 2 9 1 10           lengths; capacity 10
     in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
-    greedy                        [9 1] [10] [5 4] [2]   rows of a group of the stream are chosen so that packs are full
+    greedy                        [9 1] [10] [5 4] [2]   rows are chosen within a group of the stream to fill packs
 
-A pack of rows with 5 and 4 positions is collated into (`collate` draws labels and mask as well):
+A pack of two rows, with 5 and 4 positions, is collated into (see `collate` for labels and mask):
 
     position_ids       0 1 2 3 4 | 0 1 2 3
     document_lengths   5         | 4               no attention across the bar
 
-Greedy packing: best-fit decreasing wastes what the shortest row cannot fill; if no row is shorter than 60 tokens, each
-pack may lose up to 59 positions. Here a pack takes rows until the room left is one that a single row, or two rows
-together, fill to the last position. With hundreds of rows to choose from, such rows nearly always exist.
+Greedy packing: best-fit decreasing wastes the space that the shortest row cannot fill; if no row is shorter than 60
+tokens, each pack may lose up to 59 positions. Here a pack takes rows until one or two waiting rows fill the remaining
+room to the last position. With hundreds of rows to choose from, such rows nearly always exist.
 
 The available lengths are the bits of one large integer (bit n: a row of length n is waiting), and of its mirror image.
-Finding the longest row that fits, or all pairs with a given sum, takes a handful of word operations, so that a million
-rows take about a second in plain Python. docs/data.md compares the share of filled positions with an upper bound: the
+Finding the longest row that fits, or all pairs with a given sum, takes a handful of word operations: a million rows
+take about a second in plain Python. docs/data.md compares the fraction of filled positions with an upper bound: the
 loss is below 0.1 % for instructions of many lengths, at most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows all
 have about the same length.
 
-Load balancing: attention over a pack costs the sum of its rows' squared lengths, which differs much between packs that
-are equally full (one long row, or twenty short ones). Devices that share an optimizer step wait for the slowest, so
-that packs of similar cost are grouped into steps. The number of devices does not matter before the micro-batches of a
-step are assigned to them: each step reads the same rows on one device and on many.
+Load balancing: attention over a pack costs the sum of its rows' squared lengths, which varies widely between equally
+full packs (one long row, or twenty short ones). In an optimizer step all devices wait for the slowest, so packs of
+similar cost are grouped into steps. The number of devices matters only when the micro-batches of a step are assigned to
+them: a step reads the same rows on one device and on many.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 Pack = list[int]
-"""Numbers of the rows that share a pack."""
+"""Indices of the rows of a pack."""
 PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
 """Rows of the stream that greedy packing reorders together."""
 CARRIED_ROWS = 1024
-"""Rows of a group that wait for the next group, so that there always is a choice."""
+"""Rows of a group that are carried over to the next group, so that enough rows remain to choose from."""
 CLOSE_WITHIN = 3.0
-"""Try to close a pack when the room left is at most this many mean lengths."""
+"""Try to close a pack when its remaining room is at most this many mean lengths."""
 CLOSE_WASTE = 2
 """Positions that a closed pack may leave empty."""
 STEPS_PER_BLOCK = 16
-"""Optimizer steps whose packs are sorted together; the order of these blocks is that of the stream."""
+"""Optimizer steps whose packs are sorted together; blocks stay in the order of the stream."""
 
 
 class PackingPlan:
@@ -54,11 +54,11 @@ class PackingPlan:
     Args:
         lengths: int [rows], positions of every row (`TokenizedDataset.lengths`).
         batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
-        packing: "none" (a pack is a row), "in_order" (the first row that does not fit closes the pack, so that the
-            order of the stream is kept) or "greedy" (rows of a group of the stream are chosen so that packs are full).
+        packing: "none" (a pack is a row), "in_order" (the first row that does not fit closes the pack; rows stay in the
+            order of the stream) or "greedy" (rows are chosen within a group of the stream to fill packs).
         capacity: positions of a pack; required for packing.
-        seed: decides the order, together with the number of the epoch.
-        shuffle: False keeps the order of the file, for evaluation.
+        seed: determines the order, together with the number of the epoch.
+        shuffle: False preserves the order of the file, for evaluation.
         packs_per_step: packs of an optimizer step, on all devices; greedy packing gives a step packs of similar cost.
     """
 
@@ -125,7 +125,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Successive permutations from one seed; raw generator bits and a stable sort are the same in every NumPy."""
+    """Successive permutations from one seed; raw generator bits and a stable sort do not depend on NumPy's version."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -177,12 +177,12 @@ class _LengthIndex:
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:
-        """Return the greatest waiting length that fits, 0 if none does."""
+        """Return the greatest waiting length that fits, or 0 if none does."""
         fitting = self._present & ((1 << (room + 1)) - 1)
         return max(fitting.bit_length() - 1, 0)
 
     def pair_filling(self, room: int) -> int:
-        """Return the longer length of two waiting rows that fill `room` together, 0 if there are none."""
+        """Return the longer length of two waiting rows that together fill `room`, or 0 if there are none."""
         # Bit n of the shifted mirror image: a row of length room - n is waiting.
         pairs = self._present & (self._mirrored >> (self.capacity - room))
         half = room >> 1
@@ -217,9 +217,9 @@ def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iter
 
 
 def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
-    """Pack rows until at most `num_left` of them wait.
+    """Pack rows until at most `num_left` of them remain.
 
-    Each pack begins with the next row of the stream, so that the rows of a pack are as random as the stream. The last
+    Each pack begins with the next row of the stream, so the rows of a pack are as random as the stream. The last
     `CARRIED_ROWS` rows of a dataset are packed longest first instead, as short rows are easier to place at the end.
     """
     waiting = _LengthIndex(rows, lengths, capacity)
@@ -252,7 +252,7 @@ def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
 
 
 def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
-    """Return one or two rows that fill the room up to `CLOSE_WASTE` positions, or none."""
+    """Return one or two rows that fill the room with at most `CLOSE_WASTE` positions to spare, or none."""
     for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]
@@ -285,20 +285,20 @@ def sort_into_even_steps(
     """
     if packs_per_step == 1:
         return list(range(len(costs)))
-    whole = len(costs) - len(costs) % packs_per_step
+    in_full_steps = len(costs) - len(costs) % packs_per_step
     ordered: list[int] = []
-    for start in range(0, whole, STEPS_PER_BLOCK * packs_per_step):
-        block = np.arange(start, min(start + STEPS_PER_BLOCK * packs_per_step, whole))
+    for start in range(0, in_full_steps, STEPS_PER_BLOCK * packs_per_step):
+        block = np.arange(start, min(start + STEPS_PER_BLOCK * packs_per_step, in_full_steps))
         block = block[np.argsort([costs[index] for index in block.tolist()], kind="stable")]
         steps = block.reshape(-1, packs_per_step)
         ordered += steps[permutation(len(steps))].ravel().tolist()
-    return ordered + list(range(whole, len(costs)))
+    return ordered + list(range(in_full_steps, len(costs)))
 
 
 def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Assign the micro-batches of a step to ranks, the most expensive first, each to the least loaded rank.
 
-    Longest processing time first (Graham 1969); the numbers of micro-batches of two ranks differ by at most one.
+    Longest processing time first (Graham 1969). The numbers of micro-batches of any two ranks differ by at most one.
 
     Args:
         costs: cost of each micro-batch.

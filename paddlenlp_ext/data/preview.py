@@ -12,7 +12,7 @@ from paddlenlp_ext.data.types import EncodedRow
 
 CONTEXT_STYLE = "dim"
 TARGET_STYLES = ("bold green", "bold green underline")
-"""Styles of alternate tokens, which show the borders between them."""
+"""Styles of alternate tokens, which make the token borders visible."""
 TARGET_BRACKETS = ("⟦", "⟧")
 """Marks of target spans in output without colors."""
 

@@ -1,4 +1,4 @@
-"""Read rows to predict from: the formats of training, with the last answer optional and no part of the prompt."""
+"""Read rows for prediction: they have the formats of training, except that the last answer is optional."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STAND_IN = "?"  # replaces the missing answer of a row, so that `parse_row` acc
 
 @dataclass(frozen=True)
 class Prompt:
-    """Last question of a row, the turns before it, and its reference answer.
+    """Prompt of a row: its last question with the turns before it, and its reference answer.
 
     Attributes:
         text: the question.
-        history: (user, assistant) turns before it.
+        history: (user, assistant) turns before the question.
         system: system prompt, or None.
         reference: answer of the row, or None.
     """
@@ -33,12 +33,12 @@ class Prompt:
 
     @property
     def src(self) -> str | list[str]:
-        """Questions as the "src" of a row: a text, or a list if there are several turns."""
+        """Questions as the "src" of a row: a string, or a list if there are several turns."""
         return [*(question for question, _ in self.history), self.text] if self.history else self.text
 
     @property
     def tgt(self) -> str | list[str]:
-        """Answers as the "tgt" of a row, a missing one empty."""
+        """Answers as the "tgt" of a row; a missing last answer is empty."""
         last = self.reference or ""
         return [*(answer for _, answer in self.history), last] if self.history else last
 
@@ -86,11 +86,11 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a row with a stand-in for its missing answer; None if none is missing, or the format is unknown."""
+    """Return a row with a stand-in for its missing last answer; None if the row has one or its format is unknown."""
     if "src" in row:
         return _complete_target(row)
     if "instruction" in row:
-        return None if _is_said(row.get("output")) else {**row, "output": _STAND_IN}
+        return None if _is_given(row.get("output")) else {**row, "output": _STAND_IN}
     for key, role_key, asked, answer in (
         ("messages", "role", ("user",), {"role": "assistant", "content": _STAND_IN}),
         ("conversations", "from", ("human", "user"), {"from": "gpt", "value": _STAND_IN}),
@@ -104,26 +104,26 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
 def _complete_target(row: dict[str, Any]) -> dict[str, Any] | None:
     source, target = row["src"], row.get("tgt")
     if not isinstance(source, list):
-        return None if _is_said(target) else {**row, "tgt": _STAND_IN}
+        return None if _is_given(target) else {**row, "tgt": _STAND_IN}
     targets = [] if target is None or target == "" else target
     if not isinstance(targets, list):
         return None
     if len(targets) == len(source) - 1:
         return {**row, "tgt": [*targets, _STAND_IN]}
-    return None if not targets or _is_said(targets[-1]) else {**row, "tgt": [*targets[:-1], _STAND_IN]}
+    return None if not targets or _is_given(targets[-1]) else {**row, "tgt": [*targets[:-1], _STAND_IN]}
 
 
-def _is_said(answer: Any) -> bool:
+def _is_given(answer: Any) -> bool:
     return answer is not None and (not isinstance(answer, str) or bool(answer.strip()))
 
 
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
     """Return prompt ids of at most `max_tokens`, and True if the prompt had to be truncated.
 
-    The oldest turns are removed first, then the end of the question; the text of the template stays.
+    The oldest turns are removed first, then the end of the question. The text of the template is never removed.
 
     Raises:
-        ValueError: the text of the template and the system prompt alone are longer.
+        ValueError: the text of the template and the system prompt exceed `max_tokens` by themselves.
     """
     history = prompt.history
     ids = template.encode_prompt(prompt.text, history, prompt.system)

@@ -2,7 +2,7 @@
 
 The rows of each step are a pure function of the configuration and the dataset, known before the first step. A step
 reads `gradient_accumulation_steps` micro-batches per data-parallel rank, all of one epoch. The last step of an epoch
-may have fewer: nothing is carried over into the next epoch.
+may have fewer, because no micro-batch is carried over into the next epoch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepBatch:
         index: number of the step within its epoch.
         micro_batches: packs of row indices of each micro-batch.
         costs: cost of attention of each micro-batch.
-        end_fraction: fraction of the epoch that is done after this step.
+        end_fraction: fraction of the epoch that is complete after this step.
         is_last: the step is the last of its epoch.
     """
 
@@ -46,7 +46,7 @@ class StepBatch:
     is_last: bool
 
     def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
-        """Return the micro-batches of one rank by their index in the step; the ranks' costs are about equal."""
+        """Return the micro-batches of one rank by their index in the step; all ranks have about the same cost."""
         return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
 
     @property
@@ -68,7 +68,7 @@ class DataOrder:
         total_steps: optimizer steps of the run.
 
     Raises:
-        ValueError: the dataset is empty, or the run has no step.
+        ValueError: the dataset is empty, or the run has no optimizer step.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DataOrder:
         self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
         if self.total_steps < 1:
             raise ValueError(
-                f"num_train_epochs: {num_train_epochs} makes no step; use a number above 0, or set max_steps"
+                f"num_train_epochs: {num_train_epochs} makes no optimizer step; use a number above 0, or set max_steps"
             )
 
     def num_steps(self, epoch: int) -> int:
@@ -93,14 +93,14 @@ class DataOrder:
         return self._num_steps[epoch]
 
     def _steps_of_epochs(self, num_epochs: float) -> int:
-        whole = math.floor(num_epochs)
-        steps = sum(self.num_steps(epoch) for epoch in range(whole))
-        if num_epochs > whole:
-            steps += math.ceil((num_epochs - whole) * self.num_steps(whole) - 1e-9)
+        full_epochs = math.floor(num_epochs)
+        steps = sum(self.num_steps(epoch) for epoch in range(full_epochs))
+        if num_epochs > full_epochs:
+            steps += math.ceil((num_epochs - full_epochs) * self.num_steps(full_epochs) - 1e-9)
         return steps
 
     def step_batches(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
-        """Yield the steps from a position on, epoch after epoch without end."""
+        """Yield the global batches from step `index` of `epoch` onwards, epoch after epoch without end."""
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_steps(epoch)):
@@ -125,7 +125,7 @@ def packing_kind(data: DataConfig) -> str:
 
 
 def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> DataOrder:
-    """Return the optimizer steps over `rows` that the configuration of a run gives."""
+    """Build the optimizer steps of a run over `rows`."""
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
     plan = PackingPlan(
@@ -146,7 +146,7 @@ def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
 
 
 def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> dict[str, Any]:
-    """Return everything that decides the order of the data, under names that a user knows; checkpoints save it."""
+    """Return everything that determines the order of the data, under names for users; checkpoints save it."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,

@@ -30,7 +30,7 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
     """Return the files of one split, in the order of their names.
 
     Raises:
-        ValueError: the directory does not exist, or it holds the split not at all or twice.
+        ValueError: the directory does not exist, lacks the split, or holds it twice.
     """
     assert split in SPLITS, split
     folder = Path(dataset_name_or_path).expanduser()
@@ -54,7 +54,7 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
 
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
-    """Yield every row of a file, an unreadable one as `InvalidRow`; blank lines are not rows."""
+    """Yield every row of a file, or an `InvalidRow` where one cannot be read; blank lines are not rows."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         yield from _read_array(str(path), content)
@@ -89,25 +89,25 @@ def _read_line(origin: Location, raw: bytes) -> SourceRow | InvalidRow:
 
 
 def _read_array(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
-    """Yield the elements of a JSON array. After a syntax error no further element can be found: that is fatal."""
+    """Yield the elements of a JSON array; a syntax error is fatal, because no later element can be found."""
     origin = Location(file, 1, 1)
     try:
         text = decode_utf8(content)
     except JsonError as error:
         yield _fatal(error, origin)
         return
-    reached, place = 0, origin
+    reached, location = 0, origin
     offset = skip_space(text, text.index("[") + 1)
     while text[offset : offset + 1] != "]":
-        place, reached = place.after(text[reached:offset]), offset
+        location, reached = location.after(text[reached:offset]), offset
         try:
             value, end = read_value(text, offset, allow_nan=True)
-            yield SourceRow(place, value, text[offset:end])
+            yield SourceRow(location, value, text[offset:end])
         except JsonError as error:
             if error.end is None:
                 yield _fatal(error, origin)
                 return
-            yield InvalidRow(place, error.reason, str(error))
+            yield InvalidRow(location, error.reason, str(error))
             end = error.end
         offset = skip_space(text, end)
         if text[offset : offset + 1] == ",":

@@ -1,12 +1,12 @@
 """Tokenize rows, many at a time, and truncate those that are longer than allowed.
 
 `src_length` limits the prompt of every turn (for the first turn, the system prompt included); `max_length` limits the
-whole row. `truncation` decides what becomes of a longer row:
+whole row. `truncation` selects what happens to a longer row:
 
-    right   Prompts lose the end of the user's words, then the row ends after `max_length` tokens. A truncated answer
-            has no end token, so that no false end is learned. Later turns are lost.
-    left    The oldest turns are removed until the rest fits, then prompts lose the beginning of the user's words.
-            Answers are never truncated: a row whose answer does not fit is invalid.
+    right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
+            answer gets no end token, so the model does not learn a false end. Later turns are dropped.
+    left    The oldest turns are dropped until the others fit, then each prompt loses the beginning of its user
+            message. Answers are never truncated: a row whose answer does not fit is invalid.
     drop    The row is dropped and counted.
     error   The row is invalid.
 
@@ -32,7 +32,7 @@ CHUNK_ROWS = 1000
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
 NO_ROOM = "no room"
-NOTHING_LEFT = "nothing left to learn"
+NO_TARGET = "no target token"
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class TokenizedRow:
     """Tokenized row, ready to be stored.
 
     Attributes:
-        location: where the row was read.
+        location: location of the row in its file.
         tokens: int32 [L].
-        loss_mask: bool [L], true for target tokens; never for the first token, which nothing predicts.
+        loss_mask: bool [L], true for target tokens; false for the first token, which no position predicts.
         answer_start: index of the last answer's first token.
-        last_turn: number of that answer's turn in the row as it was read.
+        last_turn: index of that answer's turn in the untruncated row.
         num_truncated_tokens: number of tokens that truncation removed.
     """
 
@@ -99,7 +99,7 @@ def _render(
         conversation = parse_row(row.value)
         return row, conversation, template.render(conversation)
     except InvalidRowError as error:
-        return _bad(row, error)
+        return _invalid(row, error)
 
 
 def _finish(
@@ -112,17 +112,17 @@ def _finish(
 ) -> TokenizedRow | InvalidRow:
     try:
         truncated = truncate_turns(conversation, texts, turns, template, limits)
-        tokens, learned = join_turns(truncated.turns)
+        tokens, loss_mask = join_turns(truncated.turns)
         answer_start = len(tokens) - len(truncated.turns[-1].answer)
-        return _tokenized(row, tokens, learned, answer_start, truncated.last_turn, truncated.num_truncated_tokens)
+        return _tokenized(row, tokens, loss_mask, answer_start, truncated.last_turn, truncated.num_truncated_tokens)
     except InvalidRowError as error:
-        return _bad(row, error)
+        return _invalid(row, error)
 
 
 def _encode_texts(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Tokenize plain text: each text is one answer to an empty prompt, so that every token is a target."""
+    """Tokenize plain text: each text is the answer to an empty prompt, which makes every token a target."""
     read = [_read_text(row) for row in chunk]
     texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
@@ -136,7 +136,7 @@ def _encode_texts(
             tokens, num_truncated_tokens = truncate_text(turn.prompt + turn.answer, limits)
             yield _tokenized(row, tokens, [True] * len(tokens), 0, 0, num_truncated_tokens)
         except InvalidRowError as error:
-            yield _bad(row, error)
+            yield _invalid(row, error)
 
 
 def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
@@ -145,7 +145,7 @@ def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
     try:
         return parse_text(row.value)
     except InvalidRowError as error:
-        return _bad(row, error)
+        return _invalid(row, error)
 
 
 def _tokenized(
@@ -157,7 +157,8 @@ def _tokenized(
     num_truncated_tokens: int,
 ) -> TokenizedRow:
     if not any(loss_mask[1:]):
-        raise InvalidRowError(NOTHING_LEFT, f"none of the {len(tokens)} tokens is a target with a token before it")
+        message = f"the {len(tokens)} tokens of the row hold no target token with a token before it; remove the row"
+        raise InvalidRowError(NO_TARGET, message)
     target = np.array(loss_mask, dtype=bool)
     target[0] = False
     return TokenizedRow(
@@ -165,13 +166,13 @@ def _tokenized(
     )
 
 
-def _bad(row: SourceRow, error: InvalidRowError) -> InvalidRow:
+def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
     return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)
 
 
 @dataclass(frozen=True)
 class TruncatedTurns:
-    """Truncated conversation: its turns, the number of its last turn in the row, and the number of removed tokens."""
+    """Truncated conversation: its turns, the index of its last turn in the row, and the number of removed tokens."""
 
     turns: list[EncodedTurn]
     last_turn: int
@@ -185,17 +186,17 @@ def truncate_turns(
     template: ChatTemplate,
     limits: LengthLimits,
 ) -> TruncatedTurns:
-    """Bring an encoded conversation within the limits.
+    """Truncate an encoded conversation to the limits.
 
     Args:
-        conversation: the conversation, to render it again without its oldest turns.
-        texts: its turns as rendered.
-        turns: its turns as encoded.
-        template: the chat template that rendered them.
+        conversation: the conversation; truncation from the left renders it again without its oldest turns.
+        texts: rendered turns of the conversation.
+        turns: encoded turns of the conversation.
+        template: chat template that rendered the turns.
         limits: the limits, and what to do with a longer row.
 
     Raises:
-        InvalidRowError: the row is too long, and the policy or its fixed parts forbid to truncate it.
+        InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncating it.
     """
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
@@ -207,25 +208,25 @@ def truncate_turns(
             what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
         raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
     if limits.truncation == "right":
-        kept = _truncate_right(texts, turns, template, limits)
-        last_turn = len(kept) - 1
+        remaining = _truncate_right(texts, turns, template, limits)
+        last_turn = len(remaining) - 1
     else:
-        kept = _truncate_left(conversation, texts, turns, template, limits)
+        remaining = _truncate_left(conversation, texts, turns, template, limits)
         last_turn = len(turns) - 1
-    if not kept:
+    if not remaining:
         message = f"the first prompt fills all {limits.max_length} tokens of max_length; lower src_length"
-        raise InvalidRowError(NOTHING_LEFT, message)
-    return TruncatedTurns(kept, last_turn, total - sum(turn.length for turn in kept))
+        raise InvalidRowError(NO_TARGET, message)
+    return TruncatedTurns(remaining, last_turn, total - sum(turn.length for turn in remaining))
 
 
 def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], int]:
-    """Bring plain text within `max_length`.
+    """Truncate plain text to `max_length`.
 
     Returns:
-        The tokens that are left, and the number of removed tokens.
+        The remaining tokens, and the number of removed tokens.
 
     Raises:
-        InvalidRowError: the text is too long, and the policy forbids to truncate it.
+        InvalidRowError: the text is too long, and `truncation` does not allow truncating it.
     """
     surplus = len(tokens) - limits.max_length
     if surplus <= 0:
@@ -239,20 +240,20 @@ def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], i
 def _truncate_right(
     texts: Sequence[RenderedTurn], turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> list[EncodedTurn]:
-    kept: list[EncodedTurn] = []
+    remaining: list[EncodedTurn] = []
     room = limits.max_length
     for index, turn in enumerate(turns):
         prompt = turn.prompt
         if len(prompt) > limits.src_length:
-            prompt = _cut_prompt(texts[index], index, template, limits.src_length, keep_beginning=True)
+            prompt = _truncate_prompt(texts[index], index, template, limits.src_length, keep_beginning=True)
         room -= len(prompt)
         if room <= 0:
             break
-        kept.append(EncodedTurn(prompt, turn.answer[:room]))
+        remaining.append(EncodedTurn(prompt, turn.answer[:room]))
         room -= len(turn.answer)
         if room <= 0:
             break
-    return kept
+    return remaining
 
 
 def _truncate_left(
@@ -272,7 +273,7 @@ def _truncate_left(
     return [
         turn
         if len(turn.prompt) <= cap
-        else EncodedTurn(_cut_prompt(texts[index], index, template, cap, keep_beginning=False), turn.answer)
+        else EncodedTurn(_truncate_prompt(texts[index], index, template, cap, keep_beginning=False), turn.answer)
         for index, (turn, cap) in enumerate(zip(turns, caps, strict=True))
     ]
 
@@ -282,11 +283,13 @@ def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
     return sum(min(len(turn.prompt), limits.src_length) + len(turn.answer) for turn in turns)
 
 
-def _cut_prompt(text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool) -> list[int]:
-    """Return the ids of a prompt from which so many of the user's tokens are removed that `cap` are left."""
+def _truncate_prompt(
+    text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool
+) -> list[int]:
+    """Return the ids of a prompt, truncated to `cap` tokens by removing tokens of its user message."""
     if text.content is None:
         raise InvalidRowError(
-            NO_ROOM, "the template rewrites the user's words, so that they cannot be truncated; raise src_length"
+            NO_ROOM, "the template rewrites the user message, so it cannot be truncated; raise src_length"
         )
     continues = template.pieces_continue
     pieces = [text.head, text.content, text.tail]
@@ -297,7 +300,7 @@ def _cut_prompt(text: RenderedTurn, index: int, template: ChatTemplate, cap: int
     if room < 1:
         fixed = len(head) + len(tail)
         message = (
-            f"system prompt and markers take {fixed} of the {cap} tokens of a prompt; raise src_length or max_length"
+            f"the system prompt and markers take {fixed} of a prompt's {cap} tokens; raise src_length or max_length"
         )
         raise InvalidRowError(NO_ROOM, message)
     return head + (content[:room] if keep_beginning else content[-room:]) + tail

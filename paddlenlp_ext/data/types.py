@@ -1,4 +1,4 @@
-"""Records of rows: as read, as a conversation, as tokens, or as a reason why a row is invalid; and their statistics."""
+"""Records shared by the data modules: source rows, conversations, encoded rows, invalid rows, and statistics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import numpy as np
 
 from paddlenlp_ext.utils.json_reader import Location
 
+_STORED_KEYS = {
+    "num_untruncated": "num_kept",
+    "num_target_tokens": "num_learned",
+    "num_truncated_tokens": "num_tokens_cut",
+}
+"""Attributes of `DataStats` whose keys in account.json have other names."""
 MAX_LISTED = 20
-"""Invalid rows that an error message lists; the others are only counted."""
+"""Maximum number of invalid rows that an error message lists; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """Row of a data file: its JSON value, and the text of that value, in which the location of a part can be found."""
+    """Row of a data file: its JSON value, and the source text of that value, in which `location_of` finds parts."""
 
     location: Location
     value: Any
@@ -33,7 +39,7 @@ class InvalidRow:
         reason: short category, under which the statistics count the row.
         message: the error and its remedy.
         by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
-        fatal: the rest of the file cannot be read, so that this row alone cannot be skipped.
+        fatal: the rest of the file cannot be read, so skipping only this row is impossible.
     """
 
     location: Location
@@ -110,26 +116,26 @@ class DataError(ValueError):
 
 @dataclass
 class DataStats:
-    """Statistics of a tokenized split: rows read = rows kept in full + rows truncated + rows dropped.
+    """Statistics of a tokenized split: rows read = untruncated rows + truncated rows + dropped rows.
 
     Attributes:
         num_read: rows in the data files, invalid ones included.
-        num_kept: rows of the dataset that were not truncated.
+        num_untruncated: rows of the dataset that were not truncated.
         num_truncated: rows of the dataset that were truncated.
         dropped: reason -> number of rows that are not in the dataset.
         num_tokens: tokens in the dataset.
         num_target_tokens: tokens in the dataset that count in the loss.
-        num_tokens_cut: tokens that truncation removed; those of dropped rows are not counted.
+        num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
         examples: the first dropped rows, for the log.
     """
 
     num_read: int = 0
-    num_kept: int = 0
+    num_untruncated: int = 0
     num_truncated: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0
     num_target_tokens: int = 0
-    num_tokens_cut: int = 0
+    num_truncated_tokens: int = 0
     examples: tuple[InvalidRow, ...] = ()
 
     @property
@@ -138,22 +144,22 @@ class DataStats:
         return sum(self.dropped.values())
 
     def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
-        """Count rows that are not in the dataset, and keep the first `max_examples` of them."""
+        """Count dropped rows, and store the first `max_examples` of all dropped rows as examples."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
 
     def check(self) -> None:
         """Assert that every row was counted exactly once."""
-        total = self.num_kept + self.num_truncated + self.num_dropped
+        total = self.num_untruncated + self.num_truncated + self.num_dropped
         assert self.num_read == total, f"{self.num_read} rows read, but {total} counted: {self}"
 
     def table(self, title: str = "rows") -> str:
         """Return the statistics as aligned text for the log."""
-        lines = [("read", self.num_read), ("kept in full", self.num_kept), ("truncated", self.num_truncated)]
+        lines = [("read", self.num_read), ("kept in full", self.num_untruncated), ("truncated", self.num_truncated)]
         lines += [(f"dropped: {reason}", count) for reason, count in sorted(self.dropped.items())]
         lines += [("tokens", self.num_tokens), ("target tokens", self.num_target_tokens)]
-        if self.num_tokens_cut:
-            lines.append(("tokens truncated", self.num_tokens_cut))
+        if self.num_truncated_tokens:
+            lines.append(("tokens truncated", self.num_truncated_tokens))
         width = max(len(name) for name, _ in lines)
         digits = max(len(f"{count:,}") for _, count in lines)
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
@@ -161,7 +167,8 @@ class DataStats:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for account.json, under the keys that earlier versions wrote."""
         values = asdict(self)
-        values["num_learned"] = values.pop("num_target_tokens")
+        for name, key in _STORED_KEYS.items():
+            values[key] = values.pop(name)
         for row in values["examples"]:
             row["place"] = row.pop("location")
         return values
@@ -169,9 +176,10 @@ class DataStats:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataStats:
         """Return the statistics from the values that `to_json` returned."""
-        counts = {name: value for name, value in values.items() if name not in ("num_learned", "examples")}
+        attributes = {key: name for name, key in _STORED_KEYS.items()}
+        counts = {attributes.get(key, key): value for key, value in values.items() if key != "examples"}
         examples = tuple(
             InvalidRow(Location(**row["place"]), row["reason"], row["message"], row["by_policy"], row["fatal"])
             for row in values["examples"]
         )
-        return cls(**counts, num_target_tokens=values["num_learned"], examples=examples)
+        return cls(**counts, examples=examples)

@@ -198,7 +198,7 @@ def test_load_dataset_first_token_is_no_target(options, tokenizer, tmp_path):
 
 
 def test_data_stats_check_asserts_that_rows_add_up():
-    account = DataStats(num_read=5, num_kept=2, num_truncated=1)
+    account = DataStats(num_read=5, num_untruncated=2, num_truncated=1)
     account.drop(
         [InvalidRow(Location("f", 1, 1), "empty target", "x"), InvalidRow(Location("f", 2, 3), "empty target", "y")]
     )
@@ -207,7 +207,7 @@ def test_data_stats_check_asserts_that_rows_add_up():
     assert DataStats.from_json(json.loads(json.dumps(account.to_json()))) == account
     table = account.table("dev")
     assert table.splitlines()[0] == "dev" and "dropped: empty target" in table
-    account.num_kept += 1
+    account.num_untruncated += 1
     with pytest.raises(AssertionError, match="5 rows read, but 6"):
         account.check()
 

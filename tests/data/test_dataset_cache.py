@@ -144,12 +144,12 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
     dataset = load_dataset(data_config(), "train", make_words_tokenizer())
     account = DataStats(
         num_read=4,
-        num_kept=2,
+        num_untruncated=2,
         num_truncated=1,
         dropped={"missing key": 1},
         num_tokens=22,
         num_target_tokens=10,
-        num_tokens_cut=2,
+        num_truncated_tokens=2,
         examples=(
             InvalidRow(Location("rows/train.json", 4, 1), "missing key", "the row has the keys 'src' but no 'tgt'"),
         ),

@@ -112,7 +112,7 @@ def test_inflection_without_the_package_names_the_command(monkeypatch, options, 
 
 def test_load_dataset_inflection_has_rows_and_prompts(options, tokenizer):
     dataset = load_dataset(options("inflection"), "dev", tokenizer)
-    assert len(dataset) == NUM_ROWS["dev"] and dataset.stats.num_kept == NUM_ROWS["dev"]
+    assert len(dataset) == NUM_ROWS["dev"] and dataset.stats.num_untruncated == NUM_ROWS["dev"]
     prompts = list(dataset.prompts())
     for index in (0, 150, 399):
         ids, answer, question = prompts[index]

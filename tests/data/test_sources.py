@@ -170,7 +170,7 @@ def test_load_dataset_with_a_damaged_line_names_location_and_reason(line, column
     assert f"{folder / 'train.json'}:3:{column}: {reason}: " in str(error)
     dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
     assert dataset.stats.dropped == {reason: 1}
-    assert (dataset.stats.num_read, dataset.stats.num_kept) == (3, 2)
+    assert (dataset.stats.num_read, dataset.stats.num_untruncated) == (3, 2)
     assert [dataset.source(index)[1] for index in range(len(dataset))] == [1, 4]
 
 
@@ -185,7 +185,7 @@ def test_load_dataset_with_many_damaged_lines_reports_all(options, tokenizer, tm
     assert message.count("train.json:") == MAX_LISTED and f"and {len(lines) - MAX_LISTED} more" in message
     account = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).stats
     assert account.num_dropped == len(lines) and account.num_read == len(lines) + 1
-    assert sum(account.dropped.values()) + account.num_kept == account.num_read
+    assert sum(account.dropped.values()) + account.num_untruncated == account.num_read
 
 
 TOO_LONG_ROWS = {
@@ -206,17 +206,17 @@ def test_load_dataset_with_long_rows_counts_or_reports_them(kind, truncation, op
         assert problem.reason == ("too long" if truncation == "error" else "no room")
         return
     account = load_dataset(options(folder, truncation=truncation), "train", tokenizer).stats
-    assert account.num_read == 2 and account.num_kept == 1
+    assert account.num_read == 2 and account.num_untruncated == 1
     if truncation == "drop":
         assert account.dropped == {"too long": 1} and account.num_truncated == 0
     else:
-        assert account.num_truncated == 1 and account.num_dropped == 0 and account.num_tokens_cut > 0
+        assert account.num_truncated == 1 and account.num_dropped == 0 and account.num_truncated_tokens > 0
 
 
 def test_load_dataset_with_a_prompt_that_fills_the_row_reports_it(options, tokenizer, tmp_path):
     folder = write(tmp_path, [GOOD, TOO_LONG_ROWS["prompt"]])
     (problem,) = problems_of(options, folder, tokenizer, src_length=500, max_length=128).problems
-    assert problem.reason == "nothing left to learn" and problem.location.line == 2
+    assert problem.reason == "no target token" and problem.location.line == 2
 
 
 def test_load_dataset_with_invalid_utf8_names_its_location(options, tokenizer, tmp_path):

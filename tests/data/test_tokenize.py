@@ -120,7 +120,7 @@ def test_truncate_turns_drop_and_error_name_the_limit(plain):
 def test_truncate_turns_with_a_prompt_that_fills_the_row_raises(plain):
     with pytest.raises(InvalidRowError) as caught:
         cut(ONE, plain, 99, 11, "right")
-    assert caught.value.reason == "nothing left to learn"
+    assert caught.value.reason == "no target token"
 
 
 def test_truncate_turns_with_stripped_words_truncates_them(tokenizer, tmp_path):

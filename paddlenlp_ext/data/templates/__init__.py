@@ -1,4 +1,4 @@
-"""Chat templates: the text that a conversation becomes. `load_template` chooses the template of a run."""
+"""Chat templates, which render conversations to text. `load_template` loads the template of a run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Interface of chat templates, the encoder of their text, and the template that writes no markers.
+"""Interface of chat templates, the encoder of their text, and the template without markers.
 
     conversation --render--> RenderedTurn, RenderedTurn, ... --encode_turns--> EncodedTurn, EncodedTurn, ...
 
     turn      prompt (head + content + tail)         answer
     loss      0  0  0  0  0  0  0  0  0  0  0  0      1  1  1  1
 
-Prompt and answer are encoded apart, so that the model learns to continue exactly the ids that it is given when it
-generates.
+Prompt and answer are encoded separately, so that training uses exactly the prompt ids that generation starts from.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
 def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
     """Return the part of an answer's tail that belongs to the answer: up to and including the last special token.
 
-    A tail without a special token is returned in full, with a warning, as nothing in it ends the answer.
+    A tail without a special token is returned in full, with a warning, because no token of it ends the answer.
 
     Args:
         tail: text that a template writes after an answer.
@@ -59,7 +58,7 @@ class TextEncoder:
     """Encode pieces of a text, without adding special tokens.
 
     Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode; a piece that continues
-    a text must not get one. With such tokenizers, a continuing piece is encoded after a line break, whose ids are then
+    a text must not get one. With such a tokenizer, a continuing piece is encoded after a line break, whose ids are then
     removed.
 
     Attributes:
@@ -108,10 +107,10 @@ class TextEncoder:
     def _ids_before_text(self) -> list[int]:
         """Return the special ids that the tokenizer puts before a text."""
         alone = self._encode(["x"])[0]
-        whole = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
-        starts = range(len(whole) - len(alone) + 1)
-        start = next((start for start in starts if whole[start : start + len(alone)] == alone), 0)
-        return whole[:start]
+        full = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
+        starts = range(len(full) - len(alone) + 1)
+        start = next((start for start in starts if full[start : start + len(alone)] == alone), 0)
+        return full[:start]
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,10 @@ class RenderedTurn:
     """Text of one turn: the prompt is `head + content + tail`.
 
     Attributes:
-        head: text of the template before the user's words; in the first turn it includes the system prompt.
-        content: the user's words, which alone may be truncated. None: the template changed them, so that they cannot
-            be told from its own text, and `head` holds the whole prompt.
-        tail: text of the template after the user's words.
+        head: text of the template before the user message; in the first turn it includes the system prompt.
+        content: the user message, the only part that may be truncated. None if the template rewrote it; `head` then
+            holds the full prompt.
+        tail: text of the template after the user message.
         answer: target text, with its end token.
     """
 
@@ -151,7 +150,7 @@ class EncodedTurn:
 
 
 class ChatTemplate(ABC):
-    """Base of chat templates: a conversation becomes text and token ids, prompts apart from answers.
+    """Base of chat templates, which render a conversation to text and token ids, prompts separate from answers.
 
     Attributes:
         text: source of the template.
@@ -160,7 +159,7 @@ class ChatTemplate(ABC):
         answer_end_ids: ids added after every answer, as targets.
         pieces_continue: True if each piece of text is encoded as the continuation of the piece before it.
         stop_token_ids: ids that end generation.
-        ends_answers: True if a special token ends every answer; otherwise loading the template logs a warning.
+        ends_answers: True if a special token ends every answer. If False, loading the template logs a warning.
     """
 
     text: str
@@ -173,7 +172,7 @@ class ChatTemplate(ABC):
 
     @property
     def identity(self) -> str:
-        """Text that decides the rendering, as part of the cache key."""
+        """Text that determines the rendering, as part of the cache key."""
         return self.text
 
     @abstractmethod
@@ -188,10 +187,10 @@ class ChatTemplate(ABC):
     def encode_prompt(
         self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
     ) -> list[int]:
-        """Return the ids that the model is to continue with its answer to `question`.
+        """Return the prompt ids after which the model generates its answer to `question`.
 
         Args:
-            question: the words of the user.
+            question: the user message.
             history: (user, assistant) turns before the question.
             system: system prompt.
         """
@@ -241,8 +240,8 @@ def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
 class PlainTemplate(ChatTemplate):
     """Template without markers: the tokenizer's prefix, then question, answer and end token of every turn.
 
-    The system prompt precedes the first question, followed by a line break. Questions and answers are encoded as texts
-    of their own.
+    The system prompt precedes the first question, followed by a line break. Questions and answers are
+    encoded separately.
 
     Raises:
         ValueError: the tokenizer has no end token.
@@ -253,8 +252,8 @@ class PlainTemplate(ChatTemplate):
     def __init__(self, tokenizer: Any) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, so that a model cannot learn "
-                "to stop; set eos_token in its tokenizer_config.json, or use a chat_template with an end token"
+                f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, so a model cannot learn to "
+                "stop; set eos_token in its tokenizer_config.json, or use a chat_template with an end token"
             )
         self.text = "none"
         self.encoder = TextEncoder(tokenizer)

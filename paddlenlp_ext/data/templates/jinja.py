@@ -1,15 +1,15 @@
-"""Chat templates in Jinja, with the exact characters of every answer.
+"""Chat templates in Jinja, and the exact span of every answer in the rendered text.
 
-The text of a row is never searched for its answer, which may well occur in the question. The borders are known from
-rendering the conversation up to each of them:
+Answers are not searched for in the text, because an answer may also occur in the question. Their spans follow from
+rendering the conversation up to each border:
 
 - A prompt is the template's rendering of the messages so far, with the generation prompt, as a server renders it. It
   has to be a prefix of the rendering of the full conversation.
-- The text that a template writes after an answer is the same for every answer. It is found once, with a probe
-  conversation. Up to its last special token it belongs to the answer (`<|im_end|>`, but not the line break after it).
+- The text that a template writes after an answer is the same for every answer. A probe conversation finds it once. It
+  belongs to the answer up to its last special token (`<|im_end|>`, but not the line break after it).
 
-With a template that rewrites earlier turns, some prompts are no prefix of the full text. Such a row is refused, unless
-the template marks the words of the assistant by `{% generation %}`.
+If a template rewrites earlier turns, some prompts are not a prefix of the full text. Such a row is refused, unless the
+template marks the assistant's text with `{% generation %}`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ REFUSED = "template refuses"
 _QUESTION = "Wherefore?"
 _ANSWER = "Therefore."
 _FIXED = {"date_string": "26 Jul 2024"}
-"""Variables that replace the clock: the date, under the name and with the default of Llama 3's template."""
+"""Variables that fix the date, with the name and the default value of Llama 3's template."""
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_REMEDY = "mark the assistant's words with {% generation %} in the template, or split the conversation"
+_REMEDY = "mark the assistant's text with {% generation %} in the template, or split the conversation"
 
 Messages = list[dict[str, str]]
 Spans = list[tuple[int, int]]
@@ -46,7 +46,7 @@ class JinjaTemplate(ChatTemplate):
     """Chat template in the Jinja dialect of Hugging Face tokenizers.
 
     Raises:
-        ValueError: the template cannot be rendered, or the assistant's words in it cannot be located.
+        ValueError: the template cannot be rendered, or the assistant's text in it cannot be located.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -60,7 +60,7 @@ class JinjaTemplate(ChatTemplate):
 
     @property
     def identity(self) -> str:
-        """Source of the template, and the text of a probe, which changes daily if the template writes the date."""
+        """Source of the template, and the rendered probe, which changes daily if the template writes the date."""
         return f"{self.text}\n{self._probe}"
 
     def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
@@ -82,7 +82,7 @@ class JinjaTemplate(ChatTemplate):
         return self.encoder.encode([self._render(messages, add_generation_prompt=True)], [False])[0]
 
     def _spans(self, messages: Messages, num_turns: int) -> tuple[str, Spans]:
-        """Return the text of the conversation, and where in it each answer begins and ends."""
+        """Return the text of the conversation, and the (start, end) of each answer in it."""
         spans: Spans = []
         full_text = self._render(messages, add_generation_prompt=False)
         first_answer = len(messages) - 2 * num_turns + 1
@@ -99,17 +99,17 @@ class JinjaTemplate(ChatTemplate):
         if self._is_marked:
             return self._marked_spans(messages, num_turns)
         what = f"the template writes turn {len(spans) + 1} differently in the full conversation than as a prompt"
-        raise InvalidRowError(REFUSED, f"{what}, so that its answer cannot be located; {_REMEDY}")
+        raise InvalidRowError(REFUSED, f"{what}, so its answer cannot be located; {_REMEDY}")
 
     def _find_end(self, full_text: str, messages: Messages, answer_index: int, start: int) -> int | None:
-        """Return where the answer that begins at `start` ends, its end token included; None if that is unknown."""
+        """Return the end of the answer that begins at `start`, after its end token; None if it cannot be located."""
         after_end = len(self._answer_tail) - len(self._answer_end)
         so_far = full_text
         if answer_index + 1 < len(messages):
             so_far = self._render(messages[: answer_index + 1], add_generation_prompt=False)
         if full_text.startswith(so_far) and so_far.endswith(self._answer_tail):
             return len(so_far) - after_end
-        # Later messages changed the rendering of this turn; the answer may still follow word for word.
+        # Later messages changed the rendering of this turn; the answer may still follow verbatim.
         answer = messages[answer_index]["content"].strip()
         start += len(full_text[start:]) - len(full_text[start:].lstrip())
         if full_text.startswith(answer + self._answer_end, start):
@@ -156,11 +156,11 @@ class JinjaTemplate(ChatTemplate):
         self._probe = full_text
         if prompt.count(_QUESTION) != 1 or full_text.count(_ANSWER) != 1:
             raise ValueError(
-                "the chat template does not write the words of user and assistant once each; use another template"
+                "the chat template does not write the user message and the answer once each; use another template"
             )
         if not full_text.startswith(prompt) and not self._is_marked:
             raise ValueError(
-                "the generation prompt of the chat template is not a prefix of the answered question, so that answers "
+                "the generation prompt of the chat template is not a prefix of the answered question, so answers "
                 f"cannot be located; {_REMEDY}"
             )
         self._prompt_tail = prompt.partition(_QUESTION)[2]

@@ -1,9 +1,9 @@
-"""Chat templates in PaddleNLP's format: `chat_template.json`, a conversation in pieces.
+"""Chat templates in PaddleNLP's format: `chat_template.json`, which writes a conversation in pieces.
 
     {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
 
 Each piece is a small Jinja template. `conversation` is written for every turn: its first piece is the prompt, its
-second the answer. `query` replaces `conversation[0]` when the model is asked. `system` is optional.
+second the answer. `query` replaces `conversation[0]` in prompts for generation. `system` is optional.
 (Format: PaddleNLP 3.0, llm/docs/chat_template.md.)
 """
 
@@ -55,14 +55,14 @@ class PaddleNLPTemplate(ChatTemplate):
         pieces = content["conversation"]
         if not isinstance(pieces, list) or len(pieces) != 2:
             raise ValueError(
-                f'{path}: "conversation" is not a list of two texts; write one for the user and one for the bot'
+                f'{path}: "conversation" is not a list of two strings; write one for the user and one for the bot'
             )
         self._before_user, self._after_user = _compile(pieces[0], "user", path)
         self._before_bot, after_bot = _compile(pieces[1], "bot", path)
         self._before_query, self._after_query = _compile(content.get("query"), "query", path)
         system = content.get("system", "")
         if not isinstance(system, str):
-            raise ValueError(f'{path}: "system" is not text; write a text with {{{{system}}}}')
+            raise ValueError(f'{path}: "system" is not a string; write one with {{{{system}}}}')
         self._takes_system = "system" in system and "{{" in system
         try:
             self._system = _ENVIRONMENT.from_string(system)
@@ -101,7 +101,7 @@ class PaddleNLPTemplate(ChatTemplate):
         if system is not None and not self._takes_system:
             raise InvalidRowError(
                 "template refuses",
-                "the template's \"system\" has no {{system}}, so that the row's would be lost; add it",
+                "the template's \"system\" has no {{system}}, so the row's system prompt would be lost; add it",
             )
         return self._system.render(**({} if system is None else {"system": system}))
 
@@ -109,7 +109,7 @@ class PaddleNLPTemplate(ChatTemplate):
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
     """Return the text that a piece writes before and after its variable."""
     if not isinstance(piece, str):
-        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not text; write one")
+        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write one")
     try:
         before, found, after = _ENVIRONMENT.from_string(piece).render({variable: _PROBE}).partition(_PROBE)
     except TemplateError as error:
