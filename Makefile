@@ -23,7 +23,7 @@ SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPT
 sanitize: .venv/installed-dev
 	$(SANITIZED) LD_LIBRARY_PATH=$$(echo $$PWD/.venv/lib/python3*/site-packages/paddle/libs) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest tests/ops --ignore=tests/ops/test_triton_4bit.py
+	  $(BIN)/python -m pytest tests/ops --ignore=tests/ops/quantized/test_triton_kernels.py
 
 # The share of lines and branches that the fast tests run, child processes included; line by line in build/coverage.
 coverage: .venv/installed-dev

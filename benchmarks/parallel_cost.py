@@ -231,7 +231,7 @@ def paper_table() -> str:
 HEAD = """# Communication and memory of parallel layouts
 
 Written by `python -m benchmarks.parallel_cost`; the formulas are in `benchmarks/parallel_cost_model.py`.
-`tests/parallel/test_cost_model.py` compares them with numbers worked out by hand.
+`tests/benchmarks/test_parallel_cost_model.py` compares them with numbers worked out by hand.
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |

@@ -101,7 +101,7 @@ def check(device: str) -> None:
         weight = PackedWeight(*shape, device, algo, block, group)
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # where a GPU rounds, the interpreter cuts off (tests/ops/test_triton_4bit.py)
+                continue  # where a GPU rounds, the interpreter cuts off (tests/ops/quantized/test_triton_kernels.py)
             want = weight.dequantize_in_torch(dtype)
             torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
             x = torch.randn(2, shape[1], device=device).to(dtype)

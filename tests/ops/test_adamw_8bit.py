@@ -1,6 +1,6 @@
 """AdamW with 8-bit moments: the C++ backend stores the same codes as plain Paddle over several steps.
 
-tests/trainer/test_small_state_optimizers.py tests the formula and compares with bitsandbytes.
+tests/trainer/optimizers/test_small_state_optimizers.py tests the formula and compares with bitsandbytes.
 """
 
 from __future__ import annotations

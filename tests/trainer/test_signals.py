@@ -1,14 +1,17 @@
-"""SIGTERM to a training process, as a scheduler sends it."""
+"""Stop signals, and SIGTERM to a training process as a scheduler sends it."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from paddlenlp_ext.trainer import signals as signals_module
+from paddlenlp_ext.trainer.signals import StopSignals
 from tests.common.scripts import script_environment
 
 SCRIPT = """
@@ -23,8 +26,37 @@ Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
 """
 
 
+def test_stop_signals_first_sets_received_and_second_stops():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with StopSignals() as signals:
+            assert signals.received is None
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.received == signal.SIGINT and heard == []
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_stop_signals_repeated_sigterm_counts_once(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with StopSignals() as signals:
+            for _ in range(3):  # as Paddle's launchers do
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received == signal.SIGTERM and heard == []
+            monkeypatch.setattr(signals_module, "_REPEAT_SECONDS", 0.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.slow
-def test_run_finetune_terminated_logs_it_and_leaves_a_checkpoint(tmp_path):
+def test_trainer_on_sigterm_logs_it_and_leaves_a_checkpoint(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
         env=script_environment(),

@@ -1,4 +1,4 @@
-"""An optimizer step is the same for every split of its rows: batch, accumulation, packing and padding."""
+"""Optimizer steps: equal updates for every split of a global batch, and the assignment of micro-batches to ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.data.collate import build_collate
+from paddlenlp_ext.data.packing import attention_cost
+from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer import Trainer
-from tests.common.training import Rows, Tokenizer, make_config, make_model, weights
+from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model, weights
 
 ROWS = Rows(8, seed=3)
 WHOLE = {"per_device_train_batch_size": 8}
@@ -113,3 +118,40 @@ def test_optimizer_step_repeated_lowers_the_loss(tmp_path):
     _, reports = train(tmp_path, num_train_epochs=30.0, learning_rate=1e-2, **WHOLE)
     assert reports[-1].loss < 0.5 * reports[0].loss
     assert all(math.isfinite(report.loss) for report in reports)
+
+
+class RankOf(SingleProcess):
+    """Process group that takes one rank's micro-batches, without communication."""
+
+    def __init__(self, index, size):
+        self.index, self.size = index, size
+
+
+def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
+    rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    step_batch = next(build_data_order(config, rows, num_ranks=2).step_batches())
+    taken = [rows_taken_by(RankOf(index, 2), step_batch, rows, config) for index in range(2)]
+    assert sorted(taken[0] + taken[1]) == sorted(step_batch.row_indices)
+    assert taken[0] == [row for pack in step_batch.local_micro_batches(0, 2).values() for (row,) in pack]
+    alternating = (step_batch.row_indices[::2], step_batch.row_indices[1::2])
+    uneven = [largest_over_mean(shares, rows) for shares in (taken, alternating)]
+    assert uneven[0] < 1.1 < uneven[1]
+
+
+def rows_taken_by(process_group, step_batch, rows, config):
+    model, taken = make_model(), []
+    collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
+
+    def collate_and_record(packs):
+        taken.extend(row for pack in packs for row in pack)
+        return collate(packs)
+
+    options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
+    optimizer = build_optimizer(model, config.optim)
+    OptimizerStep(model, optimizer, collate_and_record, process_group, options).run(step_batch, 0, 1e-3)
+    return taken
+
+
+def largest_over_mean(shares, rows):
+    costs = [attention_cost(rows.lengths[share]) for share in shares]
+    return max(costs) / (sum(costs) / len(costs))

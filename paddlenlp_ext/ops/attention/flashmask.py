@@ -1,6 +1,6 @@
 """Attention by Paddle's FlashMask kernel (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
-Untested on a GPU: tests/ops/test_attention_flashmask.py compares the mask with the dense one and checks the call
+Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense one and checks the call
 against the documented signature.
 
 The kernel has no notion of a prefix, so a copy of the prefix is inserted before every document, as its first tokens.

@@ -5,7 +5,7 @@
 
 The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). block
 and I are even, so both codes of a byte share one scale and one row. Tested in Triton's interpreter
-(tests/ops/test_triton_4bit.py), measured on an H200 (docs/benchmarks.md).
+(tests/ops/quantized/test_triton_kernels.py), measured on an H200 (docs/benchmarks.md).
 
 Names: T positions, O outputs, I inputs. NESTED: the scales are codes; otherwise the parameters of nested scales are
 unused. Divisors are constants of the compiled kernel.

@@ -1,6 +1,6 @@
 """Launch the 4-bit Triton kernels on Paddle tensors.
 
-tests/ops/test_triton_4bit.py runs everything except `launch` in Triton's interpreter, on the CPU.
+tests/ops/quantized/test_triton_kernels.py runs everything except `launch` in Triton's interpreter, on the CPU.
 
 Shapes: T positions, O outputs and I inputs of the weight.
 """

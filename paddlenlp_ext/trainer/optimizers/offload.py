@@ -1,6 +1,7 @@
 """Optimizer state in host memory: it is on the GPU only during the optimizer step, when there are no activations.
 
-Experimental, not run on a GPU: tests/trainer/test_offload.py checks only which tensor is moved where, and when.
+Experimental, not run on a GPU: tests/trainer/optimizers/test_offload.py checks only which tensor is moved where, and
+when.
 """
 
 from __future__ import annotations

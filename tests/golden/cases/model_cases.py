@@ -1,6 +1,6 @@
 """The tiny models of the golden files: configurations, weights and inputs, made alike on both sides from NumPy alone.
 
-`make_model_golden.py` feeds them to transformers; tests/models/test_golden.py to this package.
+`make_model_golden.py` feeds them to transformers; tests/models/test_decoder_golden.py to this package.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.common.adapters import logits_of, loss_of, same_bits, tiny_model, tra
 from tests.golden import DATA
 from tests.golden.cases.vera_cases import CASES
 from tests.golden.cases.weight_adapter_cases import EPSILON, LEARNING_RATE, STEPS
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 with_golden = pytest.mark.parametrize("case", CASES)
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from tests.golden import DATA
 from tests.golden.cases.peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 

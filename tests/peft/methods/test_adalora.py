@@ -27,7 +27,7 @@ from paddlenlp_ext.trainer.build import build_trainer, load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
 from tests.golden import DATA
 from tests.golden.cases.adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 FOLDER = DATA / "adalora"
 both = pytest.mark.parametrize("case", CASES)

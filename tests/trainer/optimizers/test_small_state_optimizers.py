@@ -1,6 +1,6 @@
 """Adam-mini and 8-bit AdamW against formulas in NumPy and against bitsandbytes' steps; half precision, saved state.
 
-test_resume.py checks that a run resumes with the same bits.
+tests/trainer/test_resume.py checks that a run resumes with the same bits.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
 from tests.golden import DATA
 from tests.golden.cases.reft_cases import CASES, EPSILON, LEARNING_RATE, PROMPT_LENGTHS, STEPS
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 PROMPTS = [[length] for length in PROMPT_LENGTHS]
 

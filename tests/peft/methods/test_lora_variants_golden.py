@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
 from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 
 def evaluated_base(base: str) -> CausalLM:

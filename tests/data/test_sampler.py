@@ -1,17 +1,13 @@
-"""Order of the training data: epochs, steps, resuming, and the assignment of micro-batches to ranks."""
+"""Order of the training data: epochs, steps and resuming."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.collate import build_collate
-from paddlenlp_ext.data.packing import PackingPlan, attention_cost
+from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
-from paddlenlp_ext.trainer.optimizer import build_optimizer
-from paddlenlp_ext.trainer.process_group import SingleProcess
-from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
-from tests.common.training import VOCABULARY, Rows, make_config, make_model
+from tests.common.training import Rows, make_config
 
 
 def order_of(num_rows=10, batch_size=2, micro_batches_per_step=2, **options):
@@ -79,40 +75,3 @@ def test_check_same_data_order_changed_order_names_the_keys():
     edited.rows[3].tokens[2] += 1
     with pytest.raises(ValueError, match="dataset fingerprint was"):
         check_same_data_order(saved, data_order_facts(make_config("out"), edited))
-
-
-class OneOf(SingleProcess):
-    """One of several ranks, without communication."""
-
-    def __init__(self, index, size):
-        self.index, self.size = index, size
-
-
-def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
-    rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
-    step_batch = next(build_data_order(config, rows, num_ranks=2).step_batches())
-    taken = [rows_taken_by(OneOf(index, 2), step_batch, rows, config) for index in range(2)]
-    assert sorted(taken[0] + taken[1]) == sorted(step_batch.row_indices)
-    assert taken[0] == [row for pack in step_batch.local_micro_batches(0, 2).values() for (row,) in pack]
-    alternating = (step_batch.row_indices[::2], step_batch.row_indices[1::2])
-    uneven = [largest_over_mean(shares, rows) for shares in (taken, alternating)]
-    assert uneven[0] < 1.1 < uneven[1]
-
-
-def rows_taken_by(process_group, step_batch, rows, config):
-    model, taken = make_model(), []
-    collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
-
-    def collate_and_look(packs):
-        taken.extend(row for pack in packs for row in pack)
-        return collate(packs)
-
-    options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
-    optimizer = build_optimizer(model, config.optim)
-    OptimizerStep(model, optimizer, collate_and_look, process_group, options).run(step_batch, 0, 1e-3)
-    return taken
-
-
-def largest_over_mean(shares, rows):
-    costs = [attention_cost(rows.lengths[share]) for share in shares]
-    return max(costs) / (sum(costs) / len(costs))

@@ -13,7 +13,7 @@ import pytest
 from paddlenlp_ext.peft.peft_model import PeftModel
 from tests.golden import DATA
 from tests.golden.cases.weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 pytestmark = pytest.mark.parametrize("case", CASES)
 

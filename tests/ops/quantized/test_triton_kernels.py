@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.quantized.linear import linear_op, linear_triton
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.scripts import script_environment
-from tests.ops.host_array import HostArray
+from tests.ops.quantized.host_array import HostArray
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed (pip install -e '.[triton]')", allow_module_level=True)
@@ -198,7 +198,7 @@ def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, po
 def test_triton_kernels_compile_for_hopper(tmp_path):
     # In its own process: here the kernels belong to the interpreter.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    command = [sys.executable, "-m", "tests.ops.compile_4bit"]
+    command = [sys.executable, "-m", "tests.ops.quantized.compile_4bit"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
 from tests.golden.cases.prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
-from tests.peft import golden_checks as shared
+from tests.peft.methods import golden_checks as shared
 
 
 def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
