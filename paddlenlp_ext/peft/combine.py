@@ -1,4 +1,7 @@
-"""Several stored adapters as one, without keeping the parts: `PeftModel.add_weighted_adapter` keeps them."""
+"""Load the weighted sum of several stored adapters as one adapter.
+
+Only the sum stays in memory; `PeftModel.add_weighted_adapter` combines adapters that stay loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 
 
 def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
-    """Add the weighted sum of some adapters to their base model. The result is in evaluation mode, and can be trained.
+    """Add the weighted sum of several stored adapters to their base model, as a plain LoRA.
+
+    The result is in evaluation mode and can be trained.
 
     Args:
-        model: the base, without an adapter.
-        adapters: folder -> weight; a negative weight takes the adapter away.
+        model: base model without an adapter.
+        adapters: folder -> weight; a negative weight subtracts the adapter.
 
     Raises:
-        ValueError: no adapter, one that cannot be read, one of another model, or one whose update is not low-rank; the
-            model is as it was then.
+        ValueError: no adapter is given, or an adapter cannot be read, belongs to another model, or is not low-rank;
+            the model is unchanged.
     """
     if not adapters:
-        raise ValueError("no adapter to combine: give at least one folder and its weight")
+        raise ValueError("no adapter to combine; pass at least one folder and its weight")
     parts = []
     with undone_on_failure(model):
         for folder in adapters:

@@ -1,13 +1,13 @@
-"""Low-rank updates as pairs of factors: read off an adapter, combined, and written as a plain LoRA.
+"""Extract the low-rank factors of an adapter, combine several adapters, and save the result as a plain LoRA.
 
-    sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...]
+| `combination_type` of Hugging Face PEFT | update of adapters B_i A_i with weights w_i | rank |
+| --- | --- | --- |
+| "cat" | sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
+| "linear" | (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i) | the common rank |
 
-A weighted sum of low-rank updates is a low-rank update, exactly, with the ranks added up: Hugging Face PEFT's
-`combination_type="cat"`. Its "linear" adds the factors up instead, which keeps the rank and is another function:
+"cat" is the exact weighted sum of the updates; "linear" is another function.
 
-    (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i)
-
-Shapes: k rank of a layer, in/out its features.
+Shapes: k rank of a layer's update, in/out features of the layer.
 """
 
 from __future__ import annotations
@@ -46,28 +46,29 @@ class AdaptedModel(Protocol):
 
 
 class Factors(NamedTuple):
-    """Update B A of one layer, float32: A [k, in] and B [out, k], which holds the scale s already."""
+    """Update B A of one layer, float32: A [k, in] and B [out, k], with the scale s multiplied into B."""
 
     a: paddle.Tensor
     b: paddle.Tensor
     scaling: float | None = None
-    """s of a plain LoRA, None for any other method."""
+    """The scale s of a plain LoRA; None for any other method."""
 
 
 @paddle.no_grad()
 def factors_of(model: AdaptedModel) -> dict[str, Factors]:
-    """Return the factors of each layer, by its name.
+    """Return the factors of each adapted layer, by name.
 
     Raises:
-        ValueError: the update of a layer is not low-rank, the adapter is more than layers, or its base was quantized
-            for it.
+        ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was
+            quantized for this adapter.
     """
     factors = {}
     for name, layer in adapter_layers(model.base_model):
         if getattr(layer, "base_is_residual", False):
             raise ValueError(
-                f"{name} was quantized without a part that this adapter holds (PiSSA, LoftQ): apart from that base its "
-                "factors mean something else. Load the adapter over the original model, or merge it."
+                f"{name}: a part of the weight was subtracted before quantization, and the factors of this adapter "
+                "(PiSSA, LoftQ) add it back, so that they fit no other base; load the adapter over the original model, "
+                "or merge it"
             )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
         if pair is not None:
@@ -75,12 +76,12 @@ def factors_of(model: AdaptedModel) -> dict[str, Factors]:
             factors[name] = Factors(*pair, layer.scaling if is_plain else None)
     shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
     state = model.adapter_state().keys() - shared
-    left = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
-    if left or not factors:
+    others = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
+    if others or not factors:
         config = model.peft_config
         raise ValueError(
-            f"an adapter of type {config.peft_type} ({type(config).__name__}) is no low-rank change of weights: it "
-            "cannot be combined. Merge it into the base instead."
+            f"an adapter of type {config.peft_type} ({type(config).__name__}) is not a low-rank change of weights and "
+            "cannot be combined; merge it into the base instead"
         )
     return factors
 
@@ -91,19 +92,21 @@ def combined_factors(
     """Return the factors of a weighted combination, layer by layer.
 
     Args:
-        parts: `factors_of` each adapter.
-        weights: one each; with "cat" a negative weight takes an adapter away.
+        parts: for each adapter, the result of `factors_of`.
+        weights: weight of each adapter; with "cat" a negative weight subtracts the adapter.
         combination: "cat" or "linear".
 
     Raises:
-        ValueError: nothing to combine, no such combination, or one that these adapters do not allow.
+        ValueError: no adapter is given, the numbers of adapters and weights differ, the combination is unknown, or
+            "linear" does not apply to these adapters.
     """
     if not parts or len(parts) != len(weights):
         raise ValueError(
-            f"adapters, weights: {len(parts)} adapters and {len(weights)} weights; give one each, at least one"
+            f"adapters, weights: got {len(parts)} adapters and {len(weights)} weights; pass at least one adapter and a "
+            "weight for each"
         )
     if combination not in COMBINATIONS:
-        raise ValueError(f"combination_type={combination!r} is not available; use one of {', '.join(COMBINATIONS)}")
+        raise ValueError(f"combination_type={combination!r} is not supported; use one of {', '.join(COMBINATIONS)}")
     pairs: dict[str, list[tuple[Factors, float]]] = {}
     for part, weight in zip(parts, weights, strict=True):
         for name, factors in part.items():
@@ -113,7 +116,7 @@ def combined_factors(
 
 
 def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
-    """Return the config of a LoRA with these factors and scale alpha / r = 1 in each layer."""
+    """Return the config of a LoRA with these factors and the scale alpha / r = 1 in each layer."""
     ranks = {name: pair.a.shape[0] for name, pair in factors.items()}
     rank = max(ranks.values())
     others = {name: other for name, other in ranks.items() if other != rank}
@@ -127,7 +130,7 @@ def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
 
 
 def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
-    """Return the factors by the names that a LoRA's tensors have in files."""
+    """Return the factors by the names of a LoRA's tensors."""
     tensors = {}
     for name, pair in factors.items():
         tensors |= {f"{name}.lora_A.weight": pair.a.contiguous(), f"{name}.lora_B.weight": pair.b.contiguous()}
@@ -137,10 +140,14 @@ def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
 def save_as_lora(
     model: AdaptedModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
 ) -> None:
-    """Write a model's adapter as a plain LoRA over its base, for readers that know nothing else.
+    """Write a model's adapter as a plain LoRA over its base, which programs without the method can read.
 
-    The rank is what the method's update needs: 2r for one that starts at r triplets of the weight. `factors` stand for
-    `factors_of(model)` where the model's layers hold parts.
+    The rank is that of the update: 2r for a method that subtracts r initial triplets from the weight.
+
+    Args:
+        model: model with the adapter.
+        folder: folder to write.
+        factors: factors of the unsharded layers; None: `factors_of(model)`.
 
     Raises:
         ValueError: the update is not low-rank.
@@ -156,17 +163,17 @@ def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
 
 
 def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
-    """Return the factors that PEFT's "linear" gives: an adapter's scale s and weight w enter both as sqrt(w s).
+    """Return the factors of PEFT's "linear" combination: A and B are each scaled by sqrt(w s), and added up.
 
     Raises:
         ValueError: the ranks differ, a weight is negative, or an adapter is not a plain LoRA.
     """
     if len({factors.a.shape[0] for factors, _ in layer}) != 1:
-        raise ValueError(f"{name}: the adapters differ in rank; combination_type='cat' takes any ranks")
+        raise ValueError(f"{name}: the adapters differ in rank; use combination_type='cat', which accepts any ranks")
     if any(weight < 0 for _, weight in layer):
-        raise ValueError("weights: one is negative; combination_type='cat' takes negative weights")
+        raise ValueError("weights: one is negative; use combination_type='cat', which accepts negative weights")
     scaled = [(factors, weight, factors.scaling) for factors, weight in layer if factors.scaling is not None]
     if len(scaled) < len(layer):
-        raise ValueError(f"{name}: an adapter there is not a plain LoRA; combination_type='cat' takes any low-rank one")
+        raise ValueError(f"{name}: an adapter is not a plain LoRA; use combination_type='cat' for other methods")
     a = paddle.add_n([factors.a * (weight * scaling) ** 0.5 for factors, weight, scaling in scaled])
     return Factors(a, paddle.add_n([factors.b * (weight / scaling) ** 0.5 for factors, weight, scaling in scaled]))

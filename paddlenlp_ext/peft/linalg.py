@@ -1,11 +1,12 @@
 """Linear algebra of low-rank updates: sharding axes of the factors, selection of ranks, leading singular triplets.
 
-The leading singular triplets of a matrix cost a small part of the time of the full decomposition:
+The leading singular triplets of M are found by a randomized SVD, which takes a small part of the time of a full SVD
+(Halko, Martinsson and Tropp 2011, arXiv:0909.4061, algorithms 4.4 and 5.1), with G a random matrix:
 
-    Q = orth(M G);  a few times Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
+    Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
-(Halko, Martinsson and Tropp 2011, arXiv:0909.4061, algorithms 4.4 and 5.1). Each pass over M costs two products with a
-matrix `2 rank + 8` wide, and drives the part of Q that is not of the leading triplets down.
+Each repetition costs two products with a matrix of `2 rank + 8` columns, and reduces the components of Q outside the
+space of the leading triplets.
 
 Shapes: m, n sides of the matrix; k triplets; q width of the projection.
 """
@@ -32,21 +33,24 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
         "rowwise": (1, None),
         "replicated": (None, None),
     }
-    assert style in axes, f"a linear is not cut {style}"
+    assert style in axes, f"a linear cannot be sharded {style}"
     return axes[style]
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Select indices of the tensor along `axis`, bit for bit in its own dtype; an empty selection is allowed."""
+    """Select indices of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 
-_PASSES = 3
-_SMALL = 128  # up to this smaller side the whole decomposition takes milliseconds
+_NUM_ITERATIONS = 3
+_MAX_FULL_SVD = 128  # up to this smaller side a full SVD takes milliseconds
 
 
 class LeadingSVD(NamedTuple):
-    """`u` [m, k], `s` [k] falling, `v_t` [k, n]: u diag(s) v_t is the closest matrix of rank k. float32."""
+    """Leading singular triplets, float32: `u` [m, k], `s` [k] in descending order, `v_t` [k, n].
+
+    u diag(s) v_t is the closest matrix of rank k.
+    """
 
     u: paddle.Tensor
     s: paddle.Tensor
@@ -54,37 +58,37 @@ class LeadingSVD(NamedTuple):
 
 
 def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
-    """Refuse a rank that a matrix of this shape has no triplets for.
+    """Check that a weight of this shape has at least `rank` singular triplets; `name` is the layer's.
 
     Raises:
         ValueError: the rank is larger than the smaller side.
     """
     if rank > min(shape):
         raise ValueError(
-            f"lora_rank={rank} is more than {name} has singular values (its weight is {list(shape)}): lower it, or "
-            "leave this layer out of lora_target_modules"
+            f"lora_rank={rank} is more than the {min(shape)} singular values of {name}, whose weight is {list(shape)}; "
+            "lower it, or leave this layer out of lora_target_modules"
         )
 
 
 @paddle.no_grad()
 def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = False) -> LeadingSVD:
-    """The `rank` leading triplets of `matrix` [m, n].
+    """Return the `rank` leading singular triplets of `matrix` [m, n].
 
-    The random projection depends on `name` alone, and signs are settled (the largest part of each right vector is
-    positive): the same matrix gives the same triplets.
+    The result is deterministic: the random projection depends only on `name`, and the element of each right vector with
+    the largest magnitude is positive.
 
     Args:
-        matrix: of any floating format; computed in float32.
+        matrix: any floating-point dtype; computed in float32.
         rank: k, at most the smaller side.
-        name: of the matrix.
-        exact: take the triplets of the whole decomposition, at its price.
+        name: name of the matrix.
+        exact: compute a full SVD.
     """
     assert rank <= min(matrix.shape), f"{name}: rank {rank} of {matrix.shape}"
     matrix_MN = matrix.astype("float32")
     width = 2 * rank + 8
-    if exact or min(matrix_MN.shape) <= max(2 * width, _SMALL):
-        whole = paddle.linalg.svd(matrix_MN.astype("float64"), full_matrices=False)
-        u, s, v_t = (part.astype("float32") for part in whole)
+    if exact or min(matrix_MN.shape) <= max(2 * width, _MAX_FULL_SVD):
+        triplets = paddle.linalg.svd(matrix_MN.astype("float64"), full_matrices=False)
+        u, s, v_t = (part.astype("float32") for part in triplets)
     else:
         u, s, v_t = _projected_svd(matrix_MN, width, name)
     u_MK, s_K, v_t_KN = u[:, :rank], s[:rank], v_t[:rank]
@@ -97,10 +101,10 @@ def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[pad
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     start = np.random.default_rng(seed).standard_normal((matrix_MN.shape[1], width), dtype=np.float32)
     q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, paddle.to_tensor(start)))
-    for _ in range(_PASSES):
+    for _ in range(_NUM_ITERATIONS):
         z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
         q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
-    # M^T Q = Z R, so that M is near Q R^T Z^T: what is left to decompose is q by q.
+    # M^T Q = Z R, so that M is close to Q R^T Z^T: only R, which is q by q, has to be decomposed.
     z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
     u, s, v_t = paddle.linalg.svd(r_QQ.T)
     return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

@@ -1,4 +1,4 @@
-"""Several named adapters over one base model, one of them on; of any methods, nothing is copied to switch."""
+"""Several named adapters, of any methods, over one base model; one is active, and switching copies no tensor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class AdaptedModel(Protocol):
 
 
 @dataclass(frozen=True)
-class _Resting:
-    """An adapter that is off: class and state of its `PeftModel`, and its layers by name."""
+class _InactiveAdapter:
+    """Adapter that is not active: class and state of its `PeftModel`, and its layers by name."""
 
     model_class: type
     state: dict[str, Any]
@@ -28,67 +28,69 @@ class _Resting:
 
 
 class MultiAdapterModel:
-    """Adapters of one `PeftModel` by name; each has a state and a class of its own, which the model takes over.
+    """Named adapters of one `PeftModel`.
+
+    Each adapter has its own subclass and state of `PeftModel`; the model takes over those of the active adapter.
 
     Attributes:
-        active: name of the adapter that is on.
+        active: name of the active adapter.
     """
 
     def __init__(self, active: str) -> None:
         self.active = active
-        self._resting: dict[str, _Resting] = {}
+        self._inactive: dict[str, _InactiveAdapter] = {}
 
     def names(self) -> list[str]:
-        """All adapters, the active one first."""
-        return [self.active, *self._resting]
+        """Return the names of all adapters, the active one first."""
+        return [self.active, *self._inactive]
 
     def add(self, model: AdaptedModel, name: str, make: Callable[[], AdaptedModel]) -> None:
-        """Keep another adapter of the model's base; the active one stays on.
+        """Add another adapter to the model's base; the active adapter stays active.
 
         Args:
-            model: the model of the active adapter.
-            name: of the new adapter.
-            make: puts the new adapter on the bare base and returns its model.
+            model: model of the active adapter.
+            name: name of the new adapter.
+            make: adds the new adapter to the base, which has no adapter then, and returns its model.
 
         Raises:
-            ValueError: the name is taken, or as `make`; nothing has changed then.
+            ValueError: the name is taken, or `make` raises; nothing has changed.
         """
         if name in self.names():
-            raise ValueError(f"adapter {name!r} exists; delete it or choose another name")
+            raise ValueError(f"adapter {name!r} exists already; delete it or choose another name")
         layers = detach_adapters(model.base_model)
         try:
             other = make()
             other.adapters = self
-            self._resting[name] = _Resting(type(other), other.__dict__, detach_adapters(model.base_model))
+            self._inactive[name] = _InactiveAdapter(type(other), other.__dict__, detach_adapters(model.base_model))
         finally:
             attach_adapters(model.base_model, layers)
 
     def switch(self, model: AdaptedModel, name: str) -> None:
-        """Let the model be that of another adapter.
+        """Make another adapter active.
 
         Raises:
-            ValueError: there is no such adapter.
+            ValueError: no adapter has this name.
         """
         self._require(name)
         if name == self.active:
             return
-        self._resting[self.active] = _Resting(type(model), model.__dict__, detach_adapters(model.base_model))
-        other = self._resting.pop(name)
+        self._inactive[self.active] = _InactiveAdapter(type(model), model.__dict__, detach_adapters(model.base_model))
+        other = self._inactive.pop(name)
         attach_adapters(model.base_model, other.layers)
         object.__setattr__(model, "__class__", other.model_class)
         object.__setattr__(model, "__dict__", other.state)
         self.active = name
 
     def delete(self, name: str) -> None:
-        """Forget an adapter that is off.
+        """Delete an adapter that is not active.
 
         Raises:
-            ValueError: there is no such adapter, or it is on.
+            ValueError: no adapter has this name, or it is active.
         """
         self._require(name)
         if name == self.active:
-            raise ValueError(f"adapter {name!r} is on; set another one before deleting it")
-        del self._resting[name]
+            raise ValueError(f"adapter {name!r} is active; set another one before deleting it")
+        del self._inactive[name]
 
     def _require(self, name: str) -> None:
         if name not in self.names():

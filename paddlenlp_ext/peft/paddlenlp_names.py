@@ -1,4 +1,4 @@
-"""Models with an adapter as PaddleNLP makes them: `LoRAModel(model, lora_config)`."""
+"""PaddleNLP's class names for models with an adapter: `LoRAModel(model, lora_config)`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 
 
 class LoRAModel(PeftModel):
-    """PaddleNLP's name of `get_peft_model` and `PeftModel.from_pretrained`."""
+    """PaddleNLP's name for `get_peft_model` and `PeftModel.from_pretrained`."""
 
     def __new__(cls, model: TrainableModel, lora_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, lora_config)
 
 
 class PrefixModelForCausalLM(PeftModel):
-    """PaddleNLP's name of `get_peft_model` and `PeftModel.from_pretrained` for prefixes."""
+    """PaddleNLP's name for `get_peft_model` and `PeftModel.from_pretrained` with prefix tuning."""
 
     def __new__(cls, model: TrainableModel, prefix_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, prefix_config)

@@ -1,7 +1,7 @@
-"""Arrays in a `.pdparams` file, read by an unpickler that knows arrays and nothing else.
+"""Read the arrays of a `.pdparams` file with an unpickler that is restricted to arrays.
 
-A pickle is a program: it names functions and calls them. `paddle.save` of tensors names only what makes NumPy arrays,
-tuples and text; a file that names anything else is refused before that is looked up.
+Unpickling calls the functions that the file names. A file of tensors that `paddle.save` wrote names only the functions
+that build NumPy arrays, tuples and text. A file that names any other function is refused before that is imported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Bytes as Python 3 writes them into a pickle of Python 2's form, without attributes that a pickle could set."""
+    """Replacement of `_codecs.encode`, which protocol 2 calls for bytes; a pickle cannot set attributes of it."""
 
     __slots__ = ()
 
     def __call__(self, text: str, encoding: str) -> bytes:
         if encoding != "latin1":
-            raise pickle.UnpicklingError(f"it asks for text as {encoding!r}, which no array needs")
+            raise pickle.UnpicklingError(f"refusing to decode text as {encoding!r}: only arrays are allowed")
         return text.encode("latin1")
 
 
-# By the spellings of Python 2 and 3, and of NumPy before and since 2.0.
+# Names in Python 2 and 3, and in NumPy before and since 2.0.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
@@ -38,19 +38,21 @@ _NUMPY_MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 
 
 def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Name -> array of a file that `paddle.save` wrote of a dict of tensors; floating ones as float32.
+    """Read a dict of tensors that `paddle.save` wrote, as arrays by name; floating-point arrays are float32.
 
     Raises:
-        ValueError: the file is damaged, or holds anything but arrays under names; nothing of it has run then.
+        ValueError: the file is damaged or holds anything but named arrays; none of its code has run.
     """
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not read as arrays ({error})") from error
+        raise ValueError(f"{path}: cannot be read as arrays ({error}); save the adapter as safetensors") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, not tensors by name")
-    # Paddle notes its own names of tensors beside them.
+        raise ValueError(
+            f"{path}: holds a {type(content).__name__}, not a dict of tensors; save the adapter as safetensors"
+        )
+    # Paddle adds an entry "StructuredToParameterName@@" with its internal tensor names.
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
 
 
@@ -60,15 +62,15 @@ class _ArrayUnpickler(pickle.Unpickler):
             return _KNOWN[module, name]
         if module in _NUMPY_MODULES and name == "_reconstruct":
             return super().find_class("numpy._core.multiarray", name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        raise pickle.UnpicklingError(f"refusing to unpickle {module}.{name}: only arrays are allowed")
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """A tensor is an array, or a pair of Paddle's name for it and an array; bfloat16 lies as uint16."""
+    """Return the array of a stored value: an array, or a pair (Paddle's tensor name, array); bfloat16 is in uint16."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise ValueError(f"{path}: {name!r} is no tensor of numbers")
+        raise ValueError(f"{path}: {name!r} is not a tensor of numbers; save the adapter as safetensors")
     if value.dtype == np.uint16:
         return bfloat16_to_float32(value)
     return value.astype(np.float32) if value.dtype.kind == "f" else value

@@ -1,4 +1,4 @@
-"""Registry of the PEFT methods, filled by the modules of `peft.methods`: nothing to edit when one is added."""
+"""Registry of the PEFT methods; each module of `peft.methods` registers its own."""
 
 from __future__ import annotations
 

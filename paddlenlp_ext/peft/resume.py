@@ -1,4 +1,4 @@
-"""Checks that a stored adapter is the one that a run's options describe."""
+"""Check that a stored adapter matches the options of a run."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 
 def require_same_method(where: str, stored: PeftConfig, wanted: PeftConfig) -> None:
-    """Check that both are of one method.
+    """Check that both configs are of the same method.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the methods differ.
     """
     if type(stored) is not type(wanted):
-        theirs, ours = (f"{each.peft_type} ({type(each).__name__})" for each in (stored, wanted))
+        found, expected = (f"{config.peft_type} ({type(config).__name__})" for config in (stored, wanted))
         raise ValueError(
-            f"{where} holds an adapter of type {theirs}, and the run's is of type {ours}: start from an adapter of the "
-            "run's method, or change the method"
+            f"{where} holds an adapter of type {found}, but the run trains type {expected}; start from an adapter of "
+            "the run's method, or change the method"
         )
 
 
 def require_same_function(where: str, stored: PeftConfig, wanted: PeftConfig) -> None:
-    """Check that the same tensors do the same under both configs.
+    """Check that the stored tensors compute the same function under both configs.
 
     Raises:
-        ValueError: they are of different methods, or differ in options; each is named with both values.
+        ValueError: the methods differ, or options that are not in `free_on_resume`; the message names each of them with
+            both values.
     """
     require_same_method(where, stored, wanted)
     differences = [
-        f"{_key(field.name, wanted)} was {getattr(stored, field.name)!r} and is {getattr(wanted, field.name)!r} now"
+        f"{_key(field.name, wanted)} changed from {getattr(stored, field.name)!r} to {getattr(wanted, field.name)!r}"
         for field in dataclasses.fields(wanted)
         if field.compare
         and field.name not in wanted.free_on_resume
@@ -39,13 +40,13 @@ def require_same_function(where: str, stored: PeftConfig, wanted: PeftConfig) ->
     ]
     if differences:
         raise ValueError(
-            f"{where}: {'; '.join(differences)}: the stored tensors would make another model. Set what was, or begin a "
-            "new run that starts from this adapter."
+            f"{where}: {'; '.join(differences)}. With these options the stored tensors would compute another function. "
+            "Restore the options, or start a new run from this adapter."
         )
 
 
 def _key(attribute: str, config: PeftConfig) -> str:
-    """The key that a run's file has for a field; one that no file can set has its own name."""
+    """Return the configuration key of a config attribute; the attribute's name if no key sets it."""
     for switch, method in PEFT_METHODS.items():
         if method is type(config):
             return next((o.key for o in method_options(switch, method) if o.attribute == attribute), attribute)

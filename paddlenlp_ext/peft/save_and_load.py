@@ -1,4 +1,4 @@
-"""Adapter folders: Hugging Face PEFT's layout is written and read, PaddleNLP's is read."""
+"""Read adapter folders of Hugging Face PEFT and of PaddleNLP; write those of Hugging Face PEFT."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ _KEY_PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """An adapter as it was stored.
+    """Stored adapter, read from its folder.
 
-    `tensors` are the adapter's own, by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"); floating
-    ones are float32, which holds every stored format exactly.
+    Attributes:
+        folder: the adapter's folder.
+        config: config of the method.
+        base_model: base model that the config file names.
+        tensors: the adapter's tensors by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight");
+            floating-point tensors are converted to float32, which represents every stored dtype exactly.
+        quantization: quantization of the base during training; None if it was not quantized.
     """
 
     folder: Path
@@ -40,24 +45,27 @@ class AdapterFiles:
     base_model: str | None
     tensors: dict[str, np.ndarray]
     quantization: QuantizationConfig | None = None
-    """How the base was quantized in training, None where it was not."""
 
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the weight to quantize in place of a weight of the base, as it was when the adapter was trained.
+        """Return the weight to quantize for a layer of the base, as in the adapter's training.
 
-        Arguments as `PeftConfig.before_quantizing`'s.
+        Takes the arguments of `PeftConfig.before_quantizing`.
         """
         return self.config.before_quantizing_again(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
-        """Return the quantization of a base with this config.json, as it was when the adapter was trained.
+        """Return the quantization to apply to a base, so that it matches the adapter's training.
 
-        None where it is that already.
+        Args:
+            base_config: the base's config.json.
+
+        Returns:
+            None if the base is to be loaded as it is stored.
 
         Raises:
-            ValueError: it is stored quantized, and otherwise than in training.
+            ValueError: the base is stored in another quantized format than in training.
         """
         saved = from_quantization_config(base_config.get("quantization_config"))
         if saved is None or self.quantization is None:
@@ -65,8 +73,8 @@ class AdapterFiles:
         if saved != self.quantization:
             raise ValueError(
                 f"{self.folder}: the adapter was trained over weights in {describe_quantization(self.quantization)}, "
-                f"and this base is stored in {describe_quantization(saved)}: give the base of the training, or the "
-                "original model"
+                f"but this base is stored in {describe_quantization(saved)}; use the base of the training run, or "
+                "the original model"
             )
         return None
 
@@ -75,11 +83,11 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     """Read an adapter folder.
 
     Args:
-        folder: as `PeftModel.from_pretrained`'s.
-        allow_pickle: take the weights of a PaddleNLP folder from its `.pdparams` file where it has no others.
+        folder: as in `PeftModel.from_pretrained`.
+        allow_pickle: read the `.pdparams` file of a PaddleNLP folder that has no safetensors file.
 
     Raises:
-        ValueError: no adapter there, pickled weights only, a method or a field that is not known here.
+        ValueError: the folder has no adapter or only pickled weights, or its method or a field is not supported.
     """
     file = find_config(folder)
     config, fields = read_config(file)
@@ -94,9 +102,13 @@ def write_adapter(
     tensors: Mapping[str, Any],
     own_keys: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the two files of Hugging Face PEFT's layout; each appears whole. The config comes last.
+    """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
 
-    `own_keys` is the method's.
+    Args:
+        folder: created if it does not exist.
+        fields: content of adapter_config.json.
+        tensors: the stored tensors, by this package's names.
+        own_keys: `PeftConfig.own_keys` of the method.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,9 +126,12 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
         raise missing_weights(folder, WEIGHTS_FILE)
     stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
     own_names = {key: name for name, key in config.own_keys.items()}
-    strangers = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
-    if strangers:
-        raise ValueError(f"{folder / WEIGHTS_FILE}: {strangers[0]!r} does not start with {_KEY_PREFIX!r}")
+    unexpected = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
+    if unexpected:
+        raise ValueError(
+            f"{folder / WEIGHTS_FILE}: {unexpected[0]!r} does not start with {_KEY_PREFIX!r}; use a folder that "
+            "Hugging Face PEFT or this package saved"
+        )
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
     config = config.for_tensors(named)
     tensors = config.from_stored(named)
@@ -124,11 +139,16 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
 
 
 def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
-    """PaddleNLP's names begin with the family ("llama.layers.0..."), and its matrices are [in, out]."""
+    """Read an adapter folder of PaddleNLP.
+
+    Names begin with the model family ("llama.layers.0..."), and matrices are [in, out].
+    """
     method = type(config)
     if method.paddlenlp_array:
         if not (folder / method.paddlenlp_array).is_file():
-            raise ValueError(f"{folder}: {method.paddlenlp_array} is missing, the one file there that can be read")
+            raise ValueError(
+                f"{folder}: {method.paddlenlp_array} is missing; it is the only readable file of this method"
+            )
         array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
         tensors = method.from_paddlenlp_array(array.astype(np.float32))
         return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)

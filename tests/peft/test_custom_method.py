@@ -97,7 +97,7 @@ def test_custom_method_without_linears_trains_saves_loads_and_disables(registere
         np.testing.assert_allclose(logits_of(model), base, atol=1e-6)
     model.save_pretrained(tmp_path)
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_model(), tmp_path)), changed)
-    with pytest.raises(ValueError, match="TOY_SHIFT is no change of a weight"):
+    with pytest.raises(ValueError, match="TOY_SHIFT is not a change of weights"):
         model.merge_and_unload()
 
 

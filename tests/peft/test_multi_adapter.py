@@ -113,7 +113,7 @@ def test_adapter_errors_name_the_adapter_and_change_nothing(folders: dict[str, P
         model.load_adapter(tmp_path / "missing", "third")
     with pytest.raises(ValueError, match="no adapter 'third'"):
         model.delete_adapter("third")
-    with pytest.raises(ValueError, match="'first' is on; set another"):
+    with pytest.raises(ValueError, match="'first' is active; set another"):
         model.delete_adapter("first")
     assert model.active_adapter == "first"
     assert same_bits(before, state_of(model))
@@ -171,7 +171,7 @@ def test_add_weighted_adapter_refuses_what_it_cannot_combine(folders: dict[str, 
     model = both(folders)
     model.add_adapter("prefix", PrefixTuningConfig(num_tokens=2))
     for arguments, message in (
-        ((["first", "prefix"], [1.0, 1.0], "sum"), "no low-rank change"),
+        ((["first", "prefix"], [1.0, 1.0], "sum"), "not a low-rank change"),
         ((["first", "second"], [1.0, 1.0], "sum", "linear"), "differ in rank"),
         ((["first"], [-1.0], "sum", "linear"), "negative"),
         ((["first"], [1.0], "sum", "ties"), "cat, linear"),

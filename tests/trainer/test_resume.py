@@ -156,7 +156,7 @@ def test_resume_changed_data_order_is_an_error_unless_skipped(tmp_path):
 
 def test_resume_another_adapter_is_an_error(tmp_path):
     make_trainer(tmp_path, save_strategy="epoch", num_train_epochs=1.0).train()
-    with pytest.raises(ValueError, match="lora_rank was 4 and is 2 now"):
+    with pytest.raises(ValueError, match="lora_rank changed from 4 to 2"):
         make_trainer(tmp_path, {**LORA, "rank": 2}, resume_from_checkpoint=True).train()
 
 

@@ -1,4 +1,4 @@
-"""Base and adapter as one weight: what merging in memory and merging files share."""
+"""Merge an adapter into the weights of a model in memory; the formulas are shared with merging of files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paddlenlp_ext.quantization.model import dequantize_linears
 
 
 def fold_in_place(model: TrainableModel, config: PeftConfig) -> None:
-    """Fold every adapter of the model into the weight under it and take the adapters off; all weights train again.
+    """Add every adapter to the weight of its base and remove the adapters; all weights are trainable afterwards.
 
-    Quantized weights become plain ones first: what is merged is what was trained against.
+    Quantized weights are dequantized first, so that the result is the function that was trained.
 
     Raises:
-        ValueError: as `require_mergeable`; nothing is changed then.
+        ValueError: as `require_mergeable`; nothing has changed.
     """
     require_mergeable_method(config)
     for name, layer in adapter_layers(model):
@@ -38,38 +38,41 @@ def fold_in_place(model: TrainableModel, config: PeftConfig) -> None:
 
 
 def require_mergeable_method(config: PeftConfig) -> None:
-    """Check that the method changes weights and nothing else.
+    """Check that the method changes only weights, so that its adapters can be merged.
 
     Raises:
-        ValueError: it doesn't.
+        ValueError: adapters of the method cannot be merged.
     """
     if not config.mergeable:
         raise ValueError(
-            f"an adapter of type {config.peft_type} is no change of a weight: it cannot be merged; use it as it is"
+            f"an adapter of type {config.peft_type} is not a change of weights and cannot be merged; load it with the "
+            "base model instead"
         )
 
 
 def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:
-    """Check that the adapter of the layer `name` can be folded into its weight.
+    """Check that the adapter of the layer `name` can be merged into its weight.
 
     Raises:
         ValueError: the adapter cannot be merged.
     """
     if not config.mergeable or not isinstance(layer, LinearAdapter):
-        raise ValueError(f"{name}: an adapter of type {config.peft_type} is no change of a weight and cannot be merged")
+        raise ValueError(
+            f"{name}: an adapter of type {config.peft_type} is not a change of weights and cannot be merged"
+        )
 
 
 @paddle.no_grad()
 def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
-    """Base and adapter as one weight, float32 [out, in]."""
+    """Return the sum of base and adapter weight, float32 [out, in]."""
     return layer.base.weight_value() + layer.delta_weight()
 
 
 @paddle.no_grad()
 def merged_bias(layer: LinearAdapter) -> paddle.Tensor | None:
-    """Base and adapter as one bias, float32 [out]; None where the adapter leaves it alone."""
+    """Return the sum of base and adapter bias, float32 [out]; None if the adapter does not change the bias."""
     delta = layer.delta_bias()
     if delta is None:
         return None
-    assert layer.base.bias is not None, "a method changed a bias that is not there"
+    assert layer.base.bias is not None, "a method changed the bias of a layer without bias"
     return layer.base.bias.astype("float32") + delta

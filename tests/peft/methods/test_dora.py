@@ -75,7 +75,7 @@ def test_dora_save_as_lora_raises(tmp_path: Path):
     model = adapted()
     train(model)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"LORA \(DoRAConfig\) is no low-rank change"):
+    with pytest.raises(ValueError, match=r"LORA \(DoRAConfig\) is not a low-rank change"):
         load_combined(tiny_model(), {tmp_path: 1.0})
 
 

@@ -227,7 +227,7 @@ def test_loftq_full_precision_base_starts_as_lora():
 def test_loftq_invalid_config_raises(tmp_path: Path):
     with pytest.raises(ValueError, match="loftq_iters: 0 is out of range"):
         LoftQConfig(iters=0)
-    with pytest.raises(ValueError, match=r"lora_rank=16 is more than .*k_proj has singular values"):
+    with pytest.raises(ValueError, match=r"lora_rank=16 is more than the .* singular values of .*k_proj"):
         quantized(LoftQConfig(rank=16))
     adapted(LoftQConfig(rank=4)).save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "adapter_config.json").read_text())

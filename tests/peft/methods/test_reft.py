@@ -245,7 +245,7 @@ def test_reft_documented_spelling_and_layer_list_are_accepted(capsys: pytest.Cap
 
 def test_merge_files_reft_raises(tmp_path: Path):
     trained().save_pretrained(tmp_path / "reft")
-    with pytest.raises(ValueError, match="REFT is no change of a weight: it cannot be merged"):
+    with pytest.raises(ValueError, match="REFT is not a change of weights and cannot be merged"):
         merge_adapter(tmp_path / "reft", tmp_path / "merged", lambda folder: tiny_model(), base="nowhere")
     assert not (tmp_path / "merged").exists()
 
