@@ -1,1 +1,1 @@
-"""Files and directories of models: weights, configs, tokenizers, training state. Depends on files, not on models."""
+"""Files and directories of models: weights, configs, tokenizers, training state. Independent of the model classes."""

@@ -40,10 +40,10 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     rounded = np.empty(bits.size, dtype="<u2")
     for start in range(0, bits.size, _CHUNK):  # in chunks that fit the cache: no tensor-sized temporaries
         piece = bits[start : start + _CHUNK]
-        kept = piece + (np.uint32(0x7FFF) + ((piece >> np.uint32(16)) & np.uint32(1)))
+        nearest = piece + (np.uint32(0x7FFF) + ((piece >> np.uint32(16)) & np.uint32(1)))
         is_nan = (piece & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        kept[is_nan] = piece[is_nan] | np.uint32(0x400000)  # rounding could carry a NaN over into infinity
-        rounded[start : start + _CHUNK] = kept >> np.uint32(16)
+        nearest[is_nan] = piece[is_nan] | np.uint32(0x400000)  # rounding could turn a NaN into infinity
+        rounded[start : start + _CHUNK] = nearest >> np.uint32(16)
     return rounded.reshape(np.shape(values))
 
 

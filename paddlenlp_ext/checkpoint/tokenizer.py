@@ -23,8 +23,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
 
     Returns:
         A transformers tokenizer. Its `chat_template` is the model's own, if there is one. If the model names no padding
-        token, the end-of-text token is used for padding; labels, not ids, mark the target tokens, so an end-of-text
-        token in the data is still a target.
+        token, the end-of-text token is used for padding. Labels, not ids, mark the target tokens, so an end-of-text
+        token in the data remains a target.
 
     Raises:
         ValueError: no such model, no tokenizer files, or files that transformers cannot read.
@@ -54,7 +54,7 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
-    # The only advice that transformers prints on import is that PyTorch is absent, which is fine here.
+    # The only advice that transformers prints on import is that PyTorch is absent, which is intended here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 

@@ -1,4 +1,4 @@
-"""Training state next to the model, for resuming: tensors in safetensors, all else in JSON. No pickles."""
+"""Training state of a checkpoint, for resuming: tensors in safetensors, all other values in JSON, no pickles."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STATE_FILE = "training_state.json"  # written last: a folder that has it is comp
 def save_training_state(
     folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any], part: str = ""
 ) -> None:
-    """Write the optimizer's tensors and all other state that resuming needs.
+    """Write the optimizer's tensors and all other state that a resumed run needs.
 
     Args:
         folder: folder of the checkpoint, created if absent.
         tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format, so nothing is rounded.
         state: JSON-serializable values. Floats are restored bit for bit.
-        part: suffix of the files of ranks that hold different parts, such as `rank1`; empty if there is one part.
+        part: suffix of the file names if each rank writes its own part, such as `rank1`; empty if there is one part.
 
     Raises:
         ValueError: `state` is not JSON-serializable.
@@ -46,7 +46,7 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
         The tensors, to be read one at a time with `.read(name)` (bfloat16 as its bits, see dtypes.py), and the state.
 
     Raises:
-        ValueError: a file is missing, damaged or not of the same save; the message names it.
+        ValueError: a file is missing, damaged or from a different save; the message names the file.
     """
     folder = Path(folder)
     file = folder / _named(STATE_FILE, part)

@@ -26,7 +26,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """Return the stored format, a NumPy name or `bfloat16`; of a quantized tensor, the format it is read in."""
+        """Return the stored format, a NumPy name or `bfloat16`; for a quantized tensor, the format it is read in."""
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
@@ -34,13 +34,12 @@ class WeightSource(ABC):
 
         Args:
             name: one of `names()`.
-            dtype: format to return, None for the stored one. `bfloat16` is returned as its bits in uint16 (see
+            dtype: format to return; None: the stored format. `bfloat16` is returned as its bits in uint16 (see
                 dtypes.py).
             shard: the shard to read; None for the full tensor.
 
         Returns:
-            An array that may be read and written. It may be a view of the file: copy it to keep it after the file
-            changes.
+            A writable array. It may be a view of the file: copy it if the file can change.
 
         Raises:
             ValueError: the file ends early, or the stored format cannot be converted to `dtype`.

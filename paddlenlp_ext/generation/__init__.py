@@ -1,1 +1,1 @@
-"""Text generation: sampling, key-value cache, decoding loop. Of a model it uses only `hidden_states` and `logits`."""
+"""Text generation: sampling, key-value cache, decoding loop. It calls only `hidden_states` and `logits` of a model."""

@@ -21,7 +21,7 @@ from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
 
 
 class TokenChooser:
-    """Choose the next token of each row; holds the random generator of each row."""
+    """Selection of the next token of each row, with one random generator per row."""
 
     def __init__(self, options: DecodingOptions) -> None:
         self._options = options
@@ -32,7 +32,7 @@ class TokenChooser:
 
         Args:
             logits_BV: [B, V], any float type.
-            rows: number of each row among all prompts, which selects its random generator.
+            rows: index of each row among all prompts, which selects its random generator.
             seen_ids: prompt and generated tokens of each row.
         """
         options = self._options
@@ -48,7 +48,7 @@ class TokenChooser:
         return self._sampler.draw(logits, rows).tolist()
 
 
-_COMPACTION_THRESHOLD = 0.25  # fraction of finished rows from which they are removed from the batch
+_COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are removed from the batch
 
 
 class Decoder(Protocol):
@@ -67,7 +67,7 @@ class Decoder(Protocol):
     def hidden_states(
         self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
     ) -> paddle.Tensor:
-        """Return the input of lm_head, [B, S, D]."""
+        """Return the hidden states [B, S, D], the input of lm_head."""
         ...
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -116,13 +116,12 @@ def generate(
     """Continue each prompt; return only the new tokens, in the order of `prompts`.
 
     The tokens of a row depend on its prompt, its number and the seed, not on the other rows of its batch. The token
-    that
-    ends a row is not returned: a row shorter than its limit ended at an end token. The model runs in evaluation mode
-    without gradients; afterwards each layer is back in its former mode.
+    that ends a row is not returned: a row shorter than its limit ended at an end token. The model runs in evaluation
+    mode without gradients; afterwards the former mode of each layer is restored.
 
     Args:
         model: the decoder.
-        prompts: token ids, lists of at least one token; no padding.
+        prompts: lists of at least one token id, without padding.
         max_new_tokens: maximum number of new tokens per row.
         decode_strategy: "greedy_search" (temperature, top_k and top_p are not used) or "sampling".
         temperature: divisor of the logits; lower is more deterministic.
@@ -132,14 +131,14 @@ def generate(
         eos_token_id: token or tokens that end a row; None lets every row reach its limit.
         seed: seed of the sampling.
         batch_size: rows decoded together.
-        max_total_length: maximum number of tokens of a prompt and its continuation together, None for no such limit.
-        first_row: number of `prompts[0]`, for callers that pass their prompts in several calls.
+        max_total_length: maximum number of tokens of a prompt and its continuation together; None: no limit.
+        first_row: number of `prompts[0]`, for callers that divide their prompts among several calls.
         on_token: called with (row, token) for each new token.
         on_row: called with (row, tokens) when a row has ended.
 
     Raises:
-        ValueError: an option out of range, no tokens left after a prompt, an empty prompt, a token outside the
-            vocabulary, or logits that are all NaN.
+        ValueError: an option is out of range, a prompt is empty, fills `max_total_length` or has a token outside the
+            vocabulary, or all logits of a row are NaN.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -191,7 +190,7 @@ def _make_rows(
 def _decode(
     model: Decoder, rows: list[_Row], chooser: TokenChooser, end_tokens: frozenset[int]
 ) -> Iterator[tuple[_Row, int | None]]:
-    """Decode one batch until all rows end; yield (row, token) for each choice, None for a token that ended the row."""
+    """Decode one batch until all rows end; yield (row, token) for each token, (row, None) for an end token."""
     width = max(len(row.prompt) for row in rows)
     cache = KVCache([width - len(row.prompt) for row in rows], prompt_end=width)
     logits_BV = _prefill(model, rows, width, cache)
@@ -215,7 +214,7 @@ def _decode(
 def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> paddle.Tensor:
     """Run the left-padded prompts through the model; return the logits [B, V] of their last positions.
 
-    All prompts take one forward pass: dynamic rope rotates every position of a pass by the longest row.
+    All prompts share one forward pass, because dynamic rope scales every position by the longest row of a pass.
     """
     padding = [width - len(row.prompt) for row in rows]
     ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)

@@ -1,15 +1,15 @@
 """Key-value cache: keys and values of earlier positions, stored per layer and updated in place.
 
-Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix comes
-before all rows: no padding hides it, and neither `length` nor `key_starts` counts it. With a prefix of P = 2, rows of
-3 and 1 tokens, and two steps of decoding:
+Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix
+precedes all rows: it is never masked as padding, and neither `length` nor `key_starts` counts it. With a prefix of
+P = 2, rows of 3 and 1 tokens, and two steps of decoding:
 
                   prefix  prompt  new   free
     row 0         p p     a a a   a a   0 0 ...    key_starts 0
     row 1         p p     . . b   b b   0 0 ...    key_starts 2
                           |<-length->|
 
-A query reads the prefix and its own row from `key_starts` to itself; with a window, only the newest of these.
+A query reads the prefix and its own row from `key_starts` to itself; with a sliding window, only the newest of these.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, N query heads, K key-value heads, H head
 dimension.
@@ -25,7 +25,7 @@ import paddle
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
 from paddlenlp_ext.ops.attention.decode import VisiblePositions, decode_attention, store_keys
 
-BLOCK = 128  # capacity grows in blocks, so that few steps copy the stored keys and values
+BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
 
 
 class _LayerKeyValues:
@@ -45,8 +45,8 @@ class _LayerKeyValues:
 
     @property
     def tensors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Keys and values of a layer that has been written."""
-        assert self.k_BKCH is not None and self.v_BKCH is not None, "the layer holds nothing yet"
+        """Stored keys and values; the layer must not be empty."""
+        assert self.k_BKCH is not None and self.v_BKCH is not None, "the layer is empty"
         return self.k_BKCH, self.v_BKCH
 
     def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
@@ -74,11 +74,11 @@ class _LayerKeyValues:
 
 
 class KVCache:
-    """Key-value cache of the layers in this process; grows by a block when it is full and holds no gradients.
+    """Key-value cache of the layers in this process; it grows by a block when it is full, and holds no gradients.
 
     Attributes:
         key_starts: int64 [B], index of the first token of each left-padded row.
-        prompt_end: column where all prompts end, None if unknown.
+        prompt_end: column where all prompts end; None if unknown.
     """
 
     def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
@@ -87,22 +87,22 @@ class KVCache:
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
-        self._seen: dict[tuple[int, int, int | None], VisiblePositions] = {}
+        self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
 
     @property
     def is_new(self) -> bool:
-        """True while the cache holds nothing, not even a prefix."""
+        """True while the cache is empty and has no prefix."""
         return not self._layers
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Put keys and values before every row, one pair for each layer index; only allowed in a new cache."""
+        """Store a prefix of keys and values, one pair for each layer index; only allowed in a new cache."""
         assert self.is_new, "set the prefix before appending"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
-        """Return the content of a cache of one row without padding as the prefix of another cache."""
+        """Return the contents of a cache of one row without padding, as a prefix for another cache."""
         assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
 
         def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
@@ -130,11 +130,11 @@ class KVCache:
         scale: float,
         implementation: str | None = None,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer and return the attention of the new queries over all, [B, S, N, H].
+        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, H].
 
         The stored tensors are read in place. The visible ranges are computed once per step, not once per layer. In an
-        empty cache the queries come with all their keys, so attention runs as in training, by `implementation`, with
-        padding as a document of its own.
+        empty cache the queries come with all their keys, so `implementation` computes attention as in training, with
+        padding as a separate document.
         """
         layer = self._layer(layer_index)
         start, num_queries = layer.length, q_BSNH.shape[1]
@@ -144,7 +144,7 @@ class KVCache:
             if prefix is not None:
                 prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix)
-        return decode_attention(q_BSNH, *layer.tensors, self._seen_places(start, layer, window), scale)
+        return decode_attention(q_BSNH, *layer.tensors, self._visible_positions(start, layer, window), scale)
 
     @paddle.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -154,7 +154,7 @@ class KVCache:
             layer.k_BKCH, layer.v_BKCH = (paddle.index_select(stored, index, axis=0) for stored in layer.tensors)
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
-        self._seen.clear()
+        self._visible.clear()
 
     def _layer(self, index: int) -> _LayerKeyValues:
         if index not in self._layers:
@@ -168,15 +168,15 @@ class KVCache:
             self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
         return self._layouts[length, window]
 
-    def _seen_places(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
-        """Return the ranges of positions that the queries from `start` to the layer's end read.
+    def _visible_positions(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
+        """Return the ranges of positions that the queries from `start` to the layer's end attend to.
 
-        A query inside the padding reads only itself, so that its unused row stays finite.
+        A query inside the padding attends only to itself, so that its unused result stays finite.
         """
         wanted = (start, layer.length, window)
-        if wanted not in self._seen:
-            if any(key[:2] != wanted[:2] for key in self._seen):
-                self._seen.clear()
+        if wanted not in self._visible:
+            if any(key[:2] != wanted[:2] for key in self._visible):
+                self._visible.clear()
             starts_B1, queries_S = self._starts_B[:, None], np.arange(start, layer.length)
             own_first_BS = np.minimum(starts_B1, queries_S)
             before, prefix_first_BS = layer.prefix_length, np.zeros_like(own_first_BS)
@@ -187,5 +187,5 @@ class KVCache:
             own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
             prefix_end_BS = np.full_like(own_first_BS, before)
             ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
-            self._seen[wanted] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
-        return self._seen[wanted]
+            self._visible[wanted] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
+        return self._visible[wanted]

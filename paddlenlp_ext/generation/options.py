@@ -55,7 +55,7 @@ def check_strategy(name: str) -> None:
 
 
 def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return end-of-sequence ids, which configs give as one id, several or none, as a set."""
+    """Return end-of-sequence ids as a set; a config holds one id, a list of ids or null."""
     if token_ids is None:
         return frozenset()
     return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

@@ -1,4 +1,4 @@
-"""Generation with the arguments of transformers: a padded batch of ids in, the rows with their continuations out.
+"""Generation with the interface of transformers: from a padded batch of ids to the same rows with continuations.
 
 Shapes: B batch, S sequence, N longest continuation.
 """
@@ -24,41 +24,41 @@ def generate_for(
     pad_token_id: int | None = None,
     **options: Any,
 ) -> list[list[int]] | paddle.Tensor:
-    """Continue prompts. Lists give lists of new tokens only; a tensor gives a tensor that includes the prompts.
+    """Continue prompts: lists of ids to lists of new ids, a padded tensor to a tensor that includes the prompts.
 
     Args:
         model: the decoder; its `eos_token_ids` end a row unless `eos_token_id` is given.
-        prompts: token ids, lists of any length, or a padded batch [B, S].
+        prompts: lists of token ids of any length, or a padded batch [B, S].
         input_ids: the padded batch, in place of `prompts`.
         attention_mask: [B, S], 0 for padding.
-        do_sample: True samples, False is greedy; None: as `decode_strategy` says.
-        pad_token_id: id that fills the result after the end of a row; None: the first end token.
+        do_sample: True: sampling, False: greedy, None: `decode_strategy` decides.
+        pad_token_id: id that pads the result after the end of a row; None: the first end token.
         options: further arguments of `generate`.
 
     Returns:
         Lists as `generate` returns them, or int64 [B, S + N].
 
     Raises:
-        ValueError: as `generate`, or arguments that exclude each other.
+        ValueError: as in `generate`, or arguments that exclude each other.
     """
     if (prompts is None) == (input_ids is None):
-        raise ValueError("generate: give either prompts or input_ids")
+        raise ValueError("generate: pass either prompts or input_ids")
     if do_sample is not None:
         if "decode_strategy" in options:
-            raise ValueError("generate: do_sample and decode_strategy are one option; give it once")
+            raise ValueError("generate: do_sample and decode_strategy are one option; pass one of them")
         options["decode_strategy"] = "sampling" if do_sample else "greedy_search"
     options = {"eos_token_id": model.eos_token_ids, **options}
     batch = prompts if input_ids is None else input_ids
-    assert batch is not None, "one of the two is given"
+    assert batch is not None, "checked above"
     if not isinstance(batch, (paddle.Tensor, np.ndarray)):
         if attention_mask is not None or pad_token_id is not None:
-            raise ValueError("generate: prompts given as lists have no padding; leave attention_mask, pad_token_id out")
+            raise ValueError("generate: prompts given as lists have no padding; remove attention_mask and pad_token_id")
         return generate(model, batch, **options)
     ids_BS = np.asarray(batch)
     mask_BS = np.ones(ids_BS.shape, bool) if attention_mask is None else np.asarray(attention_mask).astype(bool)
     if ids_BS.ndim != 2 or ids_BS.shape != mask_BS.shape:
         raise ValueError(
-            f"generate: input_ids has shape {list(ids_BS.shape)} and attention_mask {list(mask_BS.shape)}; give both "
+            f"generate: input_ids has shape {list(ids_BS.shape)} and attention_mask {list(mask_BS.shape)}; pass both "
             "as [batch, length]"
         )
     new = generate(model, [row[mask].tolist() for row, mask in zip(ids_BS, mask_BS, strict=True)], **options)

@@ -1,6 +1,6 @@
 """Sampling: filters of logits as pure functions, and draws that do not depend on the other rows of a batch.
 
-All functions use NumPy on the host, so that draws are the same on every device; a row of logits is small.
+All functions use NumPy on the host, so draws are the same on every device; a row of logits is small.
 Shapes: B batch, V vocab.
 """
 
@@ -41,7 +41,7 @@ def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
 
 
 def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
-    """Set all but the `top_k` largest logits of each row to -inf; 0 keeps all. Ties with the smallest kept one stay."""
+    """Set all but the `top_k` largest logits of each row to -inf; 0 keeps all. Ties with the smallest of these stay."""
     vocab_size = logits_BV.shape[1]
     if top_k == 0 or top_k >= vocab_size:
         return logits_BV
@@ -53,21 +53,21 @@ def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
     """Keep the nucleus of each row (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
 
     A token stays while the mass of the more likely tokens is below `top_p`. The most likely token always stays, and so
-    do ties with the least likely kept token. All others become -inf.
+    do ties with the least likely token of the nucleus. All others become -inf.
     """
     if top_p >= 1.0:
         return logits_BV
     descending_BV = np.sort(logits_BV, axis=1)[:, ::-1]
     weights_BV = np.exp(descending_BV - descending_BV[:, :1])
     mass_BV = np.cumsum(weights_BV, axis=1, dtype=np.float64)
-    is_in_BV = mass_BV - weights_BV < top_p * mass_BV[:, -1:]
-    num_kept_B = np.maximum(is_in_BV.sum(axis=1), 1)
-    smallest_B = descending_BV[np.arange(len(logits_BV)), num_kept_B - 1]
+    in_nucleus_BV = mass_BV - weights_BV < top_p * mass_BV[:, -1:]
+    nucleus_size_B = np.maximum(in_nucleus_BV.sum(axis=1), 1)
+    smallest_B = descending_BV[np.arange(len(logits_BV)), nucleus_size_B - 1]
     return np.where(logits_BV < smallest_B[:, None], np.float32(-np.inf), logits_BV)
 
 
 def greedy(logits_BV: Logits) -> NDArray[np.int64]:
-    """Return the most likely token of each row [B]; of equal ones the lowest id."""
+    """Return the most likely token of each row [B]; ties go to the lowest id."""
     return np.argmax(logits_BV, axis=1)
 
 
@@ -83,10 +83,10 @@ class RowSampler:
         self._streams: dict[int, np.random.Generator] = {}
 
     def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Draw token ids [B] from softmax(logits_BV); `rows` gives the row number of each line.
+        """Draw token ids [B] from softmax(logits_BV); `rows` holds the row number of each line.
 
         Raises:
-            ValueError: a line without a finite logit.
+            ValueError: a line has no finite logit.
         """
         pairs = zip(logits_BV, rows, strict=True)
         return np.array([_inverse_cdf(row_V, self._stream(row).random()) for row_V, row in pairs], dtype=np.int64)

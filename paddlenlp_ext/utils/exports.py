@@ -11,8 +11,8 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[st
     """Return `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: its `__name__`.
-        exports: public name -> its module.
+        package: `__name__` of the package.
+        exports: public name -> module that defines it.
     """
 
     def get(name: str) -> Any:

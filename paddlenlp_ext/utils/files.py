@@ -18,7 +18,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: the file is missing, not UTF-8, not JSON, or not an object; the message names it.
+        ValueError: the file is missing, not UTF-8, not JSON, or not an object.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -65,11 +65,11 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def file_lock(folder: Path, remedy: str) -> Iterator[None]:
-    """Hold the lock file next to `folder`; the system releases it even when the process is killed.
+    """Hold the lock file next to `folder`; the system releases the lock even if the process is killed.
 
     Args:
-        folder: what the processes of a machine are to write one at a time.
-        remedy: what a user can do where the lock file cannot be written.
+        folder: folder that only one process of a machine may write at a time.
+        remedy: end of the error message, advice for a user whose lock file cannot be written.
 
     Raises:
         ValueError: the lock file cannot be written.
@@ -89,7 +89,7 @@ def file_lock(folder: Path, remedy: str) -> Iterator[None]:
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file atomically: readers see the old content or the new, never a part."""
+    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment."""
     target = Path(target)
     draft = target.with_name(f".{target.name}.incomplete")
     draft.write_text(text, encoding="utf-8")

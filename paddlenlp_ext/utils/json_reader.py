@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 MAX_DIGITS = 300
-"""Most digits of a whole number: every such number fits a float, and Python's own limit on digits is higher."""
+"""Maximum number of digits of a whole number: every such number fits a float, and Python's own limit is higher."""
 SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
 """Reasons of a `JsonError`."""
 
@@ -37,7 +37,7 @@ _HINTS = (
 
 @dataclass(frozen=True)
 class Location:
-    """Position in a file as the user named it: line and column count from 1, None for the file as a whole."""
+    """Position in a file as the user named it: line and column count from 1, None stands for the entire file."""
 
     file: str | None = None
     line: int | None = None
@@ -47,7 +47,7 @@ class Location:
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
     def after(self, text: str) -> Location:
-        """Return the location reached after `text`, which begins at this one."""
+        """Return the location after `text`, which begins at this location."""
         assert self.line is not None and self.column is not None
         newlines = text.count("\n")
         if not newlines:
@@ -61,7 +61,7 @@ class JsonError(ValueError):
     Attributes:
         text, offset: the text and the offset in it at which the error was found.
         reason: SYNTAX, ENCODING, DUPLICATE or NUMBER.
-        end: offset after the refused value where the text is valid JSON (DUPLICATE, NUMBER), else None.
+        end: offset after the refused value if the text is valid JSON (DUPLICATE, NUMBER), else None.
     """
 
     def __init__(self, message: str, text: str, offset: int, reason: str = SYNTAX, end: int | None = None) -> None:
@@ -100,7 +100,7 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
 
     Raises:
         JsonError: the text is not JSON, an object holds a key twice, a whole number has more than `MAX_DIGITS` digits,
-            or NaN or an infinity stands there and `allow_nan` is false.
+            or NaN or an infinity occurs while `allow_nan` is false.
     """
     if offset == len(text):
         raise expected("a value", text, offset)
@@ -126,7 +126,7 @@ def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int
 
 
 def expected(what: str, text: str, offset: int) -> JsonError:
-    """Return an error that says what is missing at `offset`, or what the user probably meant."""
+    """Return an error that says what is missing at `offset`, or suggests what the user probably meant."""
     if offset >= len(text):
         return JsonError(f"the text ends where {what} should be", text, offset)
     for pattern, hint in _HINTS:
@@ -143,7 +143,7 @@ def skip_space(text: str, offset: int) -> int:
 
 
 def locate(text: str, path: Sequence[str | int], start: int = 0) -> int:
-    """Return the offset of the value at `path`; of its last part that exists, where the path leads nowhere.
+    """Return the offset of the value at `path`, or of its innermost ancestor that exists.
 
     Args:
         text: valid JSON.
@@ -201,7 +201,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole_number(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise _RefusedError(NUMBER, f"a whole number of {len(digits)} digits; at most {MAX_DIGITS} are read")
+        raise _RefusedError(NUMBER, f"a whole number of {len(digits)} digits; use at most {MAX_DIGITS}")
     return int(digits)
 
 
@@ -214,4 +214,4 @@ _DECODERS = {
     False: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_refuse_constant),
 }
 _LENIENT_DECODER = json.JSONDecoder(parse_int=float)
-"""Finds where a value ends that `_DECODERS` refuse."""
+"""Decoder that accepts values that `_DECODERS` refuse, to find where they end."""

@@ -1,4 +1,4 @@
-"""Labels of a batch: the token that each position is to predict, or `IGNORED_LABEL`."""
+"""Labels of a batch: the token that each position should predict, or `IGNORED_LABEL`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def prompt_lengths_of(
     """Return the number of positions of each document's prompt, 0 for a document without target tokens.
 
     Args:
-        labels: [B, S], the token that each position is to predict, or `IGNORED_LABEL`.
+        labels: [B, S], the token that each position should predict, or `IGNORED_LABEL`.
         document_lengths: lengths of the documents of each row; None: each row is one document.
 
     Returns:
-        For each row, one number per document: the positions before its last answer, and the one that predicts the
-        first token of that answer.
+        For each row, one number per document: the positions before its last answer, including the position that
+        predicts the first token of that answer.
     """
     document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
     return tuple(

@@ -9,7 +9,7 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 
 def matches(pattern: str, name: str, key: str) -> bool:
-    """Return whether `pattern` matches the layer `name`; `key` is the option that holds it, for the error.
+    """Return whether `pattern` matches the layer `name`; `key` is the option that holds the pattern, for the error.
 
     Raises:
         ValueError: the pattern is neither a suffix of the name nor a valid regular expression.
@@ -23,10 +23,10 @@ def matches(pattern: str, name: str, key: str) -> bool:
 
 
 def matching(pattern: str, names: Collection[str], key: str) -> list[str]:
-    """Return the linear layers among `names` that `pattern` matches; at least one.
+    """Return the linear layers among `names` that `pattern` matches, at least one.
 
     Raises:
-        ValueError: the pattern matches none of them, or is not a regular expression.
+        ValueError: the pattern matches no layer, or is not a regular expression.
     """
     found = [name for name in names if matches(pattern, name, key)]
     if not found:

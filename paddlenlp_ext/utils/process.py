@@ -16,11 +16,11 @@ from typing import NoReturn
 from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_LOST_ANOTHER = re.compile(
+_PEER_LOST = re.compile(
     r"gloo/transport/.*(Connection|TIMEOUT|Timed out|Broken pipe)|TCPStore|TcpStore|tcp_(store|utils)"
 )
 _PR_SET_PDEATHSIG = 1
-_LAUNCHER_LOOKS_EVERY = 4.0  # seconds, slightly more than the 3 of Paddle's launcher
+_LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's launcher
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         main(sys.argv[1:] if argv is None else argv)
     except (ValueError, ModuleNotFoundError) as error:
         if _is_peer_failure(error):
-            _leave_it_to_the_other(error)
+            _exit_after_peer_failure(error)
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         scripts = Path(main.__code__.co_filename).resolve().parent
         if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
@@ -45,13 +45,13 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         sys.exit(2)
     except Exception as error:
         if _is_peer_failure(error):
-            _leave_it_to_the_other(error)
+            _exit_after_peer_failure(error)
         report_to_launcher(traceback.format_exc())
         raise
 
 
 def _follow_launcher() -> None:
-    """Let Linux send SIGTERM to this process when its launcher dies.
+    """Ask Linux to send SIGTERM to this process when its launcher dies.
 
     Paddle's launcher over gloo does not handle SIGTERM, so its processes would continue without it.
     """
@@ -62,17 +62,17 @@ def _follow_launcher() -> None:
 def _is_peer_failure(error: Exception) -> bool:
     """Return whether the error only reports the loss of another process of the run."""
     # Paddle reports a lost launcher store as an invalid argument: a ValueError.
-    return isinstance(error, (RuntimeError, ValueError)) and bool(_LOST_ANOTHER.search(str(error)))
+    return isinstance(error, (RuntimeError, ValueError)) and bool(_PEER_LOST.search(str(error)))
 
 
-def _leave_it_to_the_other(error: Exception) -> NoReturn:
-    """Exit late enough for the launcher to find the process that failed first."""
+def _exit_after_peer_failure(error: Exception) -> NoReturn:
+    """Exit only after the launcher has had time to find the process that failed first."""
     print(
         f"error: another process of the run has ended, so this one cannot continue ({error})",
         file=sys.stderr,
         flush=True,
     )
-    time.sleep(_LAUNCHER_LOOKS_EVERY)
+    time.sleep(_LAUNCHER_POLL_SECONDS)
     sys.exit(1)
 
 

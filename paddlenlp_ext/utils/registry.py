@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word closest to `word`, or None where none is close enough.
+    """Return the known word closest to `word`, or None if none is close enough.
 
     A known word that ends in `word` after a prefix (`use_dora` for `dora`) is preferred to any other spelling.
     """
@@ -21,7 +21,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: `; did you mean 'x'?`, or a full stop."""
+    """Return the end of an error message about an unknown word: `; did you mean 'x'?`, or a full stop."""
     match = nearest(word, known)
     return f"; did you mean {match!r}?" if match else "."
 

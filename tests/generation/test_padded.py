@@ -59,7 +59,7 @@ def test_generate_refuses_arguments_that_exclude_each_other():
         ({}, "either prompts or input_ids"),
         ({"prompts": [[1]], "input_ids": ids}, "either prompts or input_ids"),
         ({"prompts": [[1]], "attention_mask": ids}, "have no padding"),
-        ({"input_ids": ids, "attention_mask": ids[:, 1:]}, "give both as"),
+        ({"input_ids": ids, "attention_mask": ids[:, 1:]}, "pass both as"),
         ({"input_ids": ids, "do_sample": True, "decode_strategy": "sampling"}, "one option"),
     ):
         with pytest.raises(ValueError, match=message):

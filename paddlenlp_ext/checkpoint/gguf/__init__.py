@@ -61,7 +61,7 @@ def require_gguf() -> None:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read the header of a file; a repeated call for the same unchanged file is free.
+    """Read the header of a file; repeated calls for an unchanged file are cached.
 
     Raises:
         ValueError: the file is not GGUF, damaged or truncated.

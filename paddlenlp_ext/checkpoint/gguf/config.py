@@ -15,7 +15,7 @@ _CLASS_NAME = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Llama 3.1 and later: the one set of bounds that has been published (config.json of each Llama 3.1, 3.2 and 3.3 model).
+# The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -33,7 +33,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     hidden_size = file.require(f"{file.architecture}.embedding_length")
     window = file.architecture_value("attention.sliding_window")
     if window and file.architecture != "llama":
-        raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not read from GGUF")
+        raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     model_type = "mistral" if window else file.architecture
     config = {
         "architectures": [_CLASS_NAME[model_type]],
@@ -70,14 +70,14 @@ def _head_dim(file: GgufFile, default: int) -> int:
     for key in ("attention.value_length", "rope.dimension_count"):
         if file.architecture_value(key, head_dim) != head_dim:
             raise ValueError(
-                f"{file.path}: {file.architecture}.{key} is {file.architecture_value(key)} where heads have {head_dim} "
+                f"{file.path}: {file.architecture}.{key} is {file.architecture_value(key)}, but heads have {head_dim} "
                 "channels; value heads of another size and partial rotary embeddings are not supported"
             )
     return head_dim
 
 
 def _biases(file: GgufFile) -> dict[str, bool]:
-    """Return the config keys that say which linear layers have biases; Qwen2 implies its biases."""
+    """Return the config keys for the biases of linear layers; Qwen2 has no such keys, its biases are implied."""
     has = {name: f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_output", "ffn_gate")}
     if file.architecture == "qwen2":
         return {}
@@ -98,14 +98,17 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     if kind == "yarn":
         original = file.require(f"{file.architecture}.rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": _shortest_decimal(factor), "original_max_position_embeddings": original}
-    raise ValueError(f"{file.path}: rotary scaling {kind!r} is not read from GGUF; known: none, linear, yarn, llama3")
+    raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
 
 
 def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
-    """Find the scaling whose frequency divisors are those that the file stores.
+    """Return the scaling that reproduces the frequency divisors in the file.
 
     The file stores only the divisor of each frequency (Llama 3.1: 1 for short wavelengths, `factor` for long ones,
-    interpolated between). The factor is the largest divisor; the bounds are the published ones; the result is checked.
+    interpolated between). The factor is the largest divisor, and the bounds are those of the published models.
+
+    Raises:
+        ValueError: this scaling has other divisors than the file.
     """
     stored = read_gguf_tensor(file, "rope_freqs.weight").astype(np.float64)
     scaling = {"rope_type": "llama3", "factor": _shortest_decimal(stored.max()), **_LLAMA3_BOUNDS}
@@ -127,12 +130,12 @@ def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: i
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] / wavelength
-    share_kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - share_kept) / scaling["factor"] + share_kept)
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - smooth) / scaling["factor"] + smooth)
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    """Return the ids of special tokens; the end of a turn is an end of generation as well as the end of text."""
+    """Return the ids of special tokens; both the end of text and the end of a turn end generation."""
     ends = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     return {

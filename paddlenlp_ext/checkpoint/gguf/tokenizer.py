@@ -41,7 +41,7 @@ _BOS_BY_DEFAULT = (*_LLAMA3_NAMES, "tekken")
 
 
 def default_add_bos(file: GgufFile) -> bool:
-    """Return True if llama.cpp puts bos before a text when the file does not say."""
+    """Return True if llama.cpp puts bos before a text when the file does not specify it."""
     if file.metadata["tokenizer.ggml.model"] == "llama":
         return True
     return file.metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
@@ -84,8 +84,8 @@ def _word_rule(file: GgufFile, rule: str | None) -> pre_tokenizers.PreTokenizer:
             f"{file.path}: tokenizer.ggml.pre is {rule!r}, an unknown rule for splitting text into words "
             f"(known: {known}); use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
         )
-    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits[rule]]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    patterns = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits[rule]]
+    return pre_tokenizers.Sequence([*patterns, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> Tokenizer:
@@ -123,10 +123,10 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
         if kind not in (2, 3, 6)
     }
     pairs = [
-        (rank[token], token[:cut], token[cut:])
+        (rank[token], token[:split], token[split:])
         for token in rank
-        for cut in range(1, len(token))
-        if token[:cut] in rank and token[cut:] in rank
+        for split in range(1, len(token))
+        if token[:split] in rank and token[split:] in rank
     ]
     pairs.sort(key=lambda pair: pair[0])
     return [(left, right) for _, left, right in pairs]
@@ -144,10 +144,10 @@ class TokenType(IntEnum):
 
 
 def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
-    """Build the tokenizer; its saved form loads in transformers.
+    """Build the tokenizer of a file; transformers can load it once it is saved.
 
     Raises:
-        ValueError: the file has no tokenizer, or one of an unsupported kind.
+        ValueError: the file has no tokenizer, or its kind is not supported.
     """
     kind = file.require("tokenizer.ggml.model")
     tokens = _without_padding_tokens(file)
@@ -169,7 +169,7 @@ def _types(file: GgufFile) -> list[int]:
 
 
 def _without_padding_tokens(file: GgufFile) -> list[str]:
-    """Return the vocabulary without the unused entries at its end, which only pad the embedding to a round size."""
+    """Return the vocabulary without its unused last entries, which only pad the embedding to a round size."""
     tokens, types = file.require("tokenizer.ggml.tokens"), _types(file)
     if len(tokens) != len(types):
         raise ValueError(f"{file.path}: {len(tokens)} tokens but {len(types)} token types; the file is damaged")
@@ -206,7 +206,7 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
-    """Put bos before and eos after every text, if the file asks for it."""
+    """Add bos before and eos after every text if the file requests it."""
     wanted = {
         "bos_token": file.metadata.get("tokenizer.ggml.add_bos_token", default_add_bos(file)),
         "eos_token": file.metadata.get("tokenizer.ggml.add_eos_token", False),

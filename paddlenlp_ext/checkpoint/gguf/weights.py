@@ -64,9 +64,8 @@ class GgufWeights(WeightSource):
         num_heads = self._permuted_heads(name)
         if num_heads:
             values = unpermute_rows(values, num_heads)
-        values = (
-            values if shard is None else values[shard.index]
-        )  # blocks of weights may cross shard boundaries: read all
+        if shard is not None:  # after reading the full tensor: its quantization blocks may cross shard boundaries
+            values = values[shard.index]
         stored = self.dtype(name)
         return cast(values, stored, dtype or stored)
 
