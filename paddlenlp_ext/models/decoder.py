@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import paddle
@@ -54,10 +54,32 @@ class DecoderLayer(nn.Layer):
         return x_BSD + self.mlp(normed_BSD)
 
 
+class PipelineStage(Protocol):
+    """Interface of a process's stage of a pipeline; `parallel/pipeline/runtime.py` implements it."""
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether the stage holds the embedding."""
+        ...
+
+    def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Run this stage's layers in place of all layers."""
+        ...
+
+    def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
+        """Call `compute_logits(hidden)` on the last stage; return the result on every stage."""
+        ...
+
+    def union(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the union of the dictionaries of all stages."""
+        ...
+
+
 class Decoder(nn.Layer):
     """Embedding, layers and final norm: map token ids to hidden states.
 
     Attributes:
+        stage: this process's stage of a pipeline; None if this process runs all layers.
         recompute_plan: activations to recompute in the backward pass, None for none.
         dropout_seed: seed of the random numbers of a training pass. Each layer's seed also depends on its index, so the
             numbers are the same whichever layers a process runs. None: use the generators as they are.
@@ -66,6 +88,7 @@ class Decoder(nn.Layer):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.windows = config.windows
+        self.stage: PipelineStage | None = None
         self.recompute_plan: RecomputePlan | None = None
         self.dropout_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
@@ -82,10 +105,18 @@ class Decoder(nn.Layer):
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
         inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
-        return self.forward_embeddings(self.embed_tokens(input_ids_BS), inputs)
+        return self.forward_embeddings(self.embed(input_ids_BS), inputs)
+
+    def embed(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
+        """Map token ids [B, S] to input embeddings [B, S, D]; later pipeline stages return zeros."""
+        if self.stage is None or self.stage.is_first:
+            return self.embed_tokens(input_ids_BS)
+        return paddle.zeros([*input_ids_BS.shape, *self.norm.weight.shape], self.norm.weight.dtype)
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map input embeddings [B, S, D] to the hidden states after the final norm, [B, S, D]."""
+        if self.stage is not None:
+            return self.stage.forward_embeddings(x_BSD, inputs)
         return self.norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
@@ -214,6 +245,10 @@ class CausalLM(TrainableModel):
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""
+        stage = self.model.stage
+        return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
+
+    def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,8 +116,6 @@ class PeftModel(TrainableModel):
         self.reads_prompts = peft_config.reads_prompts
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")
-        self.join_stages: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
-        """What each stage of a pipeline knows by name, to what all know; one process knows all."""
 
     # -- the model's own interface ------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:

@@ -108,7 +108,7 @@ def build_model(
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
     if mesh.tensor.size > 1:
         check_tensor_plan(model, mesh.tensor.size, source.quantization)
-    pipeline = _plan_pipeline(model, config, mesh, rows)
+    pipeline = _build_pipeline(model, config, mesh, rows)
     _place_stage(model, pipeline)
 
     fills_slices = _can_fill_slices(source, config, mesh)
@@ -117,18 +117,18 @@ def build_model(
     adapted = adapt_model(model, config)
     _place_stage(adapted, pipeline)  # the adapter's parameters too
 
-    sequence = SequenceShards(mesh.tensor) if config.parallel.sequence_parallel and mesh.tensor.size > 1 else None
     if mesh.tensor.size > 1:
+        sequence = SequenceShards(mesh.tensor) if config.parallel.sequence_parallel else None
         apply_tensor_plan(adapted, mesh.tensor, sequence)
-        _place_stage(adapted, pipeline, sequence)  # sharding replaced layers
+        _place_stage(adapted, pipeline, sequence)  # sharding replaced parameters
     sharding = build_sharding(adapted, mesh, config.parallel.sharding)
     if fills_slices:
         load_shards(adapted, source.open_weights())
     return BuiltModel(adapted, sharding, pipeline)
 
 
-def _plan_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TokenizedDataset | None) -> Pipeline | None:
-    """Assign the layers to the stages of the pipeline.
+def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TokenizedDataset | None) -> Pipeline | None:
+    """Assign the layers to the stages of the pipeline, and set the decoder's stage.
 
     Raises:
         ValueError: the model has fewer layers than the pipeline has chunks.
@@ -138,16 +138,18 @@ def _plan_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Tokeniz
     work = FlopEstimate.from_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
     plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)
     logger.info("pipeline:\n%s", plan.table())
-    return Pipeline(plan, mesh.pipeline)
+    pipeline = Pipeline(model, plan, mesh.pipeline)
+    model.model.stage = pipeline
+    return pipeline
 
 
 def _place_stage(
     model: CausalLM | PeftModel, pipeline: Pipeline | None, sequence: SequenceShards | None = None
 ) -> None:
-    """Drop the values of other stages and route the forward pass through this stage; repeat when layers change."""
+    """Drop the values of other stages; repeat when parameters are added or replaced."""
     if pipeline is not None:
+        pipeline.sequence = sequence
         assign_stages(model, pipeline.plan, pipeline.axis.index)
-        pipeline.install(model, sequence)
 
 
 def _can_fill_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:

@@ -109,7 +109,7 @@ class PipelineSchedule:
     """Micro-batches interleaved over the stages of a pipeline (parallel/pipeline/runtime.py).
 
     Args:
-        model: with the pipeline installed.
+        model: its decoder's `stage` is the pipeline.
         pipeline: this process's stage.
     """
 
@@ -136,7 +136,7 @@ class PipelineSchedule:
             total = total + loss.detach()
             return loss * scales[number]
 
-        self.pipeline.run(self._shapes(batches), forward, learns=True)
+        self.pipeline.run(self._shapes(batches), forward, training=True)
         after_micro_batch()
         return total
 
@@ -154,7 +154,7 @@ class PipelineSchedule:
                 loss, num_correct = loss_of_hidden(self.model, hidden_BSD, batch)
                 measured = (float(loss), int(num_correct))
 
-        self.pipeline.run(self._shapes([batch]), forward, learns=False)
+        self.pipeline.run(self._shapes([batch]), forward, training=False)
         return measured
 
     def _shapes(self, batches: Sequence[PackedBatch]) -> list[list[int]]:

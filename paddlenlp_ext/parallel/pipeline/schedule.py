@@ -51,7 +51,7 @@ Entry = Pass | Transfer
 
 
 @lru_cache(maxsize=64)
-def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[Entry, ...]:
+def entries(process: int, degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[Entry, ...]:
     """Return the passes and transfers of one process, in order.
 
     Args:
@@ -59,9 +59,9 @@ def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: 
         degree: number of processes, at least 2.
         num_chunks: a multiple of `degree`.
         num_micro: micro-batches of the optimizer step.
-        learns: whether to include backward passes.
+        training: whether to include backward passes.
     """
-    starts = _start_times(degree, num_chunks, num_micro, learns)
+    starts = _start_times(degree, num_chunks, num_micro, training)
     timed: list[tuple[tuple[int, ...], Entry]] = []
     for done, start in starts.items():
         if done.chunk % degree == process:
@@ -76,11 +76,11 @@ def entries(process: int, degree: int, num_chunks: int, num_micro: int, learns: 
     return tuple(entry for _, entry in sorted(timed, key=lambda pair: pair[0]))
 
 
-def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> dict[Pass, int]:
+def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -> dict[Pass, int]:
     """Return the start of each pass if every process runs what is ready, backward first, within its limit."""
-    waiting = [_own_passes(process, degree, num_chunks, num_micro, learns) for process in range(degree)]
+    waiting = [_own_passes(process, degree, num_chunks, num_micro, training) for process in range(degree)]
     limits = [
-        _max_in_flight(process, degree, num_chunks) if learns else num_micro * num_chunks for process in range(degree)
+        _max_in_flight(process, degree, num_chunks) if training else num_micro * num_chunks for process in range(degree)
     ]
     starts: dict[Pass, int] = {}
     free, kept = [0] * degree, [0] * degree
@@ -109,14 +109,14 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, learns: bool) -> 
 
 
 def _own_passes(
-    process: int, degree: int, num_chunks: int, num_micro: int, learns: bool
+    process: int, degree: int, num_chunks: int, num_micro: int, training: bool
 ) -> tuple[list[Pass], list[Pass]]:
     """Return a process's forward and backward passes: `degree` micro-batches per chunk, then the next chunk."""
     own: Sequence[int] = range(process, num_chunks, degree)
     groups = [range(first, min(first + degree, num_micro)) for first in range(0, num_micro, degree)]
     forwards = [Pass(chunk, micro, False) for group in groups for chunk in own for micro in group]
     backwards = [Pass(chunk, micro, True) for group in groups for chunk in reversed(own) for micro in group]
-    return forwards, backwards if learns else []
+    return forwards, backwards if training else []
 
 
 def _dependencies(done: Pass, num_chunks: int) -> list[Pass]:

@@ -96,7 +96,8 @@ class AdaLoRAModel(PeftModel):
         if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier gradients
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.updates_ranks(step):
-            self.kept = select_kept_ranks(self.join_stages(self.importance.scores(layers)), schedule.budget(step))
+            scores, stage = self.importance.scores(layers), self.base_model.model.stage
+            self.kept = select_kept_ranks(scores if stage is None else stage.union(scores), schedule.budget(step))
         if schedule.updates_ranks(step) or step > schedule.last_update_step:
             for name, kept in self.kept.items():
                 if name in layers:

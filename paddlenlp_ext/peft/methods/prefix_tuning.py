@@ -179,7 +179,7 @@ class PrefixModel(PeftModel):
         """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
-        made = decoder_keys_and_values(decoder, decoder.embed_tokens(paddle.to_tensor(token_ids)))
+        made = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
         for layer in self._own_layers():
             pair = made[layer.base.layer_index]
             layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
@@ -199,7 +199,7 @@ class PrefixModel(PeftModel):
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in own})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
-        return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
+        return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Load the adapter's tensors, also from one tensor for all layers, or from unshifted prefixes.

@@ -79,7 +79,7 @@ class PromptModel(PeftModel):
             inputs = decoder.attention_inputs(
                 input_ids, position_ids, document_lengths, cache, first_position=num_before
             )
-            return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
+            return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
         batch, length = input_ids.shape
         rows = [[length]] * batch if document_lengths is None else document_lengths
         if [sum(row) for row in rows] != [length] * batch:
@@ -92,7 +92,7 @@ class PromptModel(PeftModel):
         # One call for all positions: with some RoPE scalings the angles depend on the largest one.
         cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_before).unsqueeze(0), own_1T], axis=1))
         inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_before)
-        tokens_BSD = decoder.embed_tokens(input_ids)
+        tokens_BSD = decoder.embed(input_ids)
         tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)

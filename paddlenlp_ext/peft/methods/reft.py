@@ -185,7 +185,7 @@ class ReftModel(PeftModel):
         decoder = self.base_model.model
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache)
         inputs = dataclasses.replace(inputs, adapter_inputs=chosen)
-        return decoder.forward_embeddings(decoder.embed_tokens(input_ids), inputs)
+        return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
 
 @PEFT_METHODS.register("reft")

@@ -9,9 +9,9 @@ from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, entries
 SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 6, 7), (4, 8, 9)]
 
 
-def play(degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[list[Pass], list[int]]:
+def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[list[Pass], list[int]]:
     """Simulate the schedule; return the passes in a possible order, and each process's most micro-batches in flight."""
-    left = [list(entries(process, degree, num_chunks, num_micro, learns)) for process in range(degree)]
+    left = [list(entries(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
     have: list[set[Pass]] = [set() for _ in range(degree)]
     made, kept, most = [], [0] * degree, [0] * degree
     while any(left):
@@ -43,7 +43,7 @@ def play(degree: int, num_chunks: int, num_micro: int, learns: bool) -> tuple[li
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
 def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_micro):
-    made, most = play(degree, num_chunks, num_micro, learns=True)
+    made, most = play(degree, num_chunks, num_micro, training=True)
     expected = {Pass(c, m, back) for c in range(num_chunks) for m in range(num_micro) for back in (False, True)}
     assert len(made) == len(expected) and set(made) == expected
     if num_chunks == degree:
@@ -52,7 +52,7 @@ def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_mi
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
 def test_entries_without_training_are_forward_passes_only(degree, num_chunks, num_micro):
-    made, _ = play(degree, num_chunks, num_micro, learns=False)
+    made, _ = play(degree, num_chunks, num_micro, training=False)
     assert set(made) == {Pass(c, m, False) for c in range(num_chunks) for m in range(num_micro)}
 
 
