@@ -175,7 +175,7 @@ def test_add_weighted_adapter_refuses_what_it_cannot_combine(folders: dict[str, 
         ((["first", "second"], [1.0, 1.0], "sum", "linear"), "differ in rank"),
         ((["first"], [-1.0], "sum", "linear"), "negative"),
         ((["first"], [1.0], "sum", "ties"), "cat, linear"),
-        ((["first", "second"], [1.0], "sum"), "one each"),
+        ((["first", "second"], [1.0], "sum"), "2 adapters and 1 weights"),
         ((["first", "second"], [1.0, 1.0], "second"), "'second' exists"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -74,7 +74,7 @@ def test_load_weights_with_other_training_or_init_options_is_accepted(
 
 def test_load_weights_of_another_method_raises(tmp_path: Path):
     trained("lora").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"type LORA \(LoRAConfig\), and the run's is of type LORA \(DoRAConfig\)"):
+    with pytest.raises(ValueError, match=r"type LORA \(LoRAConfig\), but the run trains type LORA \(DoRAConfig\)"):
         get_peft_model(tiny_model(), PEFT_METHODS.get("use_dora")()).load_weights(tmp_path)
 
 
