@@ -1,4 +1,4 @@
-"""Shared by all tests. The process is set up here, before any of them imports Paddle."""
+"""Process settings and fixtures of all tests; the process is configured before any test imports Paddle."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.common.models import write_tiny_data, write_tiny_model
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests stay to the end: without them the garbage collector has a tenth of the work."""
+    """Exclude the thousands of collected tests from garbage collection, which then takes a tenth of the time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # else libraries find their objects alive at the exit, and say so
+    gc.unfreeze()  # otherwise libraries report objects that are still alive at exit
 
 
 @pytest.fixture
 def run_folders(tmp_path: Path) -> Path:
-    """`model/` with weights and a tokenizer, and `data/`, whose answers are the question's words in reverse."""
+    """Create `model/` with weights and a tokenizer, and `data/`, whose answers are the question's words in reverse."""
     write_tiny_model(tmp_path / "model")
     write_tiny_data(tmp_path / "data")
     return tmp_path

@@ -1,4 +1,4 @@
-"""The benchmarks' harness: its cases are commands that exist, its sums are right, its tables say what was measured."""
+"""Benchmark harness: commands of the cases, rates and ratios, and the reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY = {**SMOLLM2_SHAPE, "vocab_size": 37, "hidden_size": 12, "intermediate_size
 TINY |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
 
 
-def line(rate: float, memory: float) -> dict[str, Any]:
+def measured_line(rate: float, memory: float) -> dict[str, Any]:
     return {"tokens_per_second": rate, "peak_memory_gb": memory}
 
 
@@ -71,7 +71,10 @@ def test_tokens_per_second_is_the_median_rate_of_the_steps():
 
 
 def test_bench_report_has_medians_ratios_and_unmeasured_cases(tmp_path: Path):
-    runs = {"this project": [line(100, 2), line(400, 2), line(300, 3)], "peer": [line(150, 4), line(150, 4)]}
+    runs = {
+        "this project": [measured_line(100, 2), measured_line(400, 2), measured_line(300, 3)],
+        "peer": [measured_line(150, 4), measured_line(150, 4)],
+    }
     first, peer = summarize(runs)
     assert (first["rate"], first["peak"], first["spread"], first["speed"]) == (300, 2, 1.0, None)
     assert (peer["speed"], peer["memory"]) == (2.0, 0.5)
@@ -98,9 +101,9 @@ def test_step_operations_are_two_per_weight_and_token():
     assert parts["linear input gradient"] == parts["linear forward"] - q - k - v
     assert parts["attention"] == 6 * 2 * (7 * 8 / 2) * 12 * 2
     assert parts["head"] == 2 * 2 * 5 * 12 * 37
-    whole = step_operations(TINY, [3, 4], learned=7, rank=None)
-    assert (whole["lora"], whole["linear weight gradient"]) == (0.0, parts["linear forward"])
-    assert whole["attention"] < parts["attention"]
+    full = step_operations(TINY, [3, 4], learned=7, rank=None)
+    assert (full["lora"], full["linear weight gradient"]) == (0.0, parts["linear forward"])
+    assert full["attention"] < parts["attention"]
 
 
 def test_seconds_by_kernel_counts_nested_events_once():
@@ -133,7 +136,9 @@ def test_training_step_repeated_lowers_the_loss():
 
 
 def test_scaling_write_tabulates_and_plots_every_series(tmp_path: Path):
-    points = {name: {value: line(100 * value, 1.5) for value in values} for name, (_, values, _) in SERIES.items()}
+    points = {
+        name: {value: measured_line(100 * value, 1.5) for value in values} for name, (_, values, _) in SERIES.items()
+    }
     write(tmp_path, points)
     assert "| cores, 4 x 512 tokens | 2 | 200 | 1.50 GB |" in (tmp_path / "scaling.md").read_text()
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Cost model of a layout, bytes sent and memory, compared with numbers worked out by hand."""
+"""Cost model of parallel layouts: bytes sent and memory, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_numbers_of_a_process_match_the_model():
     assert half.held == 4 * (288 + 16) + TABLE + 8 and half.partial == 0
     parted = numbers(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), STEP, 0)
     assert parted.partial == 4 * 16 + 8
-    # LoRA of rank 2: inputs of q, k, v, gate, up (5 x 8) and outputs of o, down (2 x 8) stay whole.
+    # LoRA of rank 2: inputs of q, k, v, gate, up (5 x 8) and outputs of o, down (2 x 8) are not sharded.
     lora = numbers(config(), Layout(degrees=Degrees(tensor=2)), Step(tokens=1, learned=1, lora_rank=2), 0)
     assert lora.partial == 2 * 4 * (40 + 16)
     assert lora.trained == lora.partial + 2 * 4 * (8 + 4 + 4 + 16 + 16 + 8 + 16) // 2
 
 
 def test_bytes_sent_with_tensor_parallelism_matches_the_formula():
-    """3 micro-batches; 17 all-reduces of hidden states (embedding included), and the lm_head's; 2(t-1)/t is 1."""
+    """3 micro-batches: 17 all-reduces of hidden states, embedding included, and those of the lm_head; 2(t-1)/t is 1."""
     head = 5 * 8 * 4 + 5 * 20
     layout = Layout(degrees=Degrees(tensor=2))
     assert sent(layout)["tensor"] == 3 * (17 * STREAM + head)
@@ -77,7 +77,7 @@ def test_bytes_sent_with_pipeline_matches_the_formula():
 
 
 def test_bytes_sent_with_pipeline_and_sequence_parallelism_is_split():
-    """2 stages of 2 layers: 8 all-reduces each, half of one to gather at the ends, and the embedding's on the first."""
+    """2 stages of 2 layers: 8 all-reduces each, half of one to gather at the ends, the embedding's on the first."""
     layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
     assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
     head, norms = 5 * 8 * 4 + 5 * 20, 2 * 16 * 4
@@ -88,7 +88,7 @@ def test_bytes_sent_with_pipeline_and_sequence_parallelism_is_split():
     whole, parted = (
         memory(config(), one, STEP)["activations"] for one in (replace(layout, sequence_parallel=False), layout)
     )
-    assert whole - parted == 2 * 10 * 4 * 2 * 8  # of two layers and micro-batches half of two norms' inputs
+    assert whole - parted == 2 * 10 * 4 * 2 * 8  # 2 layers x 2 micro-batches x half of two norm inputs
 
 
 def test_bytes_sent_with_replicas_and_sharding_matches_the_formula():
@@ -106,7 +106,7 @@ def test_memory_of_each_part_matches_the_formula():
     held = 4 * LAYER + 2 * TABLE + 8
     parts = memory(config(), Layout(degrees=Degrees(sharding=4), stage=2), STEP)
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (4 * held, held, 2 * held)
-    # a layer keeps 4 x 8 of norms, q and result 8 each, k and v 4 each, 3 x 16 of the feed-forward half
+    # a layer saves 4 x 8 for its norms, 8 each for q and the result, 4 each for k and v, 3 x 16 for the feed-forward
     assert parts["activations"] == 10 * 4 * 4 * (32 + 24 + 48)
     assert parts["loss"] == 4 * 2 * 5 * 32
     assert memory(config(), Layout(degrees=Degrees(sharding=4), stage=3), STEP)["weights"] == held

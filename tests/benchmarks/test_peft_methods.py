@@ -1,4 +1,4 @@
-"""The comparison of methods: what it plans, how it picks, and a small run of it as a user starts it."""
+"""Comparison of adapter methods: planned runs, choice of the best run, and a small comparison from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock in the launcher: every phase up to the first step has its time."""
+"""Time of each phase of run_finetune.py up to the first optimizer step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: small files of each format."""
+"""Fixtures of the checkpoint tests: golden files and small GGUF files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def llama_metadata() -> dict[str, Any]:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """`write_gguf(metadata, tensors, architecture)` writes tmp_path/model.gguf.
+    """Return a function that writes tmp_path/model.gguf: `write_gguf(metadata, tensors, architecture)`.
 
-    Tensors are arrays (their format as it is) or pairs (raw uint8 blocks [rows, bytes], quantization type's name).
+    Tensors are arrays, stored in their own dtype, or pairs (raw uint8 blocks [rows, bytes], quantization type's name).
     """
 
     def write(metadata: Mapping[str, Any], tensors: Mapping[str, Any], architecture: str = "llama") -> Path:

@@ -18,7 +18,7 @@ def test_bfloat16_round_trip_is_exact_for_all_values():
 
 
 def test_float32_to_bfloat16_rounds_to_nearest_even():
-    # 1 and 1 + 2^-7 are neighbours; the middle goes to the even mantissa (1), just above it goes up.
+    # 1 and 1 + 2^-7 are neighbours: their midpoint rounds to the even mantissa (1), the next value rounds up.
     values = np.array([1 + 2**-8, 1 + 2**-8 + 2**-20, 1 + 3 * 2**-8, 3.4e38, -0.0], np.float32)
     assert float32_to_bfloat16(values).tolist() == [0x3F80, 0x3F81, 0x3F82, 0x7F80, 0x8000]
 

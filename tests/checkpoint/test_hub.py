@@ -62,7 +62,7 @@ def test_resolve_model_without_network_gives_remedy(monkeypatch):
 
 @pytest.fixture
 def carried(tmp_path, monkeypatch, golden):
-    """A built-in model `tiny` in a package that fails on import, and an empty cache."""
+    """Create a built-in model `tiny`, in a package that fails on import, and an empty cache."""
     package = tmp_path / "packages" / "tiny_carrier"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('must not be imported')")
@@ -85,7 +85,7 @@ def test_unpack_builtin_unpacks_once(carried, tmp_path, golden, monkeypatch):
     assert read_generation_config(folder)["eos_token_id"] == [3]
     assert load_tokenizer(folder).encode("ABC") == load_tokenizer(carried).encode("ABC") == [39, 34]
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
-    monkeypatch.setattr(hub, "_find", None)  # the second time, the package is not looked at
+    monkeypatch.setattr(hub, "_find", None)  # the second call does not use the package
     assert resolve_model("tiny") == folder
 
 
@@ -110,7 +110,7 @@ def test_unpack_builtin_other_rank_finishing_first_is_used(carried, monkeypatch)
     rename, made = Path.rename, []
 
     def late(draft: Path, folder: Path) -> Path:
-        if draft.name == "model":  # the moment before, somebody else's folder stands there
+        if draft.name == "model":  # another process has just created the folder
             shutil.copytree(draft, folder)
             made.append(folder)
         return rename(draft, folder)

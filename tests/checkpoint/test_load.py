@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 
 
 class Tiny(paddle.nn.Layer):
-    """Parameters `model.embed_tokens.weight` [6, 4] and `proj.weight` [4, 3]."""
+    """Layer with the parameters `model.embed_tokens.weight` [6, 4] and `proj.weight` [4, 3]."""
 
     def __init__(self) -> None:
         super().__init__()

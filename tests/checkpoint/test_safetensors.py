@@ -133,11 +133,11 @@ def test_save_sharded_removes_earlier_save(tmp_path):
     assert not (tmp_path / "model.safetensors").exists() and len(open_weights(tmp_path).names()) == 4
 
 
-@pytest.mark.parametrize("cut", [4, 40, -1])
-def test_safetensors_file_truncated_is_named(tmp_path, cut):
+@pytest.mark.parametrize("end", [4, 40, -1])
+def test_safetensors_file_truncated_is_named(tmp_path, end):
     save_file(arrays(), tmp_path / "model.safetensors")
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[:cut])
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:end])
     with pytest.raises(ValueError, match=r"model\.safetensors: damaged, truncated"):
         open_weights(tmp_path)
 

@@ -36,8 +36,8 @@ def test_save_training_state_non_json_value_raises(tmp_path):
 @pytest.mark.parametrize("name", ["training_state.json", "training_state.safetensors"])
 def test_load_training_state_damaged_file_is_named(tmp_path, name):
     save_training_state(tmp_path, {"w": np.zeros(4, np.float32)}, {"step": 1})
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole[:-6])
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-6])
     with pytest.raises(ValueError, match=f"{name}: damaged"):
         load_training_state(tmp_path)
     (tmp_path / name).unlink()

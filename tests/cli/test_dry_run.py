@@ -1,4 +1,4 @@
-"""Dry run of several processes: their steps, and layouts that the model does not allow."""
+"""Dry run of several processes: number of steps, and layouts that do not fit the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer.build import load_data
 
 @pytest.fixture
 def plan(run_folders, monkeypatch):
-    """Return a function that prints the plan of a number of processes: 12 rows, one epoch, two rows at a time."""
+    """Return a function that prints the dry run for a number of processes: 12 rows, one epoch, batches of two rows."""
 
     def describe(processes, **keys):
         monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))

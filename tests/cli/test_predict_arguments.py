@@ -1,4 +1,4 @@
-"""The predictor's command line: PaddleNLP's defaults, neutral values taken, everything else refused by name."""
+"""Command line of the predictor: PaddleNLP's defaults, neutral values of unsupported options, and errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def test_parse_arguments_defaults_equal_paddlenlp():
     arguments = parse_arguments(MODEL)
     lengths = (arguments.src_length, arguments.max_length, arguments.total_max_length, arguments.batch_size)
     assert lengths == (1024, 1024, 4096, 1)
-    drawing = (arguments.decode_strategy, arguments.top_k, arguments.top_p, arguments.temperature)
-    assert drawing == ("sampling", 0, 0.7, 0.95) and arguments.repetition_penalty == 1.0
+    sampling = (arguments.decode_strategy, arguments.top_k, arguments.top_p, arguments.temperature)
+    assert sampling == ("sampling", 0, 0.7, 0.95) and arguments.repetition_penalty == 1.0
     assert arguments.output_file == "output.json" and arguments.data_file is None and arguments.adapter_path is None
 
 
@@ -26,7 +26,7 @@ def test_parse_arguments_converts_values_and_accepts_other_spellings():
 
 
 def test_parse_arguments_in_several_processes_raises(monkeypatch):
-    """They would all write to `.output.json.incomplete`."""
+    """All processes would write to `.output.json.incomplete`."""
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     parse_arguments(MODEL)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")

@@ -1,4 +1,4 @@
-"""Test answering rows into a file: order, content, interruption, and log lines without a terminal."""
+"""Test prediction into a file: order, content, interruption, and log lines without a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = {"max_new_tokens": 6, "decode_strategy": "sampling", "seed": 4, "eos_t
 
 
 def test_predict_file_keeps_row_order_across_parts(tmp_path, monkeypatch):
-    """Several parts of several batches: a row's draws follow its number in the file."""
+    """Test several parts of several batches; the samples of a row depend on its number in the file."""
     monkeypatch.setattr(module, "_BATCHES_PER_PART", 2)
     model, output = tiny_model("llama_grouped_heads"), tmp_path / "new" / "output.json"
     predict_file(model, ROWS, str, output, batch_size=2, **OPTIONS)

@@ -1,4 +1,4 @@
-"""Tiny models with odd sizes and grouped queries, and what tests do with them."""
+"""Tiny models with odd sizes and grouped queries, and helpers that run, train and compare them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ LABELS = np.random.default_rng(1).integers(0, 61, (2, 11))
 
 
 def tiny_model(family: str = "llama") -> CausalLM:
-    """The same weights at every call, in evaluation mode."""
+    """Build a tiny model in evaluation mode; every call returns the same weights."""
     model = AutoModelForCausalLM.from_config(FAMILIES[family], seed=3)
     model.eval()
     return model
 
 
 def logits_of(model: Any) -> np.ndarray:
-    """Logits of the fixed prompts."""
+    """Return the logits of the fixed prompts."""
     with paddle.no_grad():
         return model(paddle.to_tensor(INPUT_IDS)).numpy()
 
 
 def loss_of(model: Any) -> paddle.Tensor:
-    """The loss of the fixed prompts, for a backward pass."""
+    """Return the loss of the fixed prompts, with its graph."""
     hidden_TD = model.hidden_states(paddle.to_tensor(INPUT_IDS)).flatten(0, 1)
     return linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(LABELS.flatten()))[0]
 
 
 def train(model: Any, steps: int = 1) -> None:
-    """Some steps of AdamW."""
+    """Train for some AdamW steps."""
     options = SimpleNamespace(
         optim="adamw", learning_rate=0.01, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8
     )
@@ -64,17 +64,17 @@ def train(model: Any, steps: int = 1) -> None:
 
 
 def state_of(model: Any) -> dict[str, np.ndarray]:
-    """Copies of all tensors."""
+    """Return copies of all tensors by name."""
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two sets of named arrays are the same, bit for bit."""
+    """Return True if two sets of named arrays are bitwise equal."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def run_keys(run_folders: Path, **more: Any) -> dict[str, Any]:
-    """The keys of a run of three steps over what the fixture `run_folders` made, and `more`."""
+    """Return the keys of a run of three steps on the files of the fixture `run_folders`, and `more`."""
     folders = {
         "model_name_or_path": "model",
         "dataset_name_or_path": "data",

@@ -1,4 +1,4 @@
-"""Runs an op forward and backward, for tests that compare two implementations."""
+"""Helpers that run an op forward and backward, for tests that compare two implementations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import paddle
 def run_both_ways(
     op: Callable[..., paddle.Tensor], inputs: Sequence[np.ndarray], out_gradient: np.ndarray, frozen: Sequence[int] = ()
 ) -> list[np.ndarray | None]:
-    """The output and each input's gradient (None for those of `frozen`)."""
+    """Return the output and the gradient of each input (None for inputs in `frozen`)."""
     tensors = [paddle.to_tensor(array, stop_gradient=index in frozen) for index, array in enumerate(inputs)]
     out = op(*tensors)
     out.backward(paddle.to_tensor(out_gradient))

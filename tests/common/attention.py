@@ -1,4 +1,4 @@
-"""Decoding over stored keys, by one dense mask: what the cache's attention is held to.
+"""Reference for decoding over cached keys, computed with one dense mask.
 
 Shapes: B batch, S query positions, T key positions, N query heads, K key-value heads, H head dimension.
 """
@@ -18,9 +18,9 @@ def cached_attention(
     window: int | None,
     scale: float,
 ) -> paddle.Tensor:
-    """Attention of the last S positions over T cached ones, `key_starts_B` being each row's first real key.
+    """Compute attention of the last S positions over T cached ones; `key_starts_B` is the first key of each row.
 
-    A query inside the left padding looks at itself alone, so that its (unused) row stays finite.
+    A query inside the left padding attends only to itself, which keeps its unused row finite.
     """
     length, total = q_BSNH.shape[1], k_BTKH.shape[1]
     query_1S1 = paddle.arange(total - length, total).reshape([1, -1, 1])

@@ -1,4 +1,4 @@
-"""The mark of tests that run the native library: skipped, with the reason, where it cannot be built."""
+"""Mark of tests that need the C++ library; they are skipped, with the reason, where it cannot be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of tiny models, and the files of a tiny run: a model with a tokenizer, and a dataset."""
+"""Configurations of tiny models, and writers of a tiny model with a tokenizer and of a tiny dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ODD_SIZES: dict[str, Any] = {
 
 
 def write_tiny_model(folder: Path) -> None:
-    """Save the tiny Llama with a tokenizer of whole words."""
+    """Save the tiny Llama with a word-level tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

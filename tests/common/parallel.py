@@ -49,8 +49,8 @@ class Case:
 
     def alone(self, data_ranks: int = 1) -> Case:
         """Return the same run for one process, which runs the micro-batches of all data ranks in sequence."""
-        cuts = {key for key in self.keys if "parallel" in key or key.startswith("sharding")}
-        keys = {key: value for key, value in self.keys.items() if key not in cuts}
+        layout_keys = {key for key in self.keys if "parallel" in key or key.startswith("sharding")}
+        keys = {key: value for key, value in self.keys.items() if key not in layout_keys}
         keys["gradient_accumulation_steps"] = keys.get("gradient_accumulation_steps", 1) * data_ranks
         return dataclasses.replace(self, name=f"{self.name}-alone", keys=keys)
 
@@ -111,23 +111,23 @@ def run_case(case: Case, folder: Path) -> None:
 
 
 def watch_gradients(trainer: Any) -> dict[str, int]:
-    """Return the most bytes of gradients that this process holds; filled during training.
+    """Return a dict that is filled during training with the peak bytes of gradients on this process.
 
     "gradients": at the end of a step's micro-batches; "backward": after each gradient of a backward pass.
     """
     held, sum_gradients = {"gradients": 0, "backward": 0}, trainer.process_group.sum_gradients
     trained = [parameter for parameter in trainer.model.parameters() if not parameter.stop_gradient]
 
-    def look(when: str) -> None:
+    def record(when: str) -> None:
         held[when] = max(held[when], num_bytes(p.grad for p in trained if p.grad is not None))
 
-    def sum_and_look(parameters) -> None:
-        look("gradients")
+    def record_and_sum(parameters) -> None:
+        record("gradients")
         sum_gradients(parameters)
 
     for parameter in trained:
-        parameter._register_backward_hook(lambda: look("backward"))
-    trainer.process_group.sum_gradients = sum_and_look
+        parameter._register_backward_hook(lambda: record("backward"))
+    trainer.process_group.sum_gradients = record_and_sum
     return held
 
 
@@ -165,11 +165,11 @@ def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300
 
 def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run `python -m paddle.distributed.launch` with one thread per process; logs go to `folder/log`."""
-    how = launching(processes, command, folder)
-    return subprocess.run(**how, capture_output=True, text=True, timeout=timeout, check=False)
+    arguments = launch_arguments(processes, command, folder)
+    return subprocess.run(**arguments, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def launching(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
+def launch_arguments(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
     """Return the keyword arguments of `subprocess.run` for `start`."""
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
     return {
@@ -193,14 +193,17 @@ def differences(got: Outcome, want: Outcome) -> dict[str, float]:
     assert got.weights.keys() == want.weights.keys()
     assert len(got.losses) == len(want.losses)
     assert got.num_trained == want.num_trained
-    shares = {"losses": np.abs(got.losses / want.losses - 1).max(), "norms": np.abs(got.norms / want.norms - 1).max()}
-    shares["evaluation"] = abs(got.evaluation / want.evaluation - 1)
+    differing = {
+        "losses": np.abs(got.losses / want.losses - 1).max(),
+        "norms": np.abs(got.norms / want.norms - 1).max(),
+    }
+    differing["evaluation"] = abs(got.evaluation / want.evaluation - 1)
     for name, value in want.weights.items():
-        shares[name] = np.linalg.norm((got.weights[name] - value).ravel()) / np.linalg.norm(value.ravel())
-    return {name: float(share) for name, share in shares.items()}
+        differing[name] = np.linalg.norm((got.weights[name] - value).ravel()) / np.linalg.norm(value.ravel())
+    return {name: float(share) for name, share in differing.items()}
 
 
 def assert_same_run(got: Outcome, want: Outcome, tolerance: float = 1e-5) -> None:
     """Assert that no relative difference exceeds `tolerance`; the message names those that do."""
-    apart = {name: share for name, share in differences(got, want).items() if not share <= tolerance}
-    assert not apart, apart
+    too_large = {name: share for name, share in differences(got, want).items() if not share <= tolerance}
+    assert not too_large, too_large

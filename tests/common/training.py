@@ -28,8 +28,8 @@ class Rows:
         for index in range(num_rows):
             num_tokens = int(generator.integers(4, longest))
             tokens = generator.integers(1, VOCABULARY, num_tokens).astype(np.int32)
-            learned = np.arange(num_tokens) >= generator.integers(1, num_tokens - 1)
-            self.rows.append(EncodedRow(tokens, learned, index))
+            loss_mask = np.arange(num_tokens) >= generator.integers(1, num_tokens - 1)
+            self.rows.append(EncodedRow(tokens, loss_mask, index))
         self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Rows:
 
 
 class Tokenizer:
-    """Tokenizer whose words are numbers."""
+    """Tokenizer that writes token 5 as `w5`."""
 
     pad_token_id = 0
     eos_token_id = 7

@@ -16,7 +16,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 
 @dataclass(frozen=True, kw_only=True)
 class FakeLoRAConfig:
-    """LoRA, as far as a configuration sees it."""
+    """Stand-in for the config of LoRA: its keys, without the method."""
 
     path: str | None = option(None, help="adapter to start from")
     rank: int = option(8, minimum=1, help="rank")
@@ -34,14 +34,14 @@ class FakeLoRAConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FakePissaConfig(FakeLoRAConfig):
-    """PiSSA, a refinement: it is on beside lora and has lora's keys."""
+    """Stand-in for PiSSA, which refines LoRA: it is switched on in addition to `lora` and uses the keys of `lora`."""
 
     refines: ClassVar[str] = "lora"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeLoKrConfig:
-    """LoKr."""
+    """Stand-in for LoKr, whose rank has an alias."""
 
     rank: int = option(8, minimum=1, aliases=("lokr_dim",), help="rank")
 
@@ -60,7 +60,7 @@ def known() -> KnownKeys:
 
 
 def write(folder: Path, values: dict[str, Any] | str, name: str = "run.json") -> str:
-    """Write a file, one key a line; the path to give to the loader."""
+    """Write a configuration file with one key per line; return its path for the loader."""
     text = values if isinstance(values, str) else json.dumps(values, indent=4, allow_nan=True)
     (folder / name).write_text(text, encoding="utf-8")
     return str(folder / name)
@@ -71,7 +71,7 @@ def load(*argv: str, methods: dict[str, type] = METHODS) -> RunConfig:
 
 
 def problems(*argv: str, methods: dict[str, type] = METHODS) -> list[Problem]:
-    """The problems of a command line; it must have some."""
+    """Return the problems of a command line, which must have at least one."""
     try:
         load_run_config(argv, methods)
     except ConfigError as error:
@@ -80,7 +80,7 @@ def problems(*argv: str, methods: dict[str, type] = METHODS) -> list[Problem]:
 
 
 def edits(word: str, seed: int) -> dict[str, str]:
-    """One mistyping of a word of each kind, by kind of edit."""
+    """Return one typo of the word for each kind of edit, by kind."""
     draw = random.Random(f"{word} {seed}")
     at = draw.randrange(1, len(word) - 1)
     other = draw.choice([letter for letter in ALPHABET if letter != word[at]])

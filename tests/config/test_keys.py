@@ -1,4 +1,4 @@
-"""The frozen list of keys: adding or losing one is a decision, made by editing known_keys.txt."""
+"""Frozen list of configuration keys: adding or removing a key requires an edit of known_keys.txt."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def known() -> KnownKeys:
 
 def test_known_keys_are_those_of_the_committed_list():
     frozen = FROZEN.read_text(encoding="utf-8").split()
-    assert frozen == sorted(set(frozen)), "one spelling a line, sorted"
+    assert frozen == sorted(set(frozen)), "one spelling per line, sorted"
     now = set(known().keys)
     assert now - set(frozen) == set(), "new keys: add them to known_keys.txt"
-    assert set(frozen) - now == set(), "lost keys: files that have them no longer load"
+    assert set(frozen) - now == set(), "removed keys: files that set them no longer load"
 
 
-def test_known_keys_include_those_of_the_documents():
+def test_known_keys_include_those_of_paddlenlps_documents():
     documented = (
         "model_name_or_path use_flash_attention flash_mask lora lora_path lora_rank rslora lora_plus_scale "
         "neftune neftune_noise_alpha vera vera_rank lokr lokr_rank use_long_sequence_strategies reft use_mora "
@@ -48,26 +48,26 @@ def test_known_keys_have_one_line_of_help():
         assert option.help and "\n" not in option.help, option.key
 
 
-def test_known_keys_are_all_read_or_answered():
-    """A key of a section is read by some room or the launcher, or the table of idle keys answers for it."""
+def test_known_keys_are_all_read_or_listed_as_compat():
+    """Check that every key of a section is read by a package or the launcher, or is in the table of compat keys."""
     degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
-    # by the loader, compute_dtype, complete_degrees and the check of flags
+    # by the parser, compute_dtype, complete_degrees and the validation of flags
     read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS, "metric_for_best_model"}
     for_the_launcher = {"dry_run", "preview_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in sources if "config" not in path.relative_to(ROOT).parts
     )
-    answered = set(known().compat)
-    silent = {
+    compat = set(known().compat)
+    unread = {
         option.key
         for option in known().options.values()
         if option.section in SECTIONS and not re.search(rf"\.{option.attribute}\b", code)
     }
-    assert silent - answered <= read_in_config | for_the_launcher
+    assert unread - compat <= read_in_config | for_the_launcher
 
 
-def test_configuration_page_has_the_tables_of_the_code():
+def test_configuration_page_matches_the_generated_tables():
     maker = load_script(ROOT / "docs" / "make_configuration.py")
     page = maker.PAGE.read_text(encoding="utf-8")
     assert maker.renew(page) == page, "run: python docs/make_configuration.py"

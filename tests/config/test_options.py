@@ -1,4 +1,4 @@
-"""Every key damaged once: a typo, a wrong type, a value out of range; each is located."""
+"""Options with a typo, a wrong type or a value out of range: each problem is located, for every key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_FILES = [option for option in KNOWN.options.values() if option.section != "co
 
 
 def document(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """A file of one key a line, and each key's line."""
+    """Return the text of a file with one key per line, and the line of each key."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n", {key: number for number, key in enumerate(values, start=2)}
 
@@ -37,7 +37,7 @@ def test_unknown_key_gets_the_right_suggestion(tmp_path, kind):
     text, lines = document(SMALLEST | dict.fromkeys(cases, 1))
     path = write(tmp_path, text)
     found = {problem.key: problem for problem in problems(path)}
-    assert set(found) == set(cases), "no typo is taken for a key, and nothing else is wrong"
+    assert set(found) == set(cases), "no typo is accepted, and there is no other problem"
     right = 0
     for typo, spelling in cases.items():
         assert (found[typo].file, found[typo].line, found[typo].column) == (path, lines[typo], 3)
@@ -73,7 +73,7 @@ def test_unknown_key_in_a_valid_file_is_located(tmp_path):
 
 
 def wrong_values(option: Option) -> list[Any]:
-    """JSON values of types that the option does not take."""
+    """Return JSON values whose types the option does not accept."""
     if object in option.kinds:
         return []
     wrong: list[Any] = [{"a": 1}, [1], [["a"]], 1.5, 7, "word", True]
@@ -121,7 +121,7 @@ def test_convert_with_a_wrong_word_names_the_argument(tmp_path):
 
 
 def outside(option: Option) -> list[Any]:
-    """Values of the right type that the option's limits exclude."""
+    """Return values of the right type that the option's limits exclude."""
     limits = option.limits
     values: list[Any] = []
     if limits.minimum is not None:

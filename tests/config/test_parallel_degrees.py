@@ -1,4 +1,4 @@
-"""Parallel degrees are completed from the world size, or refused with the nearest that fit."""
+"""Parallel degrees: completed from the world size, or refused with the nearest degrees that fit."""
 
 from __future__ import annotations
 

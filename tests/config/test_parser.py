@@ -35,7 +35,7 @@ def test_load_run_config_merges_files_then_command_line(tmp_path):
     second = write(tmp_path, {"max_steps": 2, "logging_steps": 2, "eval_steps": None}, "b.json")
     config = load(first, second, "--logging_steps", "3", "--logging_steps=4")
     assert (config.train.seed, config.train.max_steps, config.train.logging_steps) == (1, 2, 4)
-    assert config.train.eval_steps == 4, "null took back the 9, and the default is logging_steps"
+    assert config.train.eval_steps == 4, "null removes the 9 of the first file; the default is logging_steps"
     assert load(second, first).train.max_steps == 1
 
 

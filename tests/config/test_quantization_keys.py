@@ -1,4 +1,4 @@
-"""weight_quantize_algo: one format or a map of them, and what it means for the other keys."""
+"""Key weight_quantize_algo: one format or a map of formats, and its effect on other keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_weight_quantize_algo_with_other_values_is_refused(tmp_path, value, word
     ("key", "value", "words"),
     [("qlora_weight_blocksize", 63, "is odd"), ("weight_double_quant_block_size", 1, "allowed: at least 2")],
 )
-def test_block_sizes_must_be_even(tmp_path, key, value, words):
+def test_weight_blocksize_odd_is_refused(tmp_path, key, value, words):
     values = {"weight_quantize_algo": "nf4", "weight_double_quant": True, key: value}
     (found,) = problems(write(tmp_path, SMALLEST | LORA | values))
     assert words in found.message and found.key == key.removeprefix("qlora_")
@@ -69,7 +69,7 @@ def test_quantized_base_without_adapter_is_refused(tmp_path):
     (found,) = problems(write(tmp_path, values))
     assert "choose an adapter (lora: true)" in found.message
     (found,) = problems(write(tmp_path, values | LORA | {"lora_rank": 0}))
-    assert found.key == "lora_rank", "an adapter that cannot be read is not called absent as well"
+    assert found.key == "lora_rank", "an invalid adapter config is not reported as a missing adapter as well"
     load(write(tmp_path, values | {"do_train": False, "do_eval": True}))
 
 

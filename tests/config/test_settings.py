@@ -1,4 +1,4 @@
-"""Reading JSON with positions: every kind of broken file is located."""
+"""JSON files read with positions: every kind of broken file is located."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)
 
-# text -> line, column, and a word of the message
+# text, line, column, a word of the message
 BROKEN = {
     "": (1, 1, "empty"),
     "  \n": (2, 1, "empty"),

@@ -1,4 +1,4 @@
-"""Every configuration file that is shipped loads; PaddleNLP's own files load or are refused by the part that lacks."""
+"""Shipped configuration files, which all load, and PaddleNLP's own files, which load or name the unsupported keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = LLM / "config"
 SHIPPED = sorted(ROOT.rglob("*.json"))
 BUILT = peft_methods()
 
-# What PaddleNLP 3.0.0b4's llm/config/llama files set: a common block, and each file's difference to it.
+# Keys of PaddleNLP 3.0.0b4's llm/config/llama files: a common block, and the difference of each file.
 COMMON: dict[str, Any] = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
     "dataset_name_or_path": "./data",
@@ -77,7 +77,7 @@ PREFERENCE = {
     "benchmark": False,
     "autotuner_benchmark": False,
 }
-# file -> its difference, the keys that are refused until their parts are built
+# file -> its difference from the common block, the keys that are refused as not supported
 OFFICIAL: dict[str, tuple[dict[str, Any], set[str]]] = {
     "sft": ({"pipeline_parallel_config": "disable_p2p_cache_shape", "sharding": "stage2", "recompute": False}, set()),
     "lora": ({"lora": True, "pissa": False, "sharding": "stage1", "use_flash_attention": True}, set()),
@@ -143,18 +143,18 @@ def test_shipped_file_loads(path):
     assert (config.peft is None) == path.name.startswith("sft")
     assert config.train.do_train and config.data.zero_padding
     unexpected = [note for note in config.notes if "CPU" not in note and "flash_mask" not in note]
-    assert unexpected == [], "a shipped file has no idle keys"
+    assert unexpected == [], "a shipped file sets a key without effect"
 
 
 def test_shipped_files_exist_for_every_family():
-    """Every method for three families, LoRA over quantized weights, full fine-tuning and LoRA for Mistral too."""
+    """Expect every method, QLoRA and full fine-tuning for three families, and LoRA and full fine-tuning for Mistral."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected and len(SHIPPED) == len(expected) == 68
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
-    assert len(written) == len(SHIPPED), "two files that share an output_dir would resume one from the other"
+    assert len(written) == len(SHIPPED), "two files share an output_dir: a run of one would resume the other"
 
 
 @pytest.mark.parametrize("method", ["loftq", "qera"])
@@ -165,7 +165,7 @@ def test_quantized_init_without_quantization_is_refused(tmp_path, method):
 
 
 def config_name(switch: str) -> str:
-    """The file that shows a switch, by the name PaddleNLP's users know."""
+    """Return the name of the file for a switch, as in PaddleNLP's llm/config."""
     names = {"prefix_tuning": "pt", "lora_use_mixer": "moslora"}
     return names.get(switch, switch.removeprefix("use_"))
 
@@ -178,8 +178,8 @@ def test_official_file_loads_or_is_refused(tmp_path, name):
         config = load(path, methods=BUILT)
         noted = {note.split(" ")[0] for note in config.notes}
         written = (COMMON | difference).items()
-        idle = {"unified_checkpoint", "eval_accumulation_steps", "sharding"}
-        assert {key for key, value in written if key in idle and value is not None} <= noted
+        without_effect = {"unified_checkpoint", "eval_accumulation_steps", "sharding"}
+        assert {key for key, value in written if key in without_effect and value is not None} <= noted
         assert (config.peft is None) == (name == "sft")
     else:
         found = problems(path, methods=BUILT)

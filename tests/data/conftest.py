@@ -17,7 +17,7 @@ def tokenizer():
 
 @pytest.fixture
 def options(tmp_path: Path):
-    """A function that makes what `config.data` is to this room."""
+    """Return a function that builds a DataConfig for a folder."""
 
     def make(folder: Path | str, **changed):
         values = {

@@ -1,4 +1,4 @@
-"""Collating: documents are joined without a gap, labels are shifted, padding is a document of its own."""
+"""Collation: documents are joined without a gap, labels are shifted, padding is a document of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
-def make_row(tokens, learned, index=0):
-    return EncodedRow(np.array(tokens, np.int32), np.array(learned, bool), index)
+def make_row(tokens, loss_mask, index=0):
+    return EncodedRow(np.array(tokens, np.int32), np.array(loss_mask, bool), index)
 
 
 FIRST = make_row([10, 11, 12, 13], [0, 0, 1, 1], 4)
@@ -31,7 +31,7 @@ def test_collate_several_rows_joins_and_shifts_documents():
 
 
 def test_collate_two_documents_lets_no_label_cross():
-    """The last token of a document is never an input, and predicts nothing of the next."""
+    """Check that the last token of a document is not an input and does not predict the next document."""
     batch = collate([[SECOND, FIRST]])
     assert 22 not in batch.input_ids and 10 not in batch.labels
 

@@ -1,4 +1,4 @@
-"""Datasets: where files are looked for, the rows that come out, and their statistics."""
+"""Datasets: paths that are searched, rows that are read, and their statistics."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def test_load_dataset_autoregressive_makes_every_token_a_target(options, tokeniz
         assert dataset[index].loss_mask.tolist() == [False] + [True] * int(dataset.lengths[index])
     with pytest.raises(ValueError, match="no prompts"):
         next(dataset.prompts())
-    cut = load_dataset(options(folder, autoregressive=True, max_length=3), "train", tokenizer)
-    assert cut.stats.num_truncated == 1 and cut.lengths.max() == 2
+    truncated = load_dataset(options(folder, autoregressive=True, max_length=3), "train", tokenizer)
+    assert truncated.stats.num_truncated == 1 and truncated.lengths.max() == 2
     bad = load_dataset(
         options(write(tmp_path / "other", [*rows, {"tgt": "a"}, {"src": " "}]), autoregressive=True, bad_rows="drop"),
         "train",
@@ -191,7 +191,7 @@ def test_prompts_with_an_empty_prompt_raise(options, tokenizer, tmp_path):
 
 
 def test_load_dataset_first_token_is_no_target(options, tokenizer, tmp_path):
-    """Nothing stands before it that could predict it."""
+    """Check the loss mask of the first token, which no token precedes that could predict it."""
     folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
     assert row.loss_mask.tolist() == [False] + [True] * (len(row.tokens) - 1)

@@ -1,4 +1,4 @@
-"""Cache of tokens: it is found again exactly if nothing that decides the tokens has changed."""
+"""Token cache: it is reused exactly if nothing that determines the tokens has changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(folder: Path, rows=ROWS) -> Path:
 
 @pytest.fixture
 def key_of(options, tmp_path, monkeypatch):
-    """A function that loads a split and gives the name its tokens are kept under."""
+    """Return a function that loads a split and returns the name of its cache."""
     names = []
     real = load_or_build
     monkeypatch.setattr(
@@ -103,7 +103,7 @@ def test_cache_key_with_a_renamed_template_file_stays(key_of, tmp_path):
 
 
 def dated(tmp_path, monkeypatch, day: str, variable: str) -> dict[str, str]:
-    """A template that writes the day, by the clock or by Llama 3's variable where it is given."""
+    """Return the key of a template that writes the date, from the clock or from Llama 3's `date_string`."""
     from transformers.utils import chat_template_utils
 
     class Clock(chat_template_utils.datetime):
@@ -119,7 +119,7 @@ def dated(tmp_path, monkeypatch, day: str, variable: str) -> dict[str, str]:
 @pytest.mark.parametrize("variable", ["absent", "date_string"])
 def test_cache_key_with_a_dated_template_changes_daily(key_of, tmp_path, monkeypatch, variable):
     keys = [key_of(**dated(tmp_path, monkeypatch, day, variable)) for day in ("01 Jan 2026", "02 Jan 2026")]
-    assert (keys[0] == keys[1]) is (variable == "date_string"), "Llama 3's variable is fixed"
+    assert (keys[0] == keys[1]) is (variable == "date_string"), "date_string is a fixed date"
 
 
 def test_cache_key_with_another_tokenization_or_library_version_changes(key_of, monkeypatch):

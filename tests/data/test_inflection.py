@@ -1,4 +1,4 @@
-"""Built-in dataset `inflection`: right answers, separate splits, the same rows every time."""
+"""Built-in dataset `inflection`: correct answers, disjoint splits, the same rows on every load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def splits():
 
 @pytest.fixture
 def lexicon(tmp_path, monkeypatch):
-    """A function that puts other lines in place of the lexicon."""
+    """Return a function that replaces the lexicon's lines and returns the questions and answers made of them."""
 
     def replace(*lines):
         path = tmp_path / "infl_lu.csv.gz"
@@ -49,8 +49,8 @@ def test_inflection_splits_share_no_lemma(splits):
     assert not lemmas["train"] & lemmas["dev"]
 
 
-def test_inflection_first_rows_show_all_kinds(splits):
-    """The first rows already show every kind of question, and many forms that are not just lemma and ending."""
+def test_inflection_first_rows_contain_every_kind(splits):
+    """Check that 700 rows contain every kind of question, and many forms that are not the lemma plus an ending."""
     first = [(QUESTION.fullmatch(row.value["src"]), row.value["tgt"]) for row in splits["train"][:700]]
     kinds = Counter(match[1] for match, _ in first)
     assert len(kinds) == 7 and min(kinds.values()) >= 15
@@ -58,7 +58,7 @@ def test_inflection_first_rows_show_all_kinds(splits):
     assert changed > 100
 
 
-def test_inflection_answers_are_those_of_the_lexicon(splits):
+def test_inflection_answers_match_the_lexicon(splits):
     with gzip.open(lexicon_path(), "rt", encoding="utf-8") as lexicon:
         lines = lexicon.read().split("\n")
     for row in splits["dev"]:
@@ -99,7 +99,7 @@ def test_inflection_forms_without_one_answer_are_skipped(lexicon):
     )
     answers = {answer for _, answer in rows}
     assert answers >= {"saw", "seen", "children"}
-    # Plain forms are asked for as often as changed ones at most.
+    # Regular forms are at most as frequent as irregular ones.
     assert answers <= {"saw", "seen", "children", "seeing", "sees", "dreaming", "dreams"} and len(rows) == 6
 
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.data.packing import GROUP_ROWS, PACKINGS, PackingPlan, pack_g
 
 
 def lengths_like(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, int]:
-    """Lengths with the shape of a kind of data, and a capacity."""
+    """Return lengths distributed as in a kind of data, and a capacity."""
     mean_log, deviation, shortest, capacity = {
         "worked_answers": (5.15, 0.35, 60, 2048),
         "instructions": (4.6, 0.7, 20, 2048),
@@ -56,7 +56,7 @@ def test_packing_plan_order_depends_on_seed_and_epoch_only(packing):
     lengths, capacity = lengths_like("instructions", 300)
     settings = {"batch_size": 2, "packing": packing, "capacity": capacity}
     plan, again = PackingPlan(lengths, seed=7, **settings), PackingPlan(lengths, seed=7, **settings)
-    # Asked in any order, from any object.
+    # Epochs may be requested in any order.
     assert again.epoch(3) == plan.epoch(3)
     assert again.epoch(0) == plan.epoch(0) == plan.epoch(0)
     plans = [str(plan.epoch(epoch)) for epoch in range(5)]
@@ -65,7 +65,7 @@ def test_packing_plan_order_depends_on_seed_and_epoch_only(packing):
 
 
 def test_packing_plan_order_stays_as_recorded():
-    """A resumed run may meet another NumPy; these numbers must not change."""
+    """Check recorded numbers: a run may be resumed with another NumPy version."""
     plan = PackingPlan([1] * 10, batch_size=10, seed=42)
     assert [rows_of(plan.epoch(epoch)) for epoch in range(2)] == [
         [4, 8, 1, 9, 3, 6, 0, 7, 2, 5],
@@ -102,7 +102,7 @@ def test_pack_greedily_leaves_few_positions_empty(name):
 
 
 def test_pack_greedily_pairs_no_row_with_itself():
-    """A row of half the room fills it only with another one like it."""
+    """Check rows of less than half the capacity, which must not be counted as their own partner."""
     (packs,) = pack_greedily(np.arange(2), np.array([6, 4]), 10)
     assert sorted(map(sorted, packs)) == [[0, 1]]
     (packs,) = pack_greedily(np.arange(3), np.array([4, 3, 3]), 10)
@@ -112,7 +112,7 @@ def test_pack_greedily_pairs_no_row_with_itself():
 
 
 def test_pack_greedily_mixes_lengths_over_the_epoch():
-    """Packs must not come sorted by the length of their rows."""
+    """Check that packs are not sorted by the lengths of their rows."""
     lengths, capacity = lengths_like("instructions", 2 * GROUP_ROWS)
     packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity, seed=3).packs(0)
     means = np.array([lengths[pack].mean() for pack in packs])
@@ -125,7 +125,7 @@ def test_pack_greedily_a_million_rows_takes_seconds():
     plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=capacity)
     begin = time.process_time()
     plan.epoch(0)
-    # About one second on an idle core; processor time, so that a busy machine does not count as a quadratic algorithm.
+    # About one second on an idle core. Processor time, because wall time depends on the load of the machine.
     assert time.process_time() - begin < 8
 
 

@@ -1,4 +1,4 @@
-"""Load balancing: packs of similar cost share a step, and ranks get about equal work."""
+"""Load balancing: packs of similar cost are in one step, and all ranks get about equal work."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from paddlenlp_ext.data.packing import PackingPlan, assign_balanced, attention_cost, sort_into_even_steps
 
 
-def uneven(costs: list[int], num_ranks: int) -> float:
-    """Largest over mean of what the ranks have to do."""
-    sums = [sum(costs[index] for index in hand) for hand in assign_balanced(costs, num_ranks)]
+def imbalance(costs: list[int], num_ranks: int) -> float:
+    """Return the largest cost of a rank, relative to the mean."""
+    sums = [sum(costs[index] for index in assigned) for assigned in assign_balanced(costs, num_ranks)]
     return max(sums) / (sum(sums) / num_ranks)
 
 
@@ -26,16 +26,16 @@ def test_attention_cost_sums_squared_lengths():
 
 def test_assign_balanced_assigns_each_pack_once_and_evenly():
     costs = [5, 1, 9, 2, 7, 3, 8]
-    hands = assign_balanced(costs, 3)
-    assert sorted(index for hand in hands for index in hand) == list(range(7))
-    assert sorted(len(hand) for hand in hands) == [2, 2, 3]
+    assignments = assign_balanced(costs, 3)
+    assert sorted(index for assigned in assignments for index in assigned) == list(range(7))
+    assert sorted(map(len, assignments)) == [2, 2, 3]
     assert assign_balanced(costs, 1) == [list(range(7))]
     assert assign_balanced([4], 3) == [[0], [], []]
 
 
 def test_assign_balanced_spreads_the_most_expensive():
     assert assign_balanced([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
-    assert uneven([100, 60, 40, 10, 90, 50], 2) < 1.1
+    assert imbalance([100, 60, 40, 10, 90, 50], 2) < 1.1
 
 
 def test_sort_into_even_steps_keeps_packs_and_blocks():
@@ -44,7 +44,7 @@ def test_sort_into_even_steps_keeps_packs_and_blocks():
     order = sort_into_even_steps(costs, 4, permutation)
     assert sorted(order) == list(range(203))
     assert sorted(order[:64]) == list(range(64))  # 16 steps of 4 packs
-    assert order[-3:] == [200, 201, 202]  # no whole step
+    assert order[-3:] == [200, 201, 202]  # less than one step
     assert sort_into_even_steps(costs, 1, permutation) == list(range(203))
 
 
@@ -56,22 +56,22 @@ def test_packing_plan_with_packs_per_step_balances_ranks_at_equal_fill(num_ranks
     assert even.fill(0) == plain.fill(0)
     assert sorted(map(tuple, even.packs(0))) == sorted(map(tuple, plain.packs(0)))
 
-    def mean_unevenness(plan: PackingPlan) -> float:
+    def mean_imbalance(plan: PackingPlan) -> float:
         costs = [attention_cost(lengths[pack]) for pack in plan.packs(0)]
         steps = [costs[start : start + num_ranks] for start in range(0, len(costs) - num_ranks, num_ranks)]
-        return float(np.mean([uneven(step, num_ranks) for step in steps]))
+        return float(np.mean([imbalance(step, num_ranks) for step in steps]))
 
-    assert mean_unevenness(even) <= 1.10 < mean_unevenness(plain)
+    assert mean_imbalance(even) <= 1.10 < mean_imbalance(plain)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_packing_plan_with_several_packs_per_rank_balances_every_step(num_ranks: int):
-    """The table of docs/parallel.md."""
+    """Check the figures of the table in docs/parallel.md."""
     lengths, per_step = long_tailed_lengths(4000, 2048), 4 * num_ranks
     packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
     costs = [attention_cost(lengths[pack]) for pack in packs]
     steps = [costs[start : start + per_step] for start in range(0, len(costs) - per_step + 1, per_step)]
-    assert max(uneven(step, num_ranks) for step in steps) <= 1.10
+    assert max(imbalance(step, num_ranks) for step in steps) <= 1.10
 
 
 def test_packing_plan_with_another_batch_size_keeps_the_packs():
@@ -82,7 +82,7 @@ def test_packing_plan_with_another_batch_size_keeps_the_packs():
     assert one_by_one.packs(0) != one_by_one.packs(1)
 
 
-def test_packing_plan_without_greedy_keeps_the_stream():
+def test_packing_plan_without_greedy_keeps_the_order():
     lengths = long_tailed_lengths(100, 512)
     for packing in ("none", "in_order"):
         settings = {"batch_size": 1, "packing": packing, "capacity": 512}

@@ -1,4 +1,4 @@
-"""The preview highlights exactly the target tokens."""
+"""Preview of rows, which highlights exactly the target tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def dataset(options, tokenizer, tmp_path):
 
 def test_style_row_styles_target_spans(dataset, tokenizer):
     text = style_row(dataset[0], tokenizer)
-    learned = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in TARGET_STYLES)
-    assert learned == "vier⏎\n<|im_end|>你好<|im_end|>"
+    target_text = "".join(text.plain[span.start : span.end] for span in text.spans if span.style in TARGET_STYLES)
+    assert target_text == "vier⏎\n<|im_end|>你好<|im_end|>"
     assert text.plain.replace("⏎", "") == tokenizer.decode(dataset[0].tokens)
 
 

@@ -1,4 +1,4 @@
-"""Rows to predict from: all formats, with and without a last answer, and truncation of prompts."""
+"""Prompts for prediction: all formats, rows with and without a last answer, and truncation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_read_prompts_reads_all_rows_or_lists_the_invalid(tmp_path):
 
 
 class Letters:
-    """A stand-in for a template and its tokenizer: a letter is a token, a turn is `<question>answer`."""
+    """Template and tokenizer in one: a letter is a token, and a turn is `<question>answer`."""
 
     def __init__(self) -> None:
         self.encoder = self.tokenizer = self

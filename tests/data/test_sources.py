@@ -1,4 +1,4 @@
-"""Damaged data files: every error names file, line, column and reason, and none hides another."""
+"""Damaged data files: all errors are reported, each with file, line, column and reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sharegpt(*pairs: tuple[str, object]) -> str:
 
 
 def at(text: str, part: str, occurrence: int = 1) -> int:
-    """Column of a part of the line."""
+    """Return the column of a part of the line."""
     position = -1
     for _ in range(occurrence):
         position = text.index(part, position + 1)
@@ -40,7 +40,7 @@ def located(text: str, part: str, reason: str, occurrence: int = 1) -> tuple[str
 USER, ANSWER = ("user", "2 + 2?"), ("assistant", "vier")
 HUMAN, GPT = ("human", "2 + 2?"), ("gpt", "vier")
 
-# The line, the column at which it is said to be wrong, the reason.
+# line, column of the reported error, reason
 DAMAGED_LINES = [
     # not JSON
     ('{"src": "a", "tgt": "b"', 24, BROKEN),
@@ -58,7 +58,7 @@ DAMAGED_LINES = [
     ('  {"src": "a", "tgt": }', 23, BROKEN),
     ("src,tgt", 1, BROKEN),
     ("[" * 100_000, 1, BROKEN),
-    # JSON, but no row
+    # JSON, but not a row
     ("[]", 1, TYPE),
     ('"text"', 1, TYPE),
     ("17", 1, TYPE),
@@ -258,7 +258,7 @@ def test_load_dataset_with_a_broken_array_raises_even_with_drop(content, options
 
 
 @pytest.mark.parametrize("bad", [b'{"src": "a", "src": "b"}', b'{"src": "a", "tgt": "b", "n": ' + b"1" * 5000 + b"}"])
-def test_load_dataset_with_a_refused_element_skips_it_alone(bad, options, tokenizer, tmp_path):
+def test_load_dataset_with_an_invalid_element_skips_only_it(bad, options, tokenizer, tmp_path):
     folder = write(tmp_path, b"[" + b",\n".join([GOOD.encode(), bad, GOOD.encode()]) + b"]")
     dataset = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer)
     assert (dataset.stats.num_read, len(dataset), dataset.stats.num_dropped) == (3, 2, 1)

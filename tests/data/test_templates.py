@@ -19,7 +19,7 @@ from tests.data.tiny_tokenizers import (
 )
 
 ONE_TURN = Conversation(None, (("Was ist 2 + 2?", "vier"),))
-# The answers occur in their questions, in each other, and hold what looks like markers.
+# Answers that occur in their questions and in each other, and that contain text similar to markers.
 HARD_TURNS = Conversation(
     None,
     (
@@ -37,7 +37,7 @@ def write_template(folder, text, name="template.jinja"):
 
 
 def target_spans(tokens, mask):
-    """Return the runs of target tokens."""
+    """Return the contiguous spans of target tokens."""
     spans, previous = [], False
     for token, flag in zip(tokens, mask, strict=True):
         if flag and not previous:
@@ -69,7 +69,7 @@ FRAGMENTS = ("vier", " ", "\n", "user", "assistant\n", "[/INST]", "Q:", "A:", "G
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_encode_random_conversations_targets_their_answers(name, tokenizer, tmp_path):
-    """Answers made of what stands around them; only outer blanks, which some templates strip, are left out."""
+    """Test answers made of fragments of templates, without outer blanks, which some templates strip."""
     text, end = TEMPLATES[name]
     template = load_template(write_template(tmp_path, text), tokenizer)
     draw = random.Random(name)
@@ -85,7 +85,7 @@ def test_encode_random_conversations_targets_their_answers(name, tokenizer, tmp_
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_encode_tokens_decode_to_the_rendering(name, tokenizer, tmp_path):
-    """Nothing is lost or added but what stands behind the last end token."""
+    """Compare with the rendered text, up to the last end token."""
     text, _ = TEMPLATES[name]
     template = load_template(write_template(tmp_path, text), tokenizer)
     tokens, _ = template.encode(HARD_TURNS)
@@ -94,13 +94,13 @@ def test_encode_tokens_decode_to_the_rendering(name, tokenizer, tmp_path):
         for turn in HARD_TURNS.turns
         for role, content in zip(("user", "assistant"), turn, strict=True)
     ]
-    whole = tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False)
-    assert tokenizer.decode(tokens) == whole.rstrip("\n")
+    rendered = tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False)
+    assert tokenizer.decode(tokens) == rendered.rstrip("\n")
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "thinking"])
 def test_encode_prompt_is_a_prefix_of_the_training_row(name, tokenizer, tmp_path):
-    """What the model is asked with is, id for id, what stood before the answer in training."""
+    """Compare the ids of a prompt with the ids that precede the answer in training."""
     template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
     *history, (question, _) = HARD_TURNS.turns
     prompt = template.encode_prompt(question, history)
@@ -137,7 +137,7 @@ def test_encode_with_a_stripping_template_targets_stripped_answers(tokenizer, tm
 
 @pytest.mark.parametrize("name", ["llama3", "mistral"])
 def test_encode_writes_one_beginning_token(name, tmp_path):
-    """The template writes the beginning token and the tokenizer would add one: there is one."""
+    """Test a template that writes the beginning token, with a tokenizer that would add another one."""
     tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
     template = load_template(write_template(tmp_path, TEMPLATES[name][0]), tokenizer)
     tokens, _ = template.encode(HARD_TURNS)
@@ -155,7 +155,7 @@ def test_load_template_that_rewrites_history_raises(tokenizer, tmp_path):
     unmarked = TEMPLATES["marked"][0].replace("{% generation %}", "").replace("{% endgeneration %}", "")
     with pytest.raises(ValueError, match="generation"):
         load_template(write_template(tmp_path, unmarked), tokenizer)
-    # Holds for one turn; with two, the first answer is rewritten beyond recognition.
+    # A single turn is accepted; with two, the template rewrites the first answer.
     shouted = "(message['content'] if loop.last or message['role'] == 'user' else message['content'] | upper)"
     rewriting = CHATML.replace("message['content']", shouted)
     template = load_template(write_template(tmp_path, rewriting), tokenizer)
@@ -175,12 +175,12 @@ def test_encode_end_token_after_a_mark_is_a_target(tokenizer, tmp_path):
 
 
 def test_encode_with_dummy_prefixes_equals_the_full_text(tmp_path):
-    """Llama 2's tokenizer marks the beginning of a text; an answer encoded apart must not get a mark of its own."""
+    """Test a tokenizer that, as Llama 2's, marks the beginning of a text: answers must not get a mark of their own."""
     tokenizer = make_marking_tokenizer()
     template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
     tokens, mask = template.encode(ONE_TURN)
-    whole = tokenizer("<s>[INST] Was ist 2 + 2? [/INST] vier</s>", add_special_tokens=False)["input_ids"]
-    assert tokens == whole
+    expected = tokenizer("<s>[INST] Was ist 2 + 2? [/INST] vier</s>", add_special_tokens=False)["input_ids"]
+    assert tokens == expected
     (span,) = target_spans(tokens, mask)
     assert tokenizer.convert_ids_to_tokens(span) == ["▁v", "ie", "r", "</s>"]
 
@@ -194,7 +194,7 @@ def test_plain_template_writes_turns_and_ends():
     prompt = template.encode_prompt("2 + 2?", (("user", "vier"),), "You are")
     assert tokenizer.decode(prompt) == "<s>You are\nuservier</s>2 + 2?" and prompt == tokens[: len(prompt)]
     written, _ = template.encode(Conversation(None, (("<s>user", "vier"),)))
-    assert tokenizer.decode(written) == "<s>uservier</s>", "the text's own beginning token is enough"
+    assert tokenizer.decode(written) == "<s>uservier</s>", "the text already has a beginning token"
 
 
 def test_load_template_without_tokenizer_template_is_plain(tokenizer):

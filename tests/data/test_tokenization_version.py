@@ -1,4 +1,4 @@
-"""Tokenization version: the same rows become the same tokens, unless the version is raised."""
+"""Tokenization version: fixed rows are encoded to the same tokens unless the version is raised."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LIMITS = ((64, 128), (24, 40), (8, 12))
 
 
 def make_byte_tokenizer(adds_bos: bool) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes and a few merges; it is not trained, so that no library can change it."""
+    """Return a tokenizer of bytes and a few merges, without training, whose result depends on the library's version."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("v", "i"), ("e", "r"), ("vi", "er"), ("Ġ", "2")]
     words = [*SPECIAL, *alphabet, *("".join(merge) for merge in merges)]
@@ -81,7 +81,7 @@ def all_templates(folder: Path, tokenizer):
 
 
 def digest_of_tokens(folder: Path) -> str:
-    """Return a hash of the stored arrays and accounts of `ROWS`, over everything that decides them."""
+    """Return a hash of the token arrays and statistics of `ROWS`, over all templates, tokenizers and limits."""
     lines, array = folder / "rows.jsonl", folder / "rows.json"
     lines.write_text("\n\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     array.write_text(json.dumps(ROWS, indent=1, ensure_ascii=False), encoding="utf-8-sig")
@@ -90,13 +90,13 @@ def digest_of_tokens(folder: Path) -> str:
 
     def add(rows, files, template, limits, autoregressive) -> None:
         try:
-            store, account = tokenize(rows, files, template, limits, autoregressive, "drop")
+            store, stats = tokenize(rows, files, template, limits, autoregressive, "drop")
         except ValueError:
             digest.update(b"no row is left")
             return
         for name in ("tokens", "loss_mask", "offsets", "locations", "answers"):
             digest.update(getattr(store, name).tobytes())
-        counts = {name: value for name, value in account.to_json().items() if name != "examples"}
+        counts = {name: value for name, value in stats.to_json().items() if name != "examples"}
         digest.update(json.dumps(counts, sort_keys=True).encode())
 
     tokenizers = [make_byte_tokenizer(adds_bos=False), make_byte_tokenizer(adds_bos=True), make_marking_tokenizer()]

@@ -1,4 +1,4 @@
-"""Truncation: the removed tokens, the side they are removed from, and the parts that always stay."""
+"""Truncation: which tokens are removed, from which side, and which parts always remain."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from paddlenlp_ext.data.tokenize import LengthLimits, truncate_text, truncate_tu
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
-# Every digit is a token of its own.
+# The tokenizer encodes every digit as one token.
 QUESTION, ANSWER = "0123456789", "9876543210"
 ONE = Conversation(None, ((QUESTION, ANSWER),))
 THREE = Conversation(None, (("11111", "22222"), ("33333", "44444"), ("55555", "66666")))
 
 
-def cut(conversation, template, src_length, max_length, truncation):
+def truncate(conversation, template, src_length, max_length, truncation):
     texts = template.render(conversation)
     (turns,) = template.encode_turns([texts])
     truncated = truncate_turns(conversation, texts, turns, template, LengthLimits(src_length, max_length, truncation))
-    tokens, learned = join_turns(truncated.turns)
+    tokens, loss_mask = join_turns(truncated.turns)
     assert len(tokens) <= max_length
     assert truncated.num_truncated_tokens == sum(turn.length for turn in turns) - len(tokens)
     decode = template.encoder.tokenizer.decode
-    said = decode([token for token, flag in zip(tokens, learned, strict=True) if flag])
-    return decode(tokens), said, truncated
+    answers = decode([token for token, flag in zip(tokens, loss_mask, strict=True) if flag])
+    return decode(tokens), answers, truncated
 
 
 @pytest.fixture
@@ -42,8 +42,10 @@ def chat(tokenizer, tmp_path):
 
 def test_truncate_turns_within_the_limits_changes_nothing(plain):
     for truncation in ("right", "left", "drop", "error"):
-        text, said, truncated = cut(ONE, plain, 11, 22, truncation)
-        assert text == f"<s>{QUESTION}{ANSWER}</s>" and said == f"{ANSWER}</s>" and truncated.num_truncated_tokens == 0
+        text, answers, truncated = truncate(ONE, plain, 11, 22, truncation)
+        assert (
+            text == f"<s>{QUESTION}{ANSWER}</s>" and answers == f"{ANSWER}</s>" and truncated.num_truncated_tokens == 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -59,67 +61,69 @@ def test_truncate_turns_within_the_limits_changes_nothing(plain):
     ],
 )
 def test_truncate_turns_removes_tokens_on_the_given_side(truncation, src_length, max_length, expected, plain):
-    text, _, truncated = cut(ONE, plain, src_length, max_length, truncation)
+    text, _, truncated = truncate(ONE, plain, src_length, max_length, truncation)
     assert text == expected
     assert truncated.num_truncated_tokens == 22 - len(plain.encoder.encode([expected], [False])[0])
 
 
 @pytest.mark.parametrize("max_length", range(13, 22))
 def test_truncate_turns_right_leaves_no_end_token(max_length, plain):
-    _, said, _ = cut(ONE, plain, 11, max_length, "right")
-    assert "</s>" not in said and ANSWER.startswith(said) and len(said) == max_length - 11
+    _, answers, _ = truncate(ONE, plain, 11, max_length, "right")
+    assert "</s>" not in answers and ANSWER.startswith(answers) and len(answers) == max_length - 11
 
 
 def test_truncate_turns_keeps_markers_and_system_prompt(chat):
     conversation = Conversation("0000", ONE.turns)
-    whole = chat.render(conversation)[0].prompt
-    length = len(chat.encoder.encode([whole], [False])[0])
-    for truncation, kept in (("right", "0123"), ("left", "6789")):
-        text, said, _ = cut(conversation, chat, length - 6, 999, truncation)
-        assert text == whole.replace(QUESTION, kept) + f"{ANSWER}<|im_end|>" and said == f"{ANSWER}<|im_end|>"
+    prompt = chat.render(conversation)[0].prompt
+    length = len(chat.encoder.encode([prompt], [False])[0])
+    for truncation, remaining in (("right", "0123"), ("left", "6789")):
+        text, answers, _ = truncate(conversation, chat, length - 6, 999, truncation)
+        assert text == prompt.replace(QUESTION, remaining) + f"{ANSWER}<|im_end|>" and answers == f"{ANSWER}<|im_end|>"
         with pytest.raises(InvalidRowError, match="system prompt and markers") as caught:
-            cut(conversation, chat, length - 10, 999, truncation)
+            truncate(conversation, chat, length - 10, 999, truncation)
         assert caught.value.reason == "no room"
 
 
 def test_truncate_turns_right_removes_the_newest_turns(plain):
     # Turns of 6 + 6 tokens (the first prompt has the beginning token, answers the end token), 5 + 6 after that.
-    text, said, truncated = cut(THREE, plain, 99, 25, "right")
-    assert text == "<s>1111122222</s>3333344444</s>" and said == "22222</s>44444</s>" and truncated.last_turn == 1
-    text, said, truncated = cut(THREE, plain, 99, 20, "right")
+    text, answers, truncated = truncate(THREE, plain, 99, 25, "right")
+    assert text == "<s>1111122222</s>3333344444</s>" and answers == "22222</s>44444</s>" and truncated.last_turn == 1
+    text, answers, truncated = truncate(THREE, plain, 99, 20, "right")
     assert text == "<s>1111122222</s>33333444" and truncated.last_turn == 1
 
 
 def test_truncate_turns_left_removes_the_oldest_turns(plain, chat):
-    text, said, truncated = cut(THREE, plain, 99, 25, "left")
-    assert text == "<s>3333344444</s>5555566666</s>" and said == "44444</s>66666</s>" and truncated.last_turn == 2
-    text, _, _ = cut(THREE, plain, 99, 10, "left")
+    text, answers, truncated = truncate(THREE, plain, 99, 25, "left")
+    assert text == "<s>3333344444</s>5555566666</s>" and answers == "44444</s>66666</s>" and truncated.last_turn == 2
+    text, _, _ = truncate(THREE, plain, 99, 10, "left")
     assert text == "<s>55566666</s>"
     conversation = Conversation("0000", THREE.turns)
-    whole = join_turns(chat.encode_turns([chat.render(conversation)])[0])[0]
-    text, said, _ = cut(conversation, chat, 99, len(whole) - 1, "left")
-    assert text.startswith("<|im_start|>system\n0000<|im_end|>\n<|im_start|>user\n33333"), "the system prompt stays"
-    assert said == "44444<|im_end|>66666<|im_end|>"
+    tokens = join_turns(chat.encode_turns([chat.render(conversation)])[0])[0]
+    text, answers, _ = truncate(conversation, chat, 99, len(tokens) - 1, "left")
+    assert text.startswith("<|im_start|>system\n0000<|im_end|>\n<|im_start|>user\n33333"), (
+        "the system prompt must remain"
+    )
+    assert answers == "44444<|im_end|>66666<|im_end|>"
 
 
 def test_truncate_turns_left_with_a_long_answer_raises(plain):
     with pytest.raises(InvalidRowError) as caught:
-        cut(ONE, plain, 99, 12, "left")
+        truncate(ONE, plain, 99, 12, "left")
     assert caught.value.reason == "no room"
 
 
 def test_truncate_turns_drop_and_error_name_the_limit(plain):
     for truncation, by_policy in (("drop", True), ("error", False)):
         with pytest.raises(InvalidRowError, match="a prompt of 11 tokens, src_length is 10") as caught:
-            cut(ONE, plain, 10, 99, truncation)
+            truncate(ONE, plain, 10, 99, truncation)
         assert caught.value.by_policy is by_policy
         with pytest.raises(InvalidRowError, match="22 tokens, max_length is 21"):
-            cut(ONE, plain, 11, 21, truncation)
+            truncate(ONE, plain, 11, 21, truncation)
 
 
 def test_truncate_turns_with_a_prompt_that_fills_the_row_raises(plain):
     with pytest.raises(InvalidRowError) as caught:
-        cut(ONE, plain, 99, 11, "right")
+        truncate(ONE, plain, 99, 11, "right")
     assert caught.value.reason == "no target token"
 
 
@@ -127,9 +131,9 @@ def test_truncate_turns_with_stripped_words_truncates_them(tokenizer, tmp_path):
     path = tmp_path / "llama3.jinja"
     path.write_text(LLAMA3)
     template = load_template(str(path), tokenizer)
-    (whole,) = template.encode_turns([template.render(ONE)])
+    (turns,) = template.encode_turns([template.render(ONE)])
     spaced = Conversation(None, ((f"  {QUESTION}\n", ANSWER),))
-    text, _, _ = cut(spaced, template, len(whole[0].prompt) - 6, 999, "right")
+    text, _, _ = truncate(spaced, template, len(turns[0].prompt) - 6, 999, "right")
     assert "\n\n0123<|eot_id|>" in text and text.endswith(f"{ANSWER}<|eot_id|>")
 
 
@@ -137,7 +141,7 @@ def test_truncate_turns_with_rewritten_words_raises(tokenizer, tmp_path):
     path = tmp_path / "shouting.jinja"
     path.write_text(CHATML.replace("message['content']", "(message['content'] | replace('a', 'b'))"))
     with pytest.raises(InvalidRowError, match="rewrites"):
-        cut(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
+        truncate(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
 
 
 def test_truncate_text_follows_the_policy():

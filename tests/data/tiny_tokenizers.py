@@ -32,14 +32,14 @@ MISTRAL = (
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-# Only the last answer is written with its (empty) thoughts, as Qwen3's template does.
+# As in Qwen3's template, only the last answer is written with its thoughts, which are empty here.
 THINKING = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['role'] == 'assistant' and loop.last %}{{ '[t]\n\n[/t]\n\n' }}{% endif %}"
     "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# The number of messages stands at the beginning, so no prompt begins the whole; the answers are marked.
+# The text starts with the number of messages, so no prompt is a prefix of it; the template marks the answers.
 MARKED = (
     "{{ messages | length }}{% for message in messages %}{% if message['role'] == 'assistant' %}"
     "{{ 'A:' }}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
@@ -61,7 +61,7 @@ PADDLENLP_CHATML = {
 
 
 def make_tokenizer(bos: str | None = None, eos: str | None = "</s>", adds_bos: bool = False):
-    """A byte-level BPE tokenizer; every text can be encoded and comes back unchanged."""
+    """Return a byte-level BPE tokenizer, which encodes and decodes every text without loss."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -80,7 +80,7 @@ def make_tokenizer(bos: str | None = None, eos: str | None = "</s>", adds_bos: b
 
 
 def make_marking_tokenizer():
-    """A tokenizer that puts a word mark before every text, as Llama 2's does."""
+    """Return a tokenizer that puts a word mark before every text, as Llama 2's does."""
     alphabet = sorted(set("".join(CORPUS)) | {"▁", "?"})
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *bytes_, *alphabet, "▁v", "ie", "er", "vier"])}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.common.parallel import launching, logs, start
+from tests.common.parallel import launch_arguments, logs, start
 from tests.common.scripts import LLM
 
 SCRIPT = str(LLM / "run_finetune.py")
@@ -69,10 +69,10 @@ def test_launch_with_degrees_that_do_not_divide_raises_at_once(command, run_fold
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.layouts)])
 def test_launcher_stopped_by_a_signal_lets_its_processes_save(command, run_folders, number):
     keys = ["--max_steps", "3000", "--do_eval", "false", "--save_strategy", "no"]
-    how = launching(2, [*command, *keys], run_folders)
+    arguments = launch_arguments(2, [*command, *keys], run_folders)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # A shell that starts these tests in the background has them ignore SIGINT, and what they start with them.
-    launcher = subprocess.Popen(**how, **quiet, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    launcher = subprocess.Popen(**arguments, **quiet, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     log = run_folders / "log" / "workerlog.0"
 
     def wait_for(words):

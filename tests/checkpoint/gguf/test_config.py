@@ -88,7 +88,7 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
 
 
 def llama3_divisor(wavelength: float, factor: float) -> float:
-    """Llama 3.1's rule as its authors wrote it: three cases by wavelength, 8192 being the length trained on first."""
+    """Return the frequency divisor of Llama 3.1: three cases by wavelength; the original context length is 8192."""
     if wavelength < 8192 / 4:
         return 1.0
     if wavelength > 8192 / 1:

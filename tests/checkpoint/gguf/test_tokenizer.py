@@ -67,7 +67,7 @@ def test_gguf_tokenizer_ids_match_transformers(pre, reference, vocabulary):
         assert tokenizer.decode(tokenizer.encode(text)) == expected.decode(expected.encode(text))
 
 
-WORDS = {  # how "WE'LL pay 12345!\n\n  ok" is cut
+WORDS = {  # words of "WE'LL pay 12345!\n\n  ok"
     "gpt-2": ["WE", "'", "LL", " pay", " 12345", "!", "\n\n ", " ok"],
     "smollm": ["WE", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!", "\n\n ", " ok"],
     "qwen2": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
@@ -81,8 +81,8 @@ WORDS = {  # how "WE'LL pay 12345!\n\n  ok" is cut
 def test_byte_level_bpe_splits_words_by_named_rule(pre, vocabulary):
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, pre))
     text = "WE'LL pay 12345!\n\n  ok"
-    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    assert [text[start:end] for _, (start, end) in cut] == WORDS[pre]
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in words] == WORDS[pre]
 
 
 def test_byte_level_bpe_tekken_splits_before_capitals():
@@ -111,7 +111,7 @@ def test_gguf_tokenizer_registers_special_tokens(vocabulary):
     assert ids[1:3] == [n + 1, n + 2] and len(ids) == 4
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (n, n + 1, None)
-    assert len(tokenizer) == n + 3  # the filling at the end is no token
+    assert len(tokenizer) == n + 3  # the padding at the end is not a token
     assert tokenizer.model_max_length == 64
 
 
@@ -134,7 +134,7 @@ def test_gguf_tokenizer_saved_loads_in_transformers(vocabulary, tmp_path):
     template = "{% for m in messages %}<|bos|>{{ m['content'] }}{% endfor %}"
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe", chat_template=template))
     tokenizer.save_pretrained(tmp_path)
-    # With the model's config beside it, transformers must not put a tokenizer of the model type in its place.
+    # With a config.json in the folder, transformers must not replace the tokenizer by that of the model type.
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for again in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
         assert [again.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
@@ -164,7 +164,7 @@ def test_sentencepiece_bpe_ids_match_sentencepiece(golden):
     for text, ids, decoded in zip(expected["texts"], expected["ids"], expected["decoded"], strict=True):
         assert tokenizer.encode(text, add_special_tokens=False) == ids, text
         assert tokenizer.decode(ids) == decoded
-        assert tokenizer.encode(text) == [1, *ids]  # a Llama file that does not say so begins texts with bos
+        assert tokenizer.encode(text) == [1, *ids]  # a Llama file without the flag begins texts with bos
     assert tokenizer.convert_tokens_to_ids("<sep>") in tokenizer.encode("a<sep>b")
 
 
@@ -191,7 +191,7 @@ def test_gguf_tokenizer_broken_header_is_named(vocabulary):
         tokenizer_from_gguf(GgufFile(Path("made.gguf"), {"general.architecture": "llama"}, {}))
 
 
-SMOLLM2 = {  # ids that other programs published for the same model
+SMOLLM2 = {  # ids published by other programs for the same model
     "Hello, we can use": [19556, 28, 392, 416, 722],
     "The capital of France is": [504, 3575, 282, 4649, 314],
     "\n": [198],

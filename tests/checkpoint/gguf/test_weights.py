@@ -9,7 +9,7 @@ from paddlenlp_ext.checkpoint import gguf
 from paddlenlp_ext.checkpoint.gguf.weights import unpermute_rows
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 
-# The block layouts of ggml-common.h, each as one block's bytes to its values, one value at a time.
+# Block layouts of ggml-common.h: each function decodes the bytes of one block, one value at a time.
 
 
 def half(block: bytes, at: int) -> float:
@@ -43,7 +43,7 @@ def q8_0(block: bytes) -> list[float]:
 
 
 def k_scales(packed: bytes) -> list[tuple[int, int]]:
-    """Eight 6-bit (scale, minimum) pairs in 12 bytes."""
+    """Decode eight 6-bit (scale, minimum) pairs from 12 bytes."""
     first = [(packed[j] & 63, packed[j + 4] & 63) for j in range(4)]
     last = [
         (packed[j + 4] & 15 | (packed[j - 4] >> 6) << 4, packed[j + 4] >> 4 | (packed[j] >> 6) << 4)
@@ -86,7 +86,7 @@ def q6_k(block: bytes) -> list[float]:
     return values
 
 
-BLOCKS = {  # bytes of a block, where its float16 numbers stand, its formula
+BLOCKS = {  # bytes of a block, offsets of its float16 numbers, its formula
     "Q4_0": (18, (0,), q4_0),
     "Q4_1": (20, (0, 2), q4_1),
     "Q5_0": (22, (0,), q5_0),
@@ -169,8 +169,8 @@ def test_gguf_weights_unknown_tensors_are_named(write_gguf):
 
 @pytest.mark.parametrize("keep", [2, 30, 300, -40])
 def test_open_gguf_truncated_file_is_named(golden, tmp_path, keep):
-    whole = (golden / "checkpoint_llama.gguf").read_bytes()
-    (tmp_path / "model.gguf").write_bytes(whole[:keep])
+    content = (golden / "checkpoint_llama.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(content[:keep])
     with pytest.raises(ValueError, match=r"model\.gguf: not a GGUF file, or damaged or truncated"):
         open_weights(tmp_path / "model.gguf")
 

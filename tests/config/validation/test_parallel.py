@@ -1,4 +1,4 @@
-"""Rules about the parallel layout: degrees that do not fit the processes, and PaddleNLP's flags."""
+"""Rules of the parallel layout: degrees that do not fit the processes, and PaddleNLP's flags."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_layout_rule_with_unfitting_degrees_names_the_nearest(tmp_path, monkeypa
 )
 def test_layout_rule_with_an_excluded_method_is_refused(tmp_path, monkeypatch, processes, values, words):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
-    cut = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2} | values
-    (found,) = problems(write(tmp_path, SMALLEST | cut), methods=peft_methods())
+    layout = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2} | values
+    (found,) = problems(write(tmp_path, SMALLEST | layout), methods=peft_methods())
     assert words in found.message and "does not go with" in found.message
-    load(write(tmp_path, SMALLEST | cut | {"tensor_parallel_degree": 1}), methods=peft_methods())
+    load(write(tmp_path, SMALLEST | layout | {"tensor_parallel_degree": 1}), methods=peft_methods())
 
 
 def test_compat_flags_are_noted_or_refused(tmp_path, monkeypatch):

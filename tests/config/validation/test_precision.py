@@ -1,4 +1,4 @@
-"""Rules about device and precision: unavailable devices and formats are refused or noted."""
+"""Rules of device and precision: unavailable devices and formats are refused or noted."""
 
 from __future__ import annotations
 

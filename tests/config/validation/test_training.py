@@ -1,4 +1,4 @@
-"""Rules between keys: contradictions are errors that name both keys, idle keys are notes."""
+"""Rules between keys: contradictions are errors that name both keys; keys without effect are notes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from tests.config.config_cases import SMALLEST, load, problems, write
 
-# settings -> words that the one problem must have; its place is the line of the key named first
+# settings -> words of the single problem, which is located at the line of the first key
 CONTRADICTIONS = [
     ({"greedy_zero_padding": True}, "greedy_zero_padding needs zero_padding"),
     ({"flash_mask": True, "zero_padding": True}, "flash_mask needs use_flash_attention"),
