@@ -94,10 +94,10 @@ The prediction by part, GB:
   other is the backward pass of one layer, with its recomputed activations.
 - **gradients**: gradients of the trained weights that do not fit into the memory of freed activations. With gradient
   accumulation all gradients exist next to the activations.
-- **kept_free**: freed memory that the allocator holds back. The C++ library's blocks exceed their peak use by at most a
-  sixteenth. Paddle's own ops allocate on the C heap, where few freed pieces fit a later request. The estimate counts as
-  much again as is in use there, which is too much rather than too little. Without the C++ library ([cpu.md](cpu.md))
-  all tensors lie on the heap.
+- **allocator_cache**: freed memory that the allocator retains. The C++ library's blocks exceed their peak use by at
+  most a sixteenth. Paddle's own ops allocate on the C heap, where few freed pieces fit a later request. The estimate
+  adds as much again as is in use there, an upper bound. Without the C++ library ([cpu.md](cpu.md)) all tensors are on
+  the heap.
 
 ## Limits
 

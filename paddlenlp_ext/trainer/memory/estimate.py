@@ -60,7 +60,7 @@ class MemoryEstimate:
         working: the larger of two temporary parts: the logits of a chunk of target positions, or the backward pass of
             one layer.
         gradients: gradients of trained parameters that do not fit into memory freed by activations.
-        kept_free: freed memory that the allocator holds back; 0 on a GPU.
+        allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
 
     process: float
@@ -69,7 +69,7 @@ class MemoryEstimate:
     activations: float
     working: float
     gradients: float
-    kept_free: float
+    allocator_cache: float
 
     @property
     def total(self) -> float:
@@ -153,7 +153,7 @@ def estimate_memory(
         activations=activations,
         working=working,
         gradients=needed.blocks + needed.heap - activations - working,
-        kept_free=0.0 if numerics.on_gpu else _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap,
+        allocator_cache=0.0 if numerics.on_gpu else _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap,
     )
 
 

@@ -93,9 +93,9 @@ def test_estimate_memory_cpu_library_holds_little_free():
     """A sixteenth of its blocks is free, and as much as is in use of the heap, where the hidden states lie."""
     model = make_model(lora=True)
     plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
-    assert plain.kept_free == pytest.approx(plain.activations + plain.working + plain.gradients)
+    assert plain.allocator_cache == pytest.approx(plain.activations + plain.working + plain.gradients)
     heap = 4.0 * 1000 * 3 * 32
-    assert fast.kept_free == pytest.approx(heap + (fast.activations + fast.working - heap) / 16)
+    assert fast.allocator_cache == pytest.approx(heap + (fast.activations + fast.working - heap) / 16)
 
 
 @pytest.mark.parametrize(
