@@ -45,7 +45,7 @@ def _preview_data(config: RunConfig) -> None:
 
 def _dry_run(config: RunConfig) -> None:
     if is_main_rank():
-        check_output_dir(config)
+        check_output_dir(config.train, config.initial_paths)
     data = load_data(config)
     if is_main_rank():
         describe_run(config, data)

@@ -128,12 +128,12 @@ def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str
 def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
     for number, rank in enumerate(ranks):
         missing = sorted(wanted - set(rank))
-        surplus = sorted(set(rank) - wanted - {"lm_head.weight"})
-        if missing or surplus:
+        unexpected = sorted(set(rank) - wanted - {"lm_head.weight"})
+        if missing or unexpected:
             raise ValueError(
                 f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "
-                f"{len(missing)} missing ({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])})"
-                "; models saved with fused projections are not supported"
+                f"{len(missing)} missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected "
+                f"({', '.join(unexpected[:3])}); models saved with fused projections are not supported"
             )
 
 

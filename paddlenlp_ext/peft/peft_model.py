@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -23,12 +21,15 @@ from paddlenlp_ext.peft.inject import drop_unmatched_targets, inject, linear_nam
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, detach_adapters
 from paddlenlp_ext.peft.merge.in_memory import fold_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
-from paddlenlp_ext.peft.resume import require_same_function, require_same_method
-from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter, write_adapter
+from paddlenlp_ext.peft.resume import (
+    require_same_base,
+    require_same_function,
+    require_same_method,
+    warn_of_other_quantization,
+)
+from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
 from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.model import quantized_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
-from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -65,22 +66,8 @@ def get_peft_model(
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
-            _warn_of_another_base(stored, peft_model.quantization)
+            warn_of_other_quantization(stored, peft_model.quantization)
     return peft_model
-
-
-def _warn_of_another_base(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Say so where an adapter comes over weights in another format than it was trained over.
-
-    Other programs' files do not name the format, so that one that names none is taken as it is.
-    """
-    if stored.quantization not in (None, quantization):
-        logger.warning(
-            "%s was trained over weights in %s, and is put over weights in %s: the model is not the trained one",
-            stored.folder,
-            describe_quantization(stored.quantization),
-            describe_quantization(quantization),
-        )
 
 
 def _fitted(config: PeftConfig, model: TrainableModel) -> PeftConfig:
@@ -325,17 +312,12 @@ class PeftModel(TrainableModel):
         `tensors` stand for `tensors_to_save` where these are parts.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
-        stored = self.peft_config.to_stored(self.whole_state(tensors))
+        stored = self.peft_config.to_stored(self.full_state(tensors))
         self.write_files(folder, self.peft_config.peft_type, fields, stored)
 
-    def whole_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """The adapter's tensors: its own, or those given in their place, read where they are LazyTensors."""
-        if tensors is None:
-            return self.adapter_state()
-        lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
-        return {
-            name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()
-        }
+    def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """Return `adapter_state()`, or `tensors` in its place, read where they are lazy."""
+        return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def write_files(
         self,
@@ -377,7 +359,7 @@ class PeftModel(TrainableModel):
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
-        _warn_of_another_base(stored, adapted.quantization)
+        warn_of_other_quantization(stored, adapted.quantization)
         return adapted
 
     @classmethod
@@ -412,21 +394,7 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: as `load_weights`, or the base is now quantized otherwise than it was.
         """
-        before, now = stored.base_model, self.config.name_or_path
-        if before is not None and now is not None and os.path.realpath(before) != os.path.realpath(now):
-            logger.warning(
-                "%s was trained over %s, and goes on over %s: if these are not the same weights, the model is not the "
-                "trained one",
-                stored.folder,
-                before,
-                now,
-            )
-        if stored.quantization != self.quantization:
-            raise ValueError(
-                f"{stored.folder}: the adapter was trained over weights in "
-                f"{describe_quantization(stored.quantization)}, and the base now has them in "
-                f"{describe_quantization(self.quantization)}: set weight_quantize_algo and its keys as they were"
-            )
+        require_same_base(stored, self.config.name_or_path, self.quantization)
         require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
 
@@ -436,27 +404,7 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: as `load_weights`.
         """
-        own = self.adapter_state()
-        wanted = {name: full_shape(tensor) for name, tensor in own.items()}
-        misshapen = [
-            f"{name} (stored {list(tensors[name].shape)}, wanted {list(shape)})"
-            for name, shape in wanted.items()
-            if name in tensors and tuple(tensors[name].shape) != shape
-        ]
-        groups = {
-            "missing": sorted(own.keys() - tensors),
-            "surplus": sorted(tensors.keys() - own),
-            "misshapen": misshapen,
-        }
-        problems = [f"\n  {len(names)} {kind}: {_some(names)}" for kind, names in groups.items() if names]
-        if problems:
-            raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
-        for name, tensor in own.items():
-            if not is_on_stage(tensor):
-                continue
-            dtype, cut = str(tensor.dtype).removeprefix("paddle."), shard_of(tensor)
-            value = tensors[name] if cut is None else tensors[name][cut.index]
-            tensor.set_value(cast(value, str(value.dtype), dtype))
+        assign_tensors(self.adapter_state(), tensors, where)
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> TrainableModel:
@@ -475,8 +423,3 @@ class PeftModel(TrainableModel):
 
 
 PeftModelForCausalLM = PeftModel  # the name in Hugging Face PEFT
-
-
-def _some(names: list[str], limit: int = 8) -> str:
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

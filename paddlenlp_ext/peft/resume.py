@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
 
 
 def require_same_method(where: str, stored: PeftConfig, wanted: PeftConfig) -> None:
@@ -51,3 +57,36 @@ def _key(attribute: str, config: PeftConfig) -> str:
         if method is type(config):
             return next((o.key for o in method_options(switch, method) if o.attribute == attribute), attribute)
     return attribute
+
+
+def require_same_base(stored: AdapterFiles, base_model: str | None, quantization: QuantizationConfig | None) -> None:
+    """Check that a resumed adapter was trained over the same base; warn if only the name of the base differs.
+
+    Raises:
+        ValueError: the base is now quantized in another way.
+    """
+    before = stored.base_model
+    if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
+        logger.warning(
+            "%s was trained over %s and resumes over %s; unless both are the same weights, results will differ",
+            stored.folder,
+            before,
+            base_model,
+        )
+    if stored.quantization != quantization:
+        raise ValueError(
+            f"{stored.folder}: the adapter was trained over weights in {describe_quantization(stored.quantization)}, "
+            f"and the base now has them in {describe_quantization(quantization)}: set weight_quantize_algo and its "
+            "keys as they were"
+        )
+
+
+def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
+    """Warn if an adapter was trained over weights in another format; files without that field are not checked."""
+    if stored.quantization not in (None, quantization):
+        logger.warning(
+            "%s was trained over weights in %s and is loaded over weights in %s; results will differ",
+            stored.folder,
+            describe_quantization(stored.quantization),
+            describe_quantization(quantization),
+        )

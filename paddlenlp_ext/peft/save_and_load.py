@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.dtypes import FLOATING
-from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, write_safetensors
+from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy, write_safetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
 from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
+from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -174,3 +175,47 @@ def _paddlenlp_tensors(folder: Path, allow_pickle: bool) -> dict[str, np.ndarray
 
 def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
     return {name: source.read(name, "float32" if source.dtype(name) in FLOATING else None) for name in source.names()}
+
+
+def read_tensors(tensors: Mapping[str, Any]) -> dict[str, paddle.Tensor]:
+    """Return tensors by name, reading those that are LazyTensors."""
+    lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
+    return {name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()}
+
+
+def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.ndarray], where: str) -> None:
+    """Copy stored tensors into an adapter's own: all of them, or none on an error. Shards take their part.
+
+    Args:
+        own: the adapter's tensors by their names in files.
+        stored: full tensors by the same names.
+        where: source of `stored`, for errors.
+
+    Raises:
+        ValueError: tensors are missing, unexpected or of another shape; the message names them.
+    """
+    shapes = {name: full_shape(tensor) for name, tensor in own.items()}
+    misshapen = [
+        f"{name} (stored {list(stored[name].shape)}, expected {list(shape)})"
+        for name, shape in shapes.items()
+        if name in stored and tuple(stored[name].shape) != shape
+    ]
+    groups = {
+        "missing": sorted(own.keys() - stored),
+        "unexpected": sorted(stored.keys() - own),
+        "misshapen": misshapen,
+    }
+    problems = [f"\n  {len(names)} {kind}: {_first(names)}" for kind, names in groups.items() if names]
+    if problems:
+        raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
+    for name, tensor in own.items():
+        if not is_on_stage(tensor):
+            continue
+        dtype, shard = str(tensor.dtype).removeprefix("paddle."), shard_of(tensor)
+        value = stored[name] if shard is None else stored[name][shard.index]
+        tensor.set_value(cast(value, str(value.dtype), dtype))
+
+
+def _first(names: list[str], limit: int = 8) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

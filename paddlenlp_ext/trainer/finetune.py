@@ -76,7 +76,7 @@ def run_training(config: RunConfig) -> FinetuneResult:
         ValueError: see the parts.
     """
     if is_main_rank():
-        check_output_dir(config)
+        check_output_dir(config.train, config.initial_paths)
     trainer = build_trainer(config, load_data(config))
     metrics: dict[str, float] = {}
     if config.train.do_train:

@@ -74,12 +74,12 @@ def restore_optimizer_state(
     """
     live = _optimizer_tensors(optimizer, parameters)
     wanted = of_all(set(live))
-    missing, surplus = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
-    if missing or surplus:
+    missing, unexpected = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
+    if missing or unexpected:
         raise ValueError(
             f"the checkpoint's optimizer state is of another optimizer or other parameters: {len(missing)} missing "
-            f"({', '.join(missing[:3])}), {len(surplus)} surplus ({', '.join(surplus[:3])}); set optim and the keys "
-            "that choose the trained parameters as in the checkpoint's run"
+            f"({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set optim and "
+            "the keys that choose the trained parameters as in the checkpoint's run"
         )
     for name, tensor in live.items():
         value, cut = saved[name], shard_of(tensor)

@@ -7,8 +7,8 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
+from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.utils.logging import get_logger
 
 STATE_FILE = "trainer_state.json"
@@ -83,7 +83,7 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     return folder
 
 
-def check_output_dir(config: Any) -> None:
+def check_output_dir(train: TrainConfig, initial_paths: Mapping[str, str | None]) -> None:
     """Check that a run may write into its `output_dir`, before any weight is read; nothing is changed.
 
     Raises:
@@ -91,10 +91,9 @@ def check_output_dir(config: Any) -> None:
             neither resumed nor overwritten, or weights of no run; or overwriting would remove the model or adapter
             that the run starts from.
     """
-    train = config.train
     if train.output_dir is None:
         raise ValueError("output_dir is not set: name a folder for the run")
-    output_dir, model_path = Path(train.output_dir), config.model.model_name_or_path
+    output_dir, model_path = Path(train.output_dir), initial_paths["model_name_or_path"]
     _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
         raise ValueError(f"output_dir {output_dir} is the model's own folder: use another one")
@@ -102,7 +101,7 @@ def check_output_dir(config: Any) -> None:
     if is_inside(checkpoint, output_dir):
         return
     if train.overwrite_output_dir:
-        _check_start_stays(output_dir, {"model_name_or_path": model_path, "the adapter's path": _adapter_path(config)})
+        _check_start_stays(output_dir, initial_paths)
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(
@@ -124,10 +123,6 @@ def _check_writable(output_dir: Path) -> None:
         raise ValueError(f"output_dir {output_dir}: {existing} is not a directory; use another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"output_dir {output_dir}: {existing} is not writable; use another one")
-
-
-def _adapter_path(config: Any) -> str | None:
-    return None if config.peft is None else config.peft.path
 
 
 def _check_start_stays(output_dir: Path, starts: Mapping[str, str | None]) -> None:

@@ -183,7 +183,7 @@ def test_get_peft_model_second_adapter_raises(switch: str, family: str):
         get_peft_model(model.base_model, PEFT_METHODS.get(switch)())
 
 
-def test_load_tensors_mismatch_lists_missing_surplus_and_misshapen(switch: str, family: str, tmp_path: Path):
+def test_load_tensors_mismatch_lists_missing_unexpected_and_misshapen(switch: str, family: str, tmp_path: Path):
     model = adapted(switch, family)
     state = model.adapter_state()
     lost, *_, bent = [*state, *state]
@@ -198,5 +198,5 @@ def test_load_tensors_mismatch_lists_missing_surplus_and_misshapen(switch: str, 
         model.load_tensors(tensors, str(tmp_path))
     message = str(raised.value)
     assert f"1 missing: {lost}" in message
-    assert "1 surplus: model.layers.9.stranger" in message
+    assert "1 unexpected: model.layers.9.stranger" in message
     assert lost == bent or f"1 misshapen: {bent} (stored" in message

@@ -87,7 +87,7 @@ def test_from_pretrained_rank_unlike_tensors_names_them(tmp_path: Path):
     trained_adapter(tmp_path)
     change(tmp_path, r=5)
     with pytest.raises(
-        ValueError, match=r"28 misshapen: .*lora_A.weight \(stored \[3, 36\], wanted \[5, 36\]\).* and 20 more"
+        ValueError, match=r"28 misshapen: .*lora_A.weight \(stored \[3, 36\], expected \[5, 36\]\).* and 20 more"
     ):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 

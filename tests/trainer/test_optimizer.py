@@ -190,7 +190,7 @@ def test_restore_optimizer_state_of_another_model_is_an_error():
     optimizer = build_optimizer(model, options())
     saved = dict(optimizer_state(optimizer, trainable_parameters(model)))
     saved["other.moment1"] = saved.pop("weight.moment1")
-    with pytest.raises(ValueError, match=r"1 missing \(weight\.moment1\), 1 surplus \(other\.moment1\)"):
+    with pytest.raises(ValueError, match=r"1 missing \(weight\.moment1\), 1 unexpected \(other\.moment1\)"):
         restore_optimizer_state(optimizer, trainable_parameters(model), saved)
 
 

@@ -19,6 +19,10 @@ def make_trainer(folder, dev=None, callbacks=(), **keys):
     return Trainer(make_model(lora=True), make_config(folder, **keys), ROWS, dev, Tokenizer(), callbacks=callbacks)
 
 
+def check(config):
+    check_output_dir(config.train, config.initial_paths)
+
+
 def checkpoint(folder, step):
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
@@ -54,32 +58,32 @@ def test_check_output_dir_overwriting_the_start_is_an_error(tmp_path, inside):
     config = make_config(tmp_path, overwrite_output_dir=True)
     over_model = make_config(tmp_path, overwrite_output_dir=True, model_name_or_path=start)
     with pytest.raises(ValueError, match=r"the model's own folder|would remove from output_dir"):
-        check_output_dir(over_model)
+        check(over_model)
     with pytest.raises(ValueError, match="would remove from output_dir"):
-        check_output_dir(dataclasses.replace(config, peft=LoRAConfig(path=start)))
-    check_output_dir(dataclasses.replace(config, peft=LoRAConfig()))
+        check(dataclasses.replace(config, peft=LoRAConfig(path=start)))
+    check(dataclasses.replace(config, peft=LoRAConfig()))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"])
 def test_check_output_dir_weights_of_no_run_are_an_error(tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=rf"{name}.*overwrite_output_dir: true"):
-        check_output_dir(make_config(tmp_path))
-    check_output_dir(make_config(tmp_path, overwrite_output_dir=True))
-    check_output_dir(make_config(tmp_path, do_train=False, do_eval=True))
+        check(make_config(tmp_path))
+    check(make_config(tmp_path, overwrite_output_dir=True))
+    check(make_config(tmp_path, do_train=False, do_eval=True))
 
 
 @pytest.mark.parametrize("below", ["", "runs/one"])
 def test_check_output_dir_file_is_an_error(tmp_path, below):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is not a directory"):
-        check_output_dir(make_config(tmp_path / "file" / below))
+        check(make_config(tmp_path / "file" / below))
 
 
 def test_check_output_dir_not_writable_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ValueError, match="is not writable"):
-        check_output_dir(make_config(tmp_path / "runs" / "one"))
+        check(make_config(tmp_path / "runs" / "one"))
 
 
 def test_find_checkpoint_ignores_incomplete_ones(tmp_path):
@@ -210,7 +214,7 @@ def test_check_output_dir_checkpoint_from_elsewhere_does_not_allow_mixing_runs(t
         make_trainer(tmp_path / name, **keys).train()
     elsewhere = {"resume_from_checkpoint": str(tmp_path / "a" / "checkpoint-2"), **keys}
     with pytest.raises(ValueError, match="already has a run"):
-        check_output_dir(make_config(tmp_path / "b", **elsewhere))
+        check(make_config(tmp_path / "b", **elsewhere))
     make_trainer(tmp_path / "b", overwrite_output_dir=True, max_steps=3, **elsewhere).train()
     assert list(list_checkpoints(tmp_path / "b")) == []
     assert json.loads((tmp_path / "b" / "trainer_state.json").read_text())["step"] == 3

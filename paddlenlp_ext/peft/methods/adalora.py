@@ -126,7 +126,7 @@ class AdaLoRAModel(PeftModel):
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Save the triplets with a nonzero singular value, and record them in `rank_pattern`."""
-        tensors = self.whole_state(tensors)
+        tensors = self.full_state(tensors)
         kept = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(flags.any() for flags in kept.values()):  # not trained yet
             kept = {name: np.ones_like(flags) for name, flags in kept.items()}

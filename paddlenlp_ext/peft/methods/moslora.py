@@ -41,7 +41,7 @@ class MoSLoRAModel(PeftModel):
         if not self.peft_config.mixer_to_lora:
             self.save_pretrained(folder, tensors)
             return
-        whole, factors = self.whole_state(tensors), {}
+        whole, factors = self.full_state(tensors), {}
         for name, layer in adapter_layers_of(self.base_model, MoSLoRALinear):
             a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
             factors[name] = Factors(*_fold_mixer(a, mixer, b, layer.scaling))

@@ -85,7 +85,7 @@ class SoRAModel(PeftModel):
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Save a plain LoRA of the ranks with nonzero gates; layers without any are left out."""
-        layers, whole, plain = self.layers(), self.whole_state(tensors), {}
+        layers, whole, plain = self.layers(), self.full_state(tensors), {}
         opened = {name: np.flatnonzero(whole[f"{name}.gate"].numpy()) for name in layers}
         ranks = {name: indices.size for name, indices in opened.items() if indices.size}
         if not ranks:

@@ -206,4 +206,4 @@ def test_load_weights_other_base_warns(tmp_path: Path, caplog: pytest.LogCapture
     adapted("./one").load_weights(tmp_path)
     assert not caplog.records
     adapted("another").load_weights(tmp_path)
-    assert "trained over one, and goes on over another" in caplog.text
+    assert "trained over one and resumes over another" in caplog.text
