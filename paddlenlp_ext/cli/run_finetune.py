@@ -45,7 +45,7 @@ def _preview_data(config: RunConfig) -> None:
 
 def _dry_run(config: RunConfig) -> None:
     if is_main_rank():
-        check_output_dir(config.train, config.initial_paths)
+        check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
     data = load_data(config)
     if is_main_rank():
         describe_run(config, data)

@@ -160,7 +160,9 @@ class Option:
 
 
 class OptionGroup:
-    """Base of dataclasses with options: types and limits are checked for objects made in Python too.
+    """Base of dataclasses with options: values set in Python are converted and checked as those of a file are.
+
+    One string for a list of strings becomes a list of one, and a synonym becomes its choice.
 
     Raises:
         ValueError: a value has another type than its field, or is outside the limits.
@@ -168,6 +170,11 @@ class OptionGroup:
 
     def __post_init__(self) -> None:
         for option_ in declared_options(type(self)):
+            value = getattr(self, option_.attribute)
+            if tuple in option_.kinds and value is not None:
+                object.__setattr__(self, option_.attribute, (value,) if isinstance(value, str) else tuple(value))
+            elif isinstance(value, str):
+                object.__setattr__(self, option_.attribute, option_.synonyms.get(value, value))
             self.check_option(option_.attribute, getattr(self, option_.attribute))
 
     def check_option(self, attribute: str, *values: Any) -> None:

@@ -48,14 +48,6 @@ class RunConfig:
     notes: list[str] = field(default_factory=list)
     """Messages for the user, such as keys without effect."""
 
-    @property
-    def initial_paths(self) -> dict[str, str | None]:
-        """Paths of the model and the adapter that the run starts from, by the words for them in messages."""
-        return {
-            "model_name_or_path": self.model.model_name_or_path,
-            "the adapter's path": None if self.peft is None else self.peft.path,
-        }
-
     def to_flat_dict(self) -> dict[str, Any]:
         """Return the flat JSON object that loads to this tree again, without the command section."""
         flat: dict[str, Any] = {}

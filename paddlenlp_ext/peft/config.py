@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import OptionGroup, declared_options, option
+from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.arguments import ConfigType
 from paddlenlp_ext.peft.config_files import find_config, read_config
@@ -83,15 +83,6 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     path: str | None = option(None, help="folder of an adapter to start from; its structure (rank, targets) is used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
     """Base model that a stored adapter names."""
-
-    def __post_init__(self) -> None:
-        for declared in declared_options(type(self)):
-            value = getattr(self, declared.attribute)
-            if tuple in declared.kinds and value is not None:
-                setattr(self, declared.attribute, (value,) if isinstance(value, str) else tuple(value))
-            elif isinstance(value, str):
-                setattr(self, declared.attribute, declared.synonyms.get(value, value))
-        super().__post_init__()
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:

@@ -76,7 +76,7 @@ def run_training(config: RunConfig) -> FinetuneResult:
         ValueError: see the parts.
     """
     if is_main_rank():
-        check_output_dir(config.train, config.initial_paths)
+        check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
     trainer = build_trainer(config, load_data(config))
     metrics: dict[str, float] = {}
     if config.train.do_train:

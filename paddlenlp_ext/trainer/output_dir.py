@@ -83,8 +83,12 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     return folder
 
 
-def check_output_dir(train: TrainConfig, initial_paths: Mapping[str, str | None]) -> None:
+def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: str | None) -> None:
     """Check that a run may write into its `output_dir`, before any weight is read; nothing is changed.
+
+    Args:
+        train: section of the run.
+        model_path, adapter_path: model and adapter that the run starts from; None if there is none.
 
     Raises:
         ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has another run that is
@@ -93,7 +97,7 @@ def check_output_dir(train: TrainConfig, initial_paths: Mapping[str, str | None]
     """
     if train.output_dir is None:
         raise ValueError("output_dir is not set: name a folder for the run")
-    output_dir, model_path = Path(train.output_dir), initial_paths["model_name_or_path"]
+    output_dir = Path(train.output_dir)
     _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
         raise ValueError(f"output_dir {output_dir} is the model's own folder: use another one")
@@ -101,7 +105,7 @@ def check_output_dir(train: TrainConfig, initial_paths: Mapping[str, str | None]
     if is_inside(checkpoint, output_dir):
         return
     if train.overwrite_output_dir:
-        _check_start_stays(output_dir, initial_paths)
+        _check_start_stays(output_dir, {"model_name_or_path": model_path, "the adapter's path": adapter_path})
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(

@@ -163,7 +163,7 @@ class Trainer:
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
         if self.process_group.is_main:
-            check_output_dir(config.train, config.initial_paths)
+            check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
         checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
         order = build_data_order(config, rows, self.process_group.size)
         self.schedule = build_schedule(config.optim, order.total_steps)

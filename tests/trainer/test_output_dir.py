@@ -20,7 +20,7 @@ def make_trainer(folder, dev=None, callbacks=(), **keys):
 
 
 def check(config):
-    check_output_dir(config.train, config.initial_paths)
+    check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
 
 
 def checkpoint(folder, step):
