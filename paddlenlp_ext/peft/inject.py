@@ -80,13 +80,6 @@ def linear_names(model: TrainableModel) -> list[str]:
     return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
 
 
-def as_targets(wanted: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return one or several targets as a tuple; None, which stands for all layers, stays None."""
-    if wanted is None:
-        return None
-    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
-
-
 def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key: str) -> list[str]:
     """Return the names that `wanted` selects, in the model's order.
 
@@ -145,7 +138,7 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     indices = fields.get("layers_to_transform")
     if indices is None or isinstance(targets, str):
-        return as_targets(targets)
+        return (targets,) if isinstance(targets, str) else tuple(targets)
     numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
     containers = fields.get("layers_pattern") or r"[^.]*"
     container = containers if isinstance(containers, str) else "|".join(containers)

@@ -11,7 +11,7 @@ from paddlenlp_ext.quantization.model import quantizable_linears, quantized_line
 from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
 
 _OURS = "paddlenlp_ext"
-"""`quant_method` if no other program reads the weights; also the key of our options, in all cases."""
+"""`quant_method` of formats that no other program reads, and key of this package's options in every file."""
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
 """Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
 
@@ -20,9 +20,9 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     """Return a config.json dict that describes how the model's layers are stored.
 
     Args:
-        config: the other keys; an earlier quantization in it is dropped.
+        config: the other keys; a `quantization_config` in it is replaced.
         model: the model; `model.quantization` describes its quantized layers.
-        dtype: compute format for other programs.
+        dtype: compute dtype that the file names for other programs.
     """
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     algos = {layer.stored.algo for layer in quantized_linears(model).values()}

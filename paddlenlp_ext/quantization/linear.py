@@ -28,7 +28,7 @@ class QuantizedLinear(nn.Layer):
     Args:
         weight: result of `quantization.quantize`.
         bias: [out_features], or None.
-        compute_dtype: format of the activations, and of adapters on this layer.
+        compute_dtype: dtype of the activations, and of adapters on this layer.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class QuantizedLinear(nn.Layer):
     ) -> None:
         super().__init__()
         self.compute_dtype = compute_dtype
-        self._take(weight)
+        self._set_weight(weight)
         self.bias = bias
         if bias is not None:
             bias.stop_gradient = True
 
-    def _take(self, weight: QuantizedWeight) -> None:
+    def _set_weight(self, weight: QuantizedWeight) -> None:
         self.out_features, self.in_features = weight.shape
         no_tensors: dict[str, Any] = dict.fromkeys(_TENSORS)
         self._format = dataclasses.replace(weight, **no_tensors, kernel_cache={})
@@ -53,21 +53,21 @@ class QuantizedLinear(nn.Layer):
 
     @property
     def stored(self) -> QuantizedWeight:
-        """Packed weight over the layer's own tensors."""
+        """Packed weight, which shares the layer's tensors."""
         tensors: dict[str, Any] = {name: getattr(self, name, None) for name in _TENSORS}
         return dataclasses.replace(self._format, **tensors)
 
     def shard_weight(self, shard: Shard) -> None:
-        """Replace the weight by a shard of it, along its outputs (axis 0) or inputs (axis 1); the bias is not changed.
+        """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
 
         Raises:
             ValueError: as `slicing.sharded_block_size`.
         """
-        self._take(slice_weight(self.stored, shard))
+        self._set_weight(slice_weight(self.stored, shard))
 
     @property
     def is_residual(self) -> bool:
-        """True if an initialization (PiSSA, LoftQ) subtracted a part from the weight before quantization."""
+        """True if an adapter's initialization (PiSSA, LoftQ) subtracted a part of the weight before quantization."""
         return self._format.is_residual
 
     @property

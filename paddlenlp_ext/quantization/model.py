@@ -41,22 +41,21 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    Each linear layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLinear`.
-    Besides the quantized model, one weight in full precision is in memory at a time. Layers of other pipeline stages
-    stay empty.
+    Each linear layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLinear`. Only
+    one weight at a time is in memory in full precision. Layers of other pipeline stages stay without values.
 
     Args:
         model: model whose parameter names are those of the file.
         source: the stored tensors, in full precision or quantized.
-        options: how to quantize tensors stored in full precision; None if they are quantized or stay as they are.
+        options: quantization of tensors stored in full precision; None if they are not quantized further.
         before: transform of each weight before it is quantized.
 
     Raises:
-        ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded then.
+        ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded.
     """
     weights = QuantizedWeights(source, options, quantizable_linears(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    for name, linear in _here(model, quantizable_linears(model)):
+    for name, linear in _linears_on_stage(model, quantizable_linears(model)):
         packed = weights.packed(name)
         if packed is not None:
             replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
@@ -76,14 +75,14 @@ def quantize_linears(
     if model.quantization is not None:
         raise ValueError(f"the model is already quantized ({model.quantization.describe()}); load the original model")
     chosen = options.for_layers(quantizable_linears(model))
-    for name, linear in _here(model, chosen):
+    for name, linear in _linears_on_stage(model, chosen):
         packed = quantize_layer(name, linear.weight_value(), chosen[name], before)
         replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
     model.quantization = options
 
 
-def _here(model: TrainableModel, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
-    """Return the linear layers that this process holds, with their names."""
+def _linears_on_stage(model: TrainableModel, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
+    """Return (name, layer) of the linear layers that this pipeline stage holds."""
     layers = ((name, layer_at(model, name)) for name in names)
     return ((name, layer) for name, layer in layers if is_on_stage(layer.weight))
 
@@ -130,14 +129,14 @@ def quantization_report(model: TrainableModel) -> str:
 
 
 def dequantize_linears(model: TrainableModel) -> None:
-    """Replace each quantized linear layer by an ordinary one with the dequantized weight."""
+    """Replace each quantized linear layer by an unquantized one with the dequantized weight."""
     for name, layer in quantized_linears(model).items():
         replace_layer(model, name, dequantized_linear(layer))
     model.quantization = None
 
 
 def dequantized_linear(layer: QuantizedLinear) -> Linear:
-    """Return an ordinary linear layer with the dequantized weight, in the layer's compute dtype, and the same bias."""
+    """Return an unquantized linear layer with the dequantized weight, in the compute dtype, and the same bias."""
     linear = Linear(layer.in_features, layer.out_features)
     linear.to(dtype=layer.compute_dtype)
     linear.weight.set_value(layer.weight_value().astype(layer.compute_dtype))
@@ -146,9 +145,9 @@ def dequantized_linear(layer: QuantizedLinear) -> Linear:
 
 
 def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a saved model by name: its parameters, and the tensors of its quantized weights.
+    """Yield (name, tensor) of a model to save: its parameters, and the tensors of its quantized weights.
 
-    `dtype` is the compute format for other programs.
+    `dtype` is the compute dtype that the files name for other programs.
     """
     yield from model.named_parameters()
     for name, layer in quantized_linears(model).items():

@@ -19,13 +19,13 @@ class QuantizationConfig:
     """Quantization of the linear layers.
 
     Attributes:
-        algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, the end of
-            its name, or a regular expression for the full name. The first match decides; None, or no match, keeps a
-            layer in full precision.
+        algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, a suffix of
+            it, or a regular expression for the full name. The first match decides; a layer with None, or without a
+            match, stays in full precision.
         block_size: nf4, fp4: number of weights that share a scale.
         double_quant: nf4, fp4: store the scales in 8 bits.
         double_quant_block_size: number of scales that share a scale of their own.
-        group_size: weight_only_int4: number of inputs of a row that share a scale; None for the whole row.
+        group_size: weight_only_int4: number of inputs of a row that share a scale; None: one scale per row.
 
     Raises:
         ValueError: a value out of range.
@@ -51,7 +51,7 @@ class QuantizationConfig:
                 raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2")
 
     def describe(self) -> str:
-        """Describe the format in words, for messages and model cards."""
+        """Describe the format, for messages and model cards."""
         algos = [self.algo] if isinstance(self.algo, str) else list(self.algo.values())
         algo = self.algo if isinstance(self.algo, str) else ", ".join(f"{k}: {v}" for k, v in self.algo.items())
         if self.group_size is not None and "weight_only_int4" in algos:
@@ -83,5 +83,5 @@ class QuantizationConfig:
 
 
 def describe_quantization(options: QuantizationConfig | None) -> str:
-    """Describe the format of a model's weights in words, for messages."""
+    """Describe the format of a model's weights, for messages."""
     return "full precision" if options is None else options.describe()

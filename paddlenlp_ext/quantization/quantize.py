@@ -24,8 +24,9 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import QuantizationConfig
 
-Rounded = Callable[[paddle.Tensor], paddle.Tensor]
-BeforeQuantizing = Callable[[str, paddle.Tensor, Rounded], paddle.Tensor]
+QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
+"""Function that rounds a weight to the values of its quantized format."""
+BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
 """Transform of a weight before quantization.
 
 Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize, which is the same
@@ -33,8 +34,8 @@ object if nothing is subtracted.
 """
 _CHUNK = 1 << 18
 """Number of weights processed together; they fit a core's cache."""
-_SMALLEST = np.float32(1e-38)
-_LARGEST = {"weight_only_int8": 127, "weight_only_int4": 7}
+_MIN_SCALE = np.float32(1e-38)
+_MAX_CODE = {"weight_only_int8": 127, "weight_only_int4": 7}
 
 
 def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
@@ -103,18 +104,20 @@ def block_size_of(options: QuantizationConfig, in_features: int) -> int:
     Raises:
         ValueError: `group_size` does not divide the rows.
     """
-    if options.algo not in _LARGEST:
+    if options.algo not in _MAX_CODE:
         return options.block_size
     if options.algo == "weight_only_int8" or options.group_size is None:
         return in_features
     if in_features % options.group_size:
-        raise ValueError(f"group_size={options.group_size} does not divide the {in_features} inputs of a layer")
+        raise ValueError(
+            f"group_size={options.group_size} does not divide the {in_features} inputs of a layer; choose a divisor"
+        )
     return options.group_size
 
 
 def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
     """Return codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; computed in chunks of blocks."""
-    encode = _integers if algo in _LARGEST else _nearest_levels
+    encode = _integers if algo in _MAX_CODE else _nearest_levels
     step = block * max(1, _CHUNK // block)
     parts = [encode(values_N[begin : begin + step], block, algo) for begin in range(0, len(values_N), step)]
     codes_N, scales_B = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -122,7 +125,7 @@ def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, n
 
 
 def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes uint8 [N] and scales float32 [B]."""
+    """Return the codes of the nearest levels, uint8 [N], and the scales, float32 [B]."""
     middles, order = boundaries(algo)
     scaled_N, scales_B = _scaled(values_N, block)
     below_N = np.zeros(len(scaled_N), np.uint8)
@@ -132,9 +135,9 @@ def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.nda
 
 
 def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes int8 [N], or uint8 [N] for int4, and scales float32 [B]."""
+    """Return the codes of integer formats, int8 [N] or for int4 uint8 [N], and the scales, float32 [B]."""
     values_BK = values_N.reshape(-1, block)
-    scales_B = np.abs(values_BK).max(axis=1) / np.float32(_LARGEST[algo])
+    scales_B = np.abs(values_BK).max(axis=1) / np.float32(_MAX_CODE[algo])
     codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
     return (codes if algo == "weight_only_int8" else (codes + 8).astype(np.uint8)), scales_B
 
@@ -144,12 +147,12 @@ def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
     A short last block uses a division, and its scale is never 0, as in bitsandbytes.
     """
-    whole = len(values_N) // block
-    blocks, rest = values_N[: whole * block].reshape(whole, block), values_N[whole * block :]
+    num_full = len(values_N) // block
+    blocks, rest = values_N[: num_full * block].reshape(num_full, block), values_N[num_full * block :]
     scales_B = np.abs(blocks).max(axis=1)
-    scaled = [(blocks * (1 / np.maximum(scales_B, _SMALLEST))[:, None]).reshape(-1)]
+    scaled = [(blocks * (1 / np.maximum(scales_B, _MIN_SCALE))[:, None]).reshape(-1)]
     if len(rest):
-        last = np.maximum(np.abs(rest).max(keepdims=True), _SMALLEST)
+        last = np.maximum(np.abs(rest).max(keepdims=True), _MIN_SCALE)
         scales_B = np.concatenate([scales_B, last])
         scaled.append(rest / last)
     return np.clip(np.concatenate(scaled), -1, 1), scales_B
@@ -163,7 +166,7 @@ def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
 
 
 def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
-    """Return the scales as they are, or in 8 bits: subtract their mean, then take the nearest level per block."""
+    """Return the scales in float32 or, with double quantization, their differences from the mean in 8 bits."""
     if not options.double_quant:
         return {"scales": scales_B}
     offset = scales_B.mean(dtype=np.float64).astype(np.float32)

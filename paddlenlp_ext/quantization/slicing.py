@@ -1,10 +1,12 @@
-"""Slice a quantized weight into shards with the same codes and scales, one for each of several devices.
+"""Slice a quantized weight into shards, one for each tensor-parallel rank, without changing any weight's value.
 
-    by outputs   whole rows, which are contiguous in the flattened weight
-    by inputs    the same columns of every row
+| shard along | content |
+| --- | --- |
+| outputs | complete rows, which are contiguous in the flattened weight |
+| inputs | the same columns of every row |
 
-If a block of the full weight reaches into several shards, its scale is repeated in each: the shard has smaller blocks.
-Scales in 8 bits become float32, because groups of them do not survive slicing. No weight changes its value.
+A block that crosses a shard boundary is split into smaller blocks, which repeat its scale. 8-bit scales become float32,
+because the groups that they are quantized in cross the boundaries too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _SMALLEST_BLOCK = 16
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
-    """Return a shard of a weight [out, in], one of equal parts along axis 0 or 1.
+    """Return a shard of a weight [out, in]; all shards, along axis 0 or 1, have the same size.
 
     Raises:
         ValueError: as `sharded_block_size`.
@@ -35,8 +37,8 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     scales_B = block_scales(weight, 0, weight.scales.size).numpy().repeat(repeats)[: -(-weight.num_weights // block)]
     per_byte = 1 if weight.algo == "weight_only_int8" else 2
     arrays = {
-        "codes": _taken(weight.codes.numpy(), weight.shape, shard, per_byte),
-        "scales": _taken(scales_B, weight.shape, shard, block),
+        "codes": _slice_flat(weight.codes.numpy(), weight.shape, shard, per_byte),
+        "scales": _slice_flat(scales_B, weight.shape, shard, block),
     }
     tensors: dict[str, Any] = {
         name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()
@@ -49,27 +51,30 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
 
 
 def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard: Shard) -> int:
-    """Return the number of weights that share a scale in each of equal shards of a weight [out, in].
+    """Return the number of weights that share a scale in the shards of a weight [out, in], which have the same size.
 
     Raises:
-        ValueError: blocks so small that the scales would outweigh the codes, or a shard boundary inside a byte.
+        ValueError: the blocks would be so small that the scales outweigh the codes, or a shard boundary would be inside
+            a byte.
     """
     size = shard.stop - shard.start
     run = size * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
     block = math.gcd(block_size, run)
-    parts_bytes = algo != "weight_only_int8" and run % 2
-    if parts_bytes or block < min(block_size, _SMALLEST_BLOCK):
+    splits_byte = algo != "weight_only_int8" and run % 2
+    if splits_byte or block < min(block_size, _SMALLEST_BLOCK):
         features = "outputs" if shard.axis == 0 else "inputs"
+        problem = f"the blocks would shrink to {block} weights, and the minimum is {_SMALLEST_BLOCK}"
+        if splits_byte:
+            problem = "two codes share a byte, and a shard boundary would be inside one"
         raise ValueError(
             f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {shard.size} {features} "
-            f"of a weight {list(shape)}: runs of {run} weights would share scales by {block}, and the minimum is "
-            f"{_SMALLEST_BLOCK}; use fewer tensor-parallel ranks"
+            f"of a weight {list(shape)}: {problem}; use fewer tensor-parallel ranks"
         )
     return block
 
 
-def _taken(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
-    """Slice an array that holds one number for each `unit` consecutive weights of the flattened weight."""
+def _slice_flat(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
+    """Return a shard of an array with one number for each `unit` consecutive weights of the flattened weight."""
     out, width = shape
     if shard.axis == 0:
         return stored[shard.start * width // unit : -(-shard.stop * width // unit)]

@@ -1,4 +1,4 @@
-"""Tensors of a quantized weight in a Hugging Face folder, by their names under the layer's.
+"""Names and layout of the tensors that store a layer's quantized weight in a Hugging Face folder.
 
 nf4 and fp4 use the layout of bitsandbytes, so that `transformers` reads the folder:
 
@@ -41,15 +41,15 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
     Args:
         layer: name of the layer.
         weight: codes and scales.
-        dtype: compute format for other programs ("float32", "bfloat16", ...).
+        dtype: compute dtype that the file names for other programs ("float32", "bfloat16", ...).
 
     Raises:
-        ValueError: the weight is the residual of one adapter.
+        ValueError: an adapter holds a part that was subtracted from the weight.
     """
     if weight.is_residual:
         raise ValueError(
-            f"{layer} was quantized without a part that its adapter holds (PiSSA, LoftQ) and is not saved, because "
-            "it is useless without the adapter; save the adapter, or merge it"
+            f"{layer}: the base cannot be saved without its adapter (PiSSA, LoftQ), which holds a part that was "
+            "subtracted from the weight before quantization; save the adapter, or merge it"
         )
     out, codes = weight.shape[0], weight.codes
     if weight.algo not in BLOCKWISE:
@@ -76,7 +76,7 @@ def _shaped(tensor: paddle.Tensor, shape: tuple[int, ...]) -> LazyTensor:
 
 
 def quantized_layers(source: WeightSource) -> dict[str, str]:
-    """Return the format of each layer whose weight is stored quantized, by layer name."""
+    """Return the algo of each layer whose weight is stored quantized, by layer name."""
     found = {}
     for name in source.names():
         layer, mark, algo = name.partition(_STATE)
@@ -90,7 +90,7 @@ def quantized_layers(source: WeightSource) -> dict[str, str]:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Return True if the tensor name belongs to the data next to the codes of a quantized weight."""
+    """Return whether the name is that of a quantized weight's auxiliary tensor: scales, code table or shape."""
     return ".weight." in name or name.endswith((_SCALE, _SHAPE))
 
 
@@ -98,14 +98,14 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     """Read the quantized weight of a layer.
 
     Raises:
-        ValueError: tensors are missing, do not match each other, or use other code tables than the format's.
+        ValueError: tensors are missing, do not match each other, or use a code table other than the format's.
     """
     try:
         read = _read_bitsandbytes if algo in BLOCKWISE else _read_integers
         weight = read(layer, algo, source)
     except (KeyError, json.JSONDecodeError) as error:
-        what = f"a part of the quantized {layer}.weight is missing or damaged ({error})"
-        raise ValueError(f"{source.path}: {what}; fetch or save the model again") from error
+        problem = f"a tensor of the quantized {layer}.weight is missing or damaged ({error})"
+        raise ValueError(f"{source.path}: {problem}; download or save the model again") from error
     num_codes = weight.num_weights if algo == "weight_only_int8" else -(-weight.num_weights // 2)
     num_scales = -(-weight.num_weights // weight.block_size)
     num_groups = 0 if weight.group_scales is None else -(-num_scales // weight.group_size)
@@ -114,7 +114,10 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     scales_fit = weight.scales.dtype == (paddle.float32 if weight.group_scales is None else paddle.uint8)
     sizes_fit = (weight.codes.size, weight.scales.size, found_groups) == (num_codes, num_scales, num_groups)
     if not (codes_fit and scales_fit and sizes_fit):
-        raise ValueError(f"{source.path}: the tensors of the quantized {layer}.weight do not match each other")
+        raise ValueError(
+            f"{source.path}: the tensors of the quantized {layer}.weight do not match each other; download or save the "
+            "model again"
+        )
     return weight
 
 
@@ -128,7 +131,7 @@ def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]
 
 
 def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
-    """Return the format that the weight had before quantization, as far as the file says."""
+    """Return the dtype of the weight before quantization; float32 if the file does not record it."""
     return _state(layer, algo, source)["dtype"] if algo in BLOCKWISE else "float32"
 
 

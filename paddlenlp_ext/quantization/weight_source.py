@@ -1,4 +1,4 @@
-"""Weights of a model with layers that are stored quantized or are quantized while they are read."""
+"""Weight source for models whose layers are stored quantized, or are quantized while they are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class QuantizedWeights(WeightSource):
 
     Args:
         source: the tensors on disk, in full precision or in the layout of quantization/storage.py.
-        options: how to quantize weights stored in full precision; None leaves them as they are.
+        options: quantization of weights stored in full precision; None leaves them in full precision.
         layers: names of the layers to which `options` apply.
         before: transform of each weight before it is quantized.
 

@@ -11,7 +11,7 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -25,11 +25,11 @@ from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantize import QuantizeDequantize
 from paddlenlp_ext.utils.module_patterns import matches
 
 SVD_CHOICES = ("fast", "exact")
 """Algorithms for leading singular triplets: random projection, or a full SVD."""
-QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class InitialFactors(NamedTuple):

@@ -30,13 +30,13 @@ from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
     SVD_CHOICES,
     InitialFactors,
-    QuantizeDequantize,
     QuantizedInitLoRAConfig,
     principal_factors,
 )
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantize import QuantizeDequantize
 
 
 @PEFT_METHODS.register("loftq")
