@@ -1,4 +1,4 @@
-"""Write the key tables of docs/configuration.md anew: `python docs/make_configuration.py`."""
+"""Update the key tables of docs/configuration.md: `python docs/make_configuration.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of
 
 
 def renew(page: str) -> str:
-    """The page with its tables as the code has them now."""
+    """Return the page with its tables generated from the code."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{markdown_tables(known_keys(peft_methods()))}\n{END}{after}"

@@ -10,7 +10,7 @@ from paddlenlp_ext.config.options import Option, type_words
 
 _COMPAT_TITLES = {
     "not yet": "PaddleNLP keys that are not available yet",
-    "not here": "PaddleNLP keys with another place here",
+    "not here": "PaddleNLP keys that are not used here",
     "no effect": "PaddleNLP keys without effect",
 }
 

@@ -85,7 +85,11 @@ def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
     # A dataclass without a docstring gets its signature as one, which helps nobody.
-    summary = "" if not doc or doc.startswith(f"{method.__name__}(") else doc.splitlines()[0].rstrip(".")
+    summary = (
+        ""
+        if not doc or doc.startswith(f"{method.__name__}(")
+        else doc.splitlines()[0].removeprefix("Options of ").rstrip(".")
+    )
     assert dataclasses.is_dataclass(method), f"{method.__name__} should be a dataclass"
     return Option(
         key=switch,

@@ -2,7 +2,7 @@
 
 A key that an adapter method declares is skipped here, so a new method needs no edit of this table. A `CompatKey` with
 `kind=None` is about a key of a section. When a feature lands, delete its entries. The reasons for keys and flags
-without effect stand in docs/configuration.md.
+without effect are in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class CompatKey:
     """A known key that is not implemented.
 
     Attributes:
-        neutral: values that ask for nothing; the first is the default.
+        neutral: values that change nothing; the first is the default.
         reason: half a sentence for the message.
         kind: the key's type (object: any value), None where a section declares the key.
-        outcome: result of any other value: "not yet" and "not here" are errors, "no effect" is a note.
-        needs: switch without which the key has no meaning; the switch has the error then, not this key.
+        outcome: what any other value causes: "not yet" and "not here" an error, "no effect" a note.
+        needs: switch without which the key has no meaning; the error is then reported for the switch.
     """
 
     key: str
@@ -64,10 +64,10 @@ def _keys(outcome: Outcome, kind: Any, neutral: Any, names: str, reason: str) ->
 
 _DEGREES = (-1, 0, 1)
 _SAME = "the run is the same with and without it"
-_SEQUENCES = "sequences are split between tensor-parallel processes only: set sequence_parallel"
-_STRETCHING = "long-sequence strategies are not built"
-_PREFERENCE = "preference training (DPO, KTO, reward models) is not built"
-_QUANTIZING = "quantizing a trained model is not built"
+_SEQUENCES = "sequences are sharded over tensor-parallel devices only: set sequence_parallel"
+_STRETCHING = "long-sequence strategies are not implemented"
+_PREFERENCE = "preference training (DPO, KTO, reward models) is not implemented"
+_QUANTIZING = "quantizing a trained model is not implemented"
 
 SECTION_KEYS = (
     *_keys("no effect", None, False, "flash_mask", "attention over packed rows never builds a dense mask"),
@@ -80,33 +80,33 @@ SECTION_KEYS = (
     CompatKey("strategy_type", (None,), _STRETCHING, needs="use_long_sequence_strategies"),
     CompatKey("strategy_name", (None,), _STRETCHING, needs="use_long_sequence_strategies"),
     CompatKey("rope_scaling_factor", (1.0,), _STRETCHING, needs="use_long_sequence_strategies"),
-    *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit"), "optim", "it is not built"),
+    *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit"), "optim", "the optimizer is not implemented"),
     *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
     *_keys("not yet", None, _DEGREES, "expert_parallel_degree", "no model here has experts"),
 )
 
 ADAPTER_KEYS = (
-    *_keys("not here", bool, False, "rslora_plus", "set rslora and lora_plus_scale one by one"),
+    *_keys("not here", bool, False, "rslora_plus", "set rslora and lora_plus_scale"),
     *_keys("no effect", bool, False, "use_quick_lora", _SAME),
 )
 
 TRAINING_KEYS = (
-    *_keys("not yet", bool, False, "use_pose_convert", "PoSE is not built"),
-    *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not built"),
+    *_keys("not yet", bool, False, "use_pose_convert", "PoSE is not implemented"),
+    *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),
     CompatKey("ssa_group_size_ratio", (0.25,), "shifted sparse attention", float, needs="use_ssa"),
     *_keys("not yet", bool, False, "offload_recompute_inputs", "recompute keeps its inputs on the device"),
     *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),
-    *_keys("not yet", float, 32768.0, "scale_loss", "loss scaling for fp16 is not built"),
+    *_keys("not yet", float, 32768.0, "scale_loss", "loss scaling for fp16 is not implemented"),
     *_keys("not yet", bool, False, "flatten_param_grads", "gradients are separate tensors"),
     *_keys("not yet", bool, False, "to_static", "training runs eagerly"),
-    *_keys("not yet", object, None, "skip_data_intervals", "skipping data by step is not built"),
-    *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resume restores the whole state"),
-    *_keys("not yet", bool, False, "ignore_save_lr_and_optim", "a checkpoint holds the whole state"),
-    *_keys("not yet", bool, False, "autotuner_benchmark", "the autotuner is not built"),
+    *_keys("not yet", object, None, "skip_data_intervals", "skipping data by step is not implemented"),
+    *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resumed run restores the full state"),
+    *_keys("not yet", bool, False, "ignore_save_lr_and_optim", "a checkpoint contains the full state"),
+    *_keys("not yet", bool, False, "autotuner_benchmark", "the autotuner is not implemented"),
     *_keys("not yet", bool, False, "use_async_save", "training waits while a checkpoint is written"),
     *_keys("not yet", str, "O0", "ckpt_quant_stage", "checkpoints are not compressed"),
-    *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not built; give a folder"),
-    *_keys("not yet", bool, False, "save_to_aistudio", "AI Studio's hub is not built"),
+    *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not supported; use a folder"),
+    *_keys("not yet", bool, False, "save_to_aistudio", "AI Studio's hub is not supported"),
 )
 
 NOT_HERE_KEYS = (
@@ -120,7 +120,7 @@ NOT_HERE_KEYS = (
     *_keys("not here", bool, False, "load_sharded_model", "every process reads its shard from unsharded files"),
     *_keys("not here", int, 2048, "max_seq_length", "set max_length"),
     *_keys("not here", bool, False, "do_predict", "use llm/predict/predictor.py"),
-    *_keys("not here", bool, False, "do_export", "use llm/predict/export_model.py"),
+    *_keys("not here", bool, False, "do_export", "export to a static graph is not implemented"),
 )
 
 NO_EFFECT_KEYS = (
@@ -164,7 +164,7 @@ OTHER_TRAINING_KEYS = (
     *_keys("not yet", float, None, "normalizer_momentum", _PREFERENCE),
     *_keys("not yet", int, -1, "ref_model_update_steps", _PREFERENCE),
     *_keys("not yet", bool, False, "reference_free normalize_score_during_training", _PREFERENCE),
-    *_keys("not yet", str, None, "input_dir", "pretraining from prepared files is not built"),
+    *_keys("not yet", str, None, "input_dir", "pretraining from prepared files is not implemented"),
     *_keys(
         *("not yet", bool, False),
         "do_ptq do_gptq smooth smooth_all_linears smooth_piecewise_search smooth_search_piece",
@@ -181,13 +181,13 @@ COMPAT_KEYS = (
 
 @dataclass(frozen=True)
 class CompatFlags:
-    """Words of one of PaddleNLP's `*_parallel_config` keys.
+    """Flags of one of PaddleNLP's `*_parallel_config` keys.
 
     Attributes:
-        owner: key that switches on the kind of parallelism; `what` is that kind in words.
-        always: words for what is done in any case.
-        no_effect: words for another way to compute the same numbers, which is not used.
-        unavailable: word -> reason of its refusal.
+        owner: key that enables this kind of parallelism; `what` names it in messages.
+        always: flags for behaviour that is always on.
+        no_effect: flags for another way to compute the same numbers, which is not used here.
+        unavailable: flag -> reason why it is refused.
     """
 
     owner: str

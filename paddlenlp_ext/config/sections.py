@@ -1,4 +1,4 @@
-"""Sections of a run's configuration: a dataclass each, an `option` for every key."""
+"""Sections of a run's configuration: one dataclass per section, one `option` per key."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class DataConfig(OptionGroup):
     dataset_name_or_path: str | None = option(
         None, help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name"
     )
-    task_name: str | None = option(None, aliases=("task_name_or_path",), help="part of a built-in dataset")
-    src_length: int = option(1024, minimum=1, help="maximum tokens of a row's prompt")
+    task_name: str | None = option(None, aliases=("task_name_or_path",), help="subset of a built-in dataset")
+    src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
     truncation: str = option(
         "right",
         choices=("right", "left", "drop", "error"),
         aliases=("truncation_side",),
-        help="for rows above max_length: truncate on that side, drop the row, or stop with an error",
+        help="rows longer than max_length: truncate on this side, drop the row, or stop with an error",
     )
     bad_rows: str = option(
         "error",
         choices=("error", "drop"),
         aliases=("on_invalid_row",),
         synonyms={"raise": "error", "skip": "drop"},
-        help="for invalid rows: stop with an error (also: raise), or drop them (also: skip)",
+        help="invalid rows: stop with an error (also: raise), or drop them (also: skip)",
     )
     chat_template: str | None = option(
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
     )
-    zero_padding: bool = option(False, aliases=("intokens",), help="pack several rows into one of max_length")
-    greedy_zero_padding: bool = option(False, help="choose the rows of a pack so that little space is left")
-    pad_to_multiple_of: int | None = option(
-        None, minimum=1, help="pad the rows of a batch to a multiple of this length"
+    zero_padding: bool = option(
+        False, aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
+    greedy_zero_padding: bool = option(False, help="pack rows, chosen so that they fill each sequence")
+    pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
     lazy: bool = option(False, help="read rows during training")
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
@@ -68,8 +68,10 @@ class GenerationConfig(OptionGroup):
     max_new_tokens: int | None = option(
         None, minimum=1, help="maximum tokens of an answer; unset: max_length - src_length"
     )
-    top_k: int = option(1, minimum=0, help="sample among this many most likely tokens; 1: greedy, 0: all")
-    top_p: float = option(1.0, above=0, maximum=1, help="sample among the most likely tokens of this total probability")
+    top_k: int = option(1, minimum=0, help="sample from this many most likely tokens; 1: greedy, 0: all")
+    top_p: float = option(
+        1.0, above=0, maximum=1, help="sample from the fewest most likely tokens whose probabilities sum to this"
+    )
     temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")
 
 
@@ -89,7 +91,7 @@ class ModelConfig(OptionGroup):
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,
         choices=QUANTIZE_ALGORITHMS,
-        help="quantize the frozen base weights (QLoRA); an object sets the format by layer pattern (null: none)",
+        help="quantize the frozen base weights (QLoRA); an object sets it by layer pattern (null: not quantized)",
     )
     weight_blocksize: int = option(
         64, minimum=2, aliases=("qlora_weight_blocksize",), help="weights per quantization scale in nf4 and fp4"
@@ -100,9 +102,9 @@ class ModelConfig(OptionGroup):
     weight_double_quant_block_size: int = option(
         256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
     )
-    use_long_sequence_strategies: bool = option(False, help="extend the rotary embedding to longer texts")
+    use_long_sequence_strategies: bool = option(False, help="extend the rotary embedding to longer sequences")
     strategy_type: str | None = option(
-        None, choices=("embedding_strategies", "attention_strategies"), help="kind of long-sequence strategy"
+        None, choices=("embedding_strategies", "attention_strategies"), help="type of long-sequence strategy"
     )
     strategy_name: str | None = option(
         None,
@@ -114,9 +116,9 @@ class ModelConfig(OptionGroup):
             "YaRNScalingRotaryEmbedding",
             "AttentionWithLinearBias",
         ),
-        help="the long-sequence strategy",
+        help="long-sequence strategy",
     )
-    rope_scaling_factor: float = option(1.0, above=0, help="ratio of the wanted context length to the model's own")
+    rope_scaling_factor: float = option(1.0, above=0, help="ratio of the target context length to the model's own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ class ParallelConfig(OptionGroup):
 
     tensor_parallel_degree: int = option(-1, minimum=-1, help="devices that each layer is sharded over; -1: off")
     tensor_parallel_config: str = option(
-        "", flags=_FLAGS["tensor_parallel_config"], help="PaddleNLP's flags of tensor parallelism"
+        "", flags=_FLAGS["tensor_parallel_config"], help="PaddleNLP's flags for tensor parallelism"
     )
     tensor_parallel_output: bool = option(False, help="leave the logits sharded")
     sequence_parallel: bool = option(
@@ -165,24 +167,26 @@ class ParallelConfig(OptionGroup):
     )
     fuse_sequence_parallel_allreduce: bool = option(False, help="fuse the gradient all-reduces of sequence parallelism")
     split_inputs_sequence_dim: bool = option(
-        True, help="split the inputs along the sequence for sep and context parallelism"
+        True, help="shard the inputs along the sequence for sep and context parallelism"
     )
     pipeline_parallel_degree: int = option(
         -1, minimum=-1, help="pipeline stages that the layers are split into; -1: off"
     )
     pipeline_parallel_config: str = option(
-        "", flags=_FLAGS["pipeline_parallel_config"], help="PaddleNLP's flags of pipeline parallelism"
+        "", flags=_FLAGS["pipeline_parallel_config"], help="PaddleNLP's flags for pipeline parallelism"
     )
     virtual_pp_degree: int = option(1, minimum=1, help="chunks of layers per stage (interleaved schedule)")
     pp_recompute_interval: int = option(1, minimum=0, help="recompute every n-th layer of a pipeline")
     sharding: str = option(
         "",
         flags=("stage1", "stage2", "stage3", "offload"),
-        help="ZeRO: shard optimizer state (stage1), gradients (stage2) and weights (stage3); offload: experimental",
+        help="ZeRO: shard optimizer state (stage1-3), gradients (stage2-3), weights (stage3); offload: experimental",
     )
-    sharding_parallel_degree: int = option(-1, minimum=-1, help="devices that the state is sharded over; -1: all")
+    sharding_parallel_degree: int = option(
+        -1, minimum=-1, help="devices that the state is sharded over; -1: all that remain"
+    )
     sharding_parallel_config: str = option(
-        "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags of sharding"
+        "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags for sharding"
     )
     sep_parallel_degree: int = option(
         -1, minimum=-1, help="devices that each sequence is sharded over (all-to-all); -1: off"
@@ -192,7 +196,9 @@ class ParallelConfig(OptionGroup):
     )
     expert_parallel_degree: int = option(-1, minimum=-1, help="devices that the experts are sharded over; -1: off")
     hybrid_parallel_topo_order: str = option(
-        "pp_first", choices=("pp_first", "sharding_first"), help="outermost axis of the device mesh"
+        "pp_first",
+        choices=("pp_first", "sharding_first"),
+        help="outer axis of the device mesh, after data: pipeline or sharding",
     )
 
 
@@ -238,13 +244,13 @@ class TrainConfig(OptionGroup):
     resume_from_checkpoint: bool | str | None = option(
         None, help="true: the newest checkpoint in output_dir; or a checkpoint folder"
     )
-    ignore_data_skip: bool = option(False, help="after a resume, restart the data of the epoch")
+    ignore_data_skip: bool = option(False, help="on resume, restart the data of the epoch")
     do_train: bool = option(False, help="train the model")
     do_eval: bool = option(False, help="evaluate on the eval rows (dev.json)")
     per_device_train_batch_size: int = option(8, minimum=1, help="rows (or packs) per micro-batch")
     per_device_eval_batch_size: int = option(8, minimum=1, help="rows per batch in evaluation")
-    gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and process")
-    num_train_epochs: float = option(3.0, above=0, help="epochs: passes over the training rows")
+    gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and replica")
+    num_train_epochs: float = option(3.0, above=0, help="number of passes over the training rows")
     max_steps: int = option(-1, minimum=-1, help="total optimizer steps; above 0 it overrides num_train_epochs")
     logging_steps: int = option(500, minimum=1, help="steps between log entries")
     evaluation_strategy: str = option(
@@ -255,7 +261,7 @@ class TrainConfig(OptionGroup):
     save_strategy: str = option("no", choices=STRATEGIES, help="when to save checkpoints during training")
     save_steps: int = option(500, minimum=1, help="steps between checkpoints")
     save_total_limit: int | None = option(
-        None, minimum=1, help="maximum checkpoints to keep, in addition to the best one"
+        None, minimum=1, help="maximum number of checkpoints; the best one is not counted"
     )
     load_best_model_at_end: bool = option(False, help="load the weights of the best evaluation after training")
     metric_for_best_model: str | None = option(
@@ -264,7 +270,7 @@ class TrainConfig(OptionGroup):
         help="metric that selects the best evaluation; unset: loss",
     )
     greater_is_better: bool | None = option(
-        None, help="whether a greater metric is better; unset: true for all but loss and perplexity"
+        None, help="whether a greater metric is better; unset: true except for loss and perplexity"
     )
     seed: int = option(
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
@@ -273,13 +279,13 @@ class TrainConfig(OptionGroup):
     recompute_granularity: str = option(
         "full",
         choices=("full", "full_attn", "core_attn"),
-        help="what is recomputed: whole layers, their attention, or attention without its projections",
+        help="what to recompute: layers (full), attention with its projections (full_attn), or without (core_attn)",
     )
     refined_recompute: str = option(
         "",
-        help="outputs of recomputed layers to save, and in how many layers: mlp_row_ln:5,flash_attn:-1 (-1: all)",
+        help="outputs to save in recomputed layers, and in how many layers: mlp_row_ln:5,flash_attn:-1 (-1: all)",
     )
-    no_recompute_layers: object | None = option(None, help="indices of layers that are not recomputed, from 0: [0, 1]")
+    no_recompute_layers: object | None = option(None, help="layers that are not recomputed, counted from 0: [0, 1]")
     neftune: bool = option(False, help="NEFTune: add uniform noise to the embeddings during training")
     neftune_noise_alpha: float = option(5.0, minimum=0, help="scale of the NEFTune noise")
     disable_tqdm: bool = option(False, help="disable the progress bar")

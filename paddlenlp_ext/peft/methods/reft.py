@@ -191,7 +191,7 @@ class ReftModel(PeftModel):
 @PEFT_METHODS.register("reft")
 @dataclass(kw_only=True)
 class ReFTConfig(PeftConfig):
-    """Options of ReFT; their JSON keys have no prefix, as in PaddleNLP.
+    """Options of ReFT; PaddleNLP's JSON keys, which have no prefix, are accepted too.
 
     Raises:
         ValueError: an option is out of range.
