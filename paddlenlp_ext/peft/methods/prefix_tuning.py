@@ -30,120 +30,20 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.generation.kv_cache import KVCache
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import (
-    AdapterLayer,
-    ShardGroup,
-    adapter_layers_of,
-    generator_for,
-    has_values,
-    kaiming_uniform,
-)
+from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
+from paddlenlp_ext.peft.methods._prefix_layers import PrefixAttention, PrefixEncoder, decoder_keys_and_values, project
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style, set_placement
 
-_INIT_STD = 0.02  # standard deviation of random initial keys and values, small compared with a model's
-
-
-class PrefixEncoder(nn.Layer):
-    """Part of the projection that all layers share: E, W_1 and b_1.
-
-    Args:
-        num_tokens: P.
-        width: K * H.
-        hidden_size: F.
-        seed: determines the initial values.
-        dtype: dtype of the parameters.
-    """
-
-    def __init__(self, num_tokens: int, width: int, hidden_size: int, seed: int, dtype: paddle.dtype) -> None:
-        super().__init__()
-        embedding = generator_for(seed, "prefix_encoder.embedding").standard_normal((num_tokens, width), np.float32)
-        weight = kaiming_uniform((hidden_size, width), seed, "prefix_encoder.weight")
-        self.embedding = new_parameter(self, embedding, dtype)
-        self.weight = new_parameter(self, weight, dtype)
-        self.bias = new_parameter(self, np.zeros(hidden_size, np.float32), dtype)
-
-    def forward(self) -> paddle.Tensor:
-        """Return tanh(E W_1^T + b_1), [P, F]."""
-        return project(self.embedding, self.weight, self.bias).tanh()
-
-
-class PrefixAttention(AdapterLayer):
-    """Attention of one layer with trained prefix keys and values.
-
-    Args:
-        base: attention layer.
-        num_tokens: P.
-        hidden_size: F of the projection; None for a prefix without projection.
-        dropout: dropout probability on the prefix during training.
-        seed, name: determine the initial values.
-    """
-
-    shards_heads: ClassVar[bool] = True
-    base: Attention
-
-    def __init__(
-        self, base: Attention, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
-    ) -> None:
-        super().__init__(base)
-        self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
-        self.dtype, self.width = base.k_proj.compute_dtype, base.k_proj.out_features
-        shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
-        # A tuple, so that the encoder's parameters belong to the model and not to the layer.
-        self.encoder: tuple[PrefixEncoder, ...] = ()
-        if hidden_size is None:
-            start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
-            self.prefix = new_parameter(self, start, self.dtype)
-        else:
-            weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
-            self.prefix_weight = new_parameter(self, weight, self.dtype)
-            self.prefix_bias = new_parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
-
-    def keys_and_values(self) -> KeyValuePrefix:
-        """Return the prefix keys and values, [P, K, H] each."""
-        if self.hidden_size is None:
-            prefix_P2KH = self.prefix
-        else:
-            flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
-            prefix_P2KH = self._local_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
-        if self.dropout and self.training:
-            whole = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
-            # The mask is drawn for all heads, so that results do not depend on the number of tensor-parallel ranks.
-            prefix_P2KH = prefix_P2KH * self._local_heads(F.dropout(paddle.ones(whole, self.dtype), self.dropout))
-        return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
-
-    def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; with a cache the prefix is in the cache already."""
-        if inputs.cache is None:
-            inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
-        return self.base(x_BSD, inputs)
-
-    def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the prefix by heads, as the base's keys; the output of a projection is sharded afterwards."""
-        return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
-
-    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        super().set_tensor_parallel_shard(style, group)
-        for encoder in self.encoder:
-            for parameter in encoder.parameters():
-                set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
-
-    def _local_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's heads of a prefix [P, 2, K, H]."""
-        if self.shard_group is None:
-            return prefix_P2KH
-        return prefix_P2KH.split(self.shard_group.size, axis=2)[self.shard_group.index]
+STORED = "prompt_embeddings"
+INIT_CHOICES = ("vocab", "random")
+_ENCODER = "prefix_encoder."
 
 
 class PrefixModel(PeftModel):
@@ -213,8 +113,8 @@ class PrefixModel(PeftModel):
         """
         own = dict(tensors)
         layers = dict(adapter_layers_of(self.base_model, PrefixAttention))
-        if "prompt_embeddings" in own:
-            stored = own.pop("prompt_embeddings")
+        if STORED in own:
+            stored = own.pop(STORED)
             width = sum(2 * layer.width for layer in layers.values())
             if stored.ndim != 2 or stored.shape[1] != width:
                 raise ValueError(
@@ -245,36 +145,9 @@ class PrefixModel(PeftModel):
         return [project(hidden_PF, tensors[f"{name}_weight"], tensors[f"{name}_bias"]) for name in names]
 
 
-@paddle.no_grad()
-def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
-    """Run input vectors at positions 0 to P-1 through the decoder and return the keys and values, without gradient.
-
-    Args:
-        decoder: decoder of the base model.
-        vectors_PD: input vectors [P, D].
-
-    Returns:
-        Layer number -> (keys, values), for the layers of this process.
-    """
-    cache = KVCache([0])
-    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only the length is used
-    decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
-    return cache.as_prefix()
-
-
 def sort_by_layer(names: Iterable[str]) -> list[str]:
     """Sort names by the layer numbers in them, numerically: 2 before 10."""
     return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-
-
-def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """Return x W^T + b."""
-    return paddle.matmul(x, weight, transpose_y=True) + bias
-
-
-STORED = "prompt_embeddings"
-INIT_CHOICES = ("vocab", "random")
-_LEARNED_PROJECTION = "prefix_encoder."
 
 
 @PEFT_METHODS.register("prefix_tuning")
@@ -378,7 +251,7 @@ class PrefixTuningConfig(PeftConfig):
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
         """Return a config without projection if the file has only its result, as PEFT's files do."""
-        if any(name.startswith(_LEARNED_PROJECTION) for name in names):
+        if any(name.startswith(_ENCODER) for name in names):
             return self
         return dataclasses.replace(self, projection=False, projection_hidden_size=None)
 
