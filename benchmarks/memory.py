@@ -96,8 +96,8 @@ The prediction by part, GB:
   accumulation all gradients exist next to the activations.
 - **allocator_cache**: freed memory that the allocator retains. The C++ library's blocks exceed their peak use by at
   most a sixteenth. Paddle's own ops allocate on the C heap, where few freed pieces fit a later request. The estimate
-  adds as much again as is in use there, an upper bound. Without the C++ library ([cpu.md](cpu.md)) all tensors are on
-  the heap.
+  adds as much again as is in use there, which errs on the high side. Without the C++ library ([cpu.md](cpu.md)) all
+  tensors are on the heap.
 
 ## Limits
 

@@ -40,7 +40,7 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything a run reads before it touches a weight.
+    """Inputs of a run that are loaded before any weight: model source, tokenizer, chat template and rows.
 
     Attributes:
         source: the resolved model.
@@ -73,12 +73,12 @@ def load_data(config: RunConfig) -> RunData:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model ready to train.
+    """Model that is ready to train, and how it is distributed.
 
     Attributes:
-        model: with this process's parameters.
-        sharding: ZeRO sharding over the mesh; None without.
-        pipeline: this process's stage; None where every process has all layers.
+        model: the model, with the parameters of this process.
+        sharding: ZeRO sharding over the mesh; None without ZeRO.
+        pipeline: stage of this process; None if every process has all layers.
     """
 
     model: CausalLM | PeftModel
@@ -91,18 +91,18 @@ def build_model(
 ) -> BuiltModel:
     """Build the model of a run: load, quantize, adapt and shard it.
 
-    Where each rank can read its own slices, the model is sharded as a skeleton and filled last, so that no rank ever
-    holds the full model. Otherwise every rank fills the full model (in a pipeline, its stage) and keeps its part.
+    If each rank can read its own slices, the model is sharded as a skeleton and filled last, so that no rank ever holds
+    the full model. Otherwise every rank fills the full model (in a pipeline, its stage) and then keeps only its shards.
 
     Args:
         source: the base model.
         config: the run's configuration.
-        mesh: processes that share the model; None: one process.
+        mesh: processes that share the model; None: a single process.
         rows: training rows, from which a pipeline estimates the cost of a layer.
 
     Raises:
-        ValueError: weights that cannot be trained or are not the model's, or a model that cannot be split as the mesh
-            requires; in the latter case no weight has been read.
+        ValueError: the weights cannot be trained or belong to another model, or the mesh cannot split the model. In the
+            last case no weight has been read.
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
@@ -153,7 +153,7 @@ def _place_stage(
 
 
 def _can_fill_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
-    """Return whether ranks can read their own slices: weights in floating point, and an adapter independent of them."""
+    """Return whether ranks can read only their slices: floating-point weights, and no adapter computed from them."""
     if mesh.pipeline.size > 1 or mesh.tensor.size * mesh.sharding.size == 1 or not config.model.continue_training:
         return False
     starts_from_weights = config.peft is not None and config.peft.starts_from_weights
@@ -161,10 +161,10 @@ def _can_fill_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool
 
 
 def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
-    """Read or draw the values of the parameters that this process holds, and quantize them where requested.
+    """Read or initialize the parameters that this process holds, and quantize them if requested.
 
     Raises:
-        ValueError: as `load_values`, or the weights are stored quantized and no adapter trains.
+        ValueError: as in `load_values`, or the weights are stored quantized and no adapter trains.
     """
     before = None if config.peft is None else config.peft.before_quantizing
     if config.model.continue_training:
@@ -176,8 +176,8 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
             quantize_linears(model, source.requested_quantization, before)
     if model.quantization is not None and config.peft is None and config.train.do_train:
         raise ValueError(
-            f"{source.name} is stored quantized, and quantized weights do not train: choose an adapter (lora: true), "
-            "or start from the original model"
+            f"{source.name} is stored quantized, and quantized weights cannot be trained; choose an adapter (lora: "
+            "true), or start from the original model"
         )
     if quantized_linears(model):
         logger.info("%s", quantization_report(model))
@@ -188,7 +188,7 @@ def weight_dtype(config: RunConfig) -> str:
 
     | device | format |
     |---|---|
-    | CPU | compute format where the matrices are frozen (adapters), else float32 |
+    | CPU | compute format if the matrices are frozen (adapters), else float32 |
     | accelerator | compute format with O2, else float32 |
 
     Raises:
@@ -206,7 +206,7 @@ def weight_dtype(config: RunConfig) -> str:
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
-    """Enable recomputation and inject the adapter. Weights are read only by methods that start from them."""
+    """Enable recomputation and inject the adapter; only methods that start from the weights read them."""
     plan = RecomputePlan.from_config(config.train)
     if plan is not None:
         model.enable_recompute(plan)

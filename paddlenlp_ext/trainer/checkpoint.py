@@ -1,10 +1,10 @@
 """Checkpoint folders: weights or adapter, tokenizer, optimizer state, progress and configuration of a run.
 
 checkpoint-100/
-model.safetensors or adapter_model.safetensors, their config, tokenizer files
-training_state.*      optimizer state and the model's own training state
-trainer_state.json    progress
-run_config.json       flat configuration
+    model.safetensors or adapter_model.safetensors, their config, tokenizer files
+    training_state.*      optimizer state, and the training state of the adapter method
+    trainer_state.json    progress
+    run_config.json       flat configuration
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 _HOOKS = "hooks/"  # prefix of the names of the model's training state
-_WEIGHTS = "weights/"  # prefix of the names of the model's own tensors while they are gathered; no file has it
+_WEIGHTS = (
+    "weights/"  # prefix of the names of the model's tensors while they are gathered; removed before they are written
+)
 
 
 def save_checkpoint(
@@ -38,18 +40,17 @@ def save_checkpoint(
     config: RunConfig,
     process_group: ProcessGroup,
 ) -> None:
-    """Write everything that a resumed run needs; the folder takes its name when it is complete."""
+    """Write everything that a resumed run needs; the folder appears under its name once it is complete."""
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
-    kept = model.training_state()
-    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in kept.items()}
+    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.training_state().items()}
 
-    def write(whole: Mapping[str, Any]) -> None:
-        weights = _weights_of(whole)
+    def write(full: Mapping[str, Any]) -> None:
+        weights = _weights_of(full)
         with atomic_folder(folder) as draft:
             model.save_pretrained(str(draft), tensors=weights)
             _save_tokenizer(draft, tokenizer)
-            others = {name: tensor for name, tensor in whole.items() if not name.startswith(_WEIGHTS)}
+            others = {name: tensor for name, tensor in full.items() if not name.startswith(_WEIGHTS)}
             save_training_state(draft, others, {"step": state.step})
             write_json(draft / "run_config.json", config.to_flat_dict())
             write_json(draft / STATE_FILE, state.to_dict())
@@ -58,10 +59,10 @@ def save_checkpoint(
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:
-    """Write the result of a finished run: its weights or its adapter in final form, and the tokenizer."""
+    """Write the result of a finished run: the weights or the adapter in final form, and the tokenizer."""
 
-    def write(whole: Mapping[str, Any]) -> None:
-        model.save_finished(str(folder), tensors=whole)
+    def write(full: Mapping[str, Any]) -> None:
+        model.save_finished(str(folder), tensors=full)
         _save_tokenizer(folder, tokenizer)
 
     process_group.save_gathered(model.tensors_to_save(), write)
@@ -77,12 +78,12 @@ def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Read the progress of a checkpoint's run."""
+    """Read the progress of the run that wrote a checkpoint."""
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
 def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer, process_group: ProcessGroup) -> None:
-    """Restore weights, optimizer state and the model's training state bit for bit, whatever layout wrote them.
+    """Restore weights, optimizer state and the model's training state bit for bit, from any parallel layout.
 
     Raises:
         ValueError: the checkpoint's weights or optimizer state belong to another model.
@@ -90,6 +91,6 @@ def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)
     saved = tensors.mapped()
-    kept = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
+    hooks = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
     restore_optimizer_state(optimizer, updated_parameters(model), saved, process_group.union)
-    model.restore_training_state(kept)
+    model.restore_training_state(hooks)

@@ -27,7 +27,7 @@ from paddlenlp_ext.utils.files import write_text
 
 
 class BestMetricTracker:
-    """Metric that `metric_for_best_model` names, and the direction in which it improves."""
+    """Comparison of evaluations by the metric that `metric_for_best_model` names."""
 
     def __init__(self, train: TrainConfig) -> None:
         self.name, self.greater_is_better = train.best_metric, train.best_metric_is_greatest
@@ -71,15 +71,15 @@ def evaluate_loss(
 ) -> dict[str, float]:
     """Compute loss, accuracy and perplexity of the model on dataset rows.
 
-    The replicas divide the batches among them, and all return the same result.
+    The replicas divide the batches among themselves, and all return the same result.
 
     Args:
         model: model to evaluate.
         rows: a TokenizedDataset.
-        collate_rows: collation of a micro-batch.
+        collate_rows: function that collates a micro-batch.
         batch_size: rows of a batch.
         max_batches: number of batches to evaluate; not positive: all.
-        process_group: processes of the run; None: one.
+        process_group: processes of the run; None: a single process.
         autocast: returns the context of a forward pass.
         forward_backward: schedule of the forward passes; None: sequential.
 
@@ -87,7 +87,7 @@ def evaluate_loss(
         | key | value |
         |---|---|
         | eval_loss | mean over the target tokens |
-        | eval_accuracy | share of target tokens that argmax predicts |
+        | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
         | eval_num_rows, eval_num_learned | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
@@ -104,13 +104,13 @@ def evaluate_loss(
     losses: list[float] = []
     num_correct = num_target_tokens = num_rows = num_tokens = 0
     with evaluation_mode(model):
-        own = batches[process_group.index :: process_group.size]
-        num_passes = math.ceil(len(batches) / process_group.size) if process_group.forward_is_collective else len(own)
+        local = batches[process_group.index :: process_group.size]
+        num_passes = math.ceil(len(batches) / process_group.size) if process_group.forward_is_collective else len(local)
         for number in range(num_passes):
-            batch = collate_rows(own[number] if number < len(own) else batches[0])
+            batch = collate_rows(local[number] if number < len(local) else batches[0])
             with autocast():
                 loss, correct = forward_backward.evaluate(batch)
-            if number >= len(own):
+            if number >= len(local):
                 break  # dummy batch, so that all ranks issue the same ZeRO-3 collectives
             losses.append(loss)
             num_correct += correct
@@ -124,7 +124,7 @@ def evaluate_loss(
     total, *counts = process_group.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
     num_correct, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
     if num_target_tokens == 0:
-        raise ValueError("the eval rows have no target token: there is nothing to evaluate")
+        raise ValueError("the eval rows have no target token; add rows with answers to dev.json")
     mean, seconds = total / num_target_tokens, time.perf_counter() - started
     return {
         "eval_loss": mean,
@@ -148,15 +148,15 @@ def evaluate_generation(
 ) -> dict[str, float]:
     """Compute ROUGE, BLEU-4 and exact match of generated answers.
 
-    The replicas divide the prompts among them, and all return the same result.
+    The replicas divide the prompts among themselves, and all return the same result.
 
     Args:
         model: model to evaluate; an answer ends at its `eos_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
         tokenizer: decodes the answers.
-        config: the run's configuration; `config.generation` has the sampling options (`top_k` 1: greedy).
-        output_file: JSON lines with the keys src, tgt and output are written there; None: nowhere.
-        process_group: processes of the run; None: one.
+        config: the run's configuration; `config.generation` holds the sampling options (`top_k` 1: greedy).
+        output_file: file for JSON lines with the keys src, tgt and output; None: not written.
+        process_group: processes of the run; None: a single process.
     """
     process_group = process_group or SingleProcess()
     options, train = config.generation, config.train
@@ -164,10 +164,10 @@ def evaluate_generation(
     prompts = list(itertools.islice(rows.prompts(), limit))
     # A contiguous slice, numbered among all prompts: the random numbers of a prompt depend on its number.
     rank, size = process_group.index, process_group.size
-    own = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
+    local = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
     started = time.perf_counter()
     generated = model.generate(
-        [tokens for tokens, _, _ in prompts[own]],
+        [tokens for tokens, _, _ in prompts[local]],
         max_new_tokens=options.max_new_tokens or max(1, config.data.max_length - config.data.src_length),
         decode_strategy="greedy_search" if options.top_k == 1 else "sampling",
         top_k=options.top_k,
@@ -175,10 +175,10 @@ def evaluate_generation(
         temperature=options.temperature,
         seed=train.seed,
         batch_size=train.per_device_eval_batch_size,
-        first_row=own.start,
+        first_row=local.start,
     )
-    shares = process_group.gather_objects([tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated])
-    outputs = list(itertools.chain.from_iterable(shares))
+    answers = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated]
+    outputs = list(itertools.chain.from_iterable(process_group.gather_objects(answers)))
     if output_file is not None:
         lines = [
             json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101) and variants of small state.
+"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101), variants with small state.
 
 Weight decay acts on matrices only. Vectors, which are norm weights and biases, are excluded, as is usual in the field;
 PaddleNLP decays them too, so its runs with `weight_decay` above 0 differ. An adapter method can exclude parameters
-(`allows_weight_decay`): IA3's scales are 1 where they change nothing.
+(`allows_weight_decay`): IA3's scales are neutral at 1, not at 0.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer, require
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW on the CPU with all parameters updated in one call (ops/adamw.py), for fp32 parameters given in groups.
+    """AdamW on the CPU that updates all parameters in one call (ops/adamw.py), for fp32 parameters in groups.
 
-    Results equal Paddle's AdamW up to rounding, and the state has the same names: either one resumes from the other's
-    checkpoint.
+    Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
+    other's checkpoint.
     """
 
     @paddle.no_grad()
@@ -69,7 +69,7 @@ def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
 def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
     """Group the parameters updated here by weight decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio).
 
-    `learning_rate` of a group is a factor of the run's learning rate, as Paddle's optimizers read it.
+    The `learning_rate` of a group is a multiplier of the run's learning rate, as in Paddle's optimizers.
     """
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():
@@ -92,11 +92,13 @@ def build_optimizer(model: TrainableModel, options: OptimConfig) -> Any:
     (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
 
     Raises:
-        ValueError: nothing trains.
+        ValueError: no parameter trains.
     """
     assert options.optim in _BUILDERS, "checked by config.validation"
     if all(parameter.stop_gradient for parameter in model.parameters()):
-        raise ValueError("no parameter of the model trains: all are frozen")
+        raise ValueError(
+            "no parameter of the model trains, as all are frozen; choose an adapter, or unfreeze parameters"
+        )
     return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options)
 
 

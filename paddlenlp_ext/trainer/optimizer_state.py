@@ -2,7 +2,7 @@
 
 Paddle names the tensors by running numbers (`linear_7.w_0_moment1_0`), which differ between processes. Here the names
 are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; optimizers with small
-state use kinds of their own.
+state have other kinds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Return the live tensors of the state; they are created if no step was made yet."""
+    """Return the live tensors of the state; they are created if no step has been made."""
     if isinstance(optimizer, OffloadedOptimizer):
         return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):
@@ -58,7 +58,7 @@ def restore_optimizer_state(
     optimizer: Optimizer,
     parameters: dict[str, paddle.Tensor],
     saved: Mapping[str, Any],
-    of_all: Callable[[set[str]], set[str]] = set,
+    union: Callable[[set[str]], set[str]] = set,
 ) -> None:
     """Restore saved optimizer state bit for bit.
 
@@ -66,24 +66,27 @@ def restore_optimizer_state(
         optimizer: optimizer of these parameters.
         parameters: parameters that this process updates, by structured name.
         saved: unsharded Paddle or NumPy tensors of all processes' parameters.
-        of_all: returns the union of all processes' sets of names.
+        union: function that returns the union of all processes' sets of names.
 
     Raises:
         ValueError: the saved state belongs to other parameters or another optimizer; the message names the first
             differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
-    wanted = of_all(set(live))
+    wanted = union(set(live))
     missing, unexpected = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
     if missing or unexpected:
         raise ValueError(
-            f"the checkpoint's optimizer state is of another optimizer or other parameters: {len(missing)} missing "
-            f"({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set optim and "
-            "the keys that choose the trained parameters as in the checkpoint's run"
+            f"the checkpoint's optimizer state belongs to another optimizer or other parameters: {len(missing)} "
+            f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set "
+            "optim and the keys that select the trained parameters as in the checkpoint's run"
         )
     for name, tensor in live.items():
-        value, cut = saved[name], shard_of(tensor)
-        value = value if cut is None else value[cut.index]
+        value, shard = saved[name], shard_of(tensor)
+        value = value if shard is None else value[shard.index]
         if list(value.shape) != list(tensor.shape):
-            raise ValueError(f"{name} in the checkpoint has shape {list(value.shape)}, here {list(tensor.shape)}")
+            raise ValueError(
+                f"{name} has shape {list(value.shape)} in the checkpoint, and {list(tensor.shape)} here; resume with "
+                "the configuration of the checkpoint's run"
+            )
         tensor.set_value(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)

@@ -60,7 +60,7 @@ class ProcessGroup(Protocol):
         ...
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum gradients in place within the replica, for parameters of which each process has seen only a part."""
+        """Sum gradients in place within the replica, for parameters whose gradient each process has only in part."""
         ...
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
@@ -71,7 +71,7 @@ class ProcessGroup(Protocol):
         ...
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Return the Euclidean norm of all gradients as one vector, shards of other processes included."""
+        """Return the Euclidean norm of all gradients as one vector, including shards of other processes."""
         ...
 
     def broadcast_updated(self) -> None:
@@ -85,7 +85,7 @@ class ProcessGroup(Protocol):
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with every tensor unsharded, as Paddle tensors or LazyTensors.
 
-        All processes call this with their own tensors, and return when the main process has written.
+        All processes call this with their own tensors, and return once the main process has written them.
         """
         ...
 
@@ -122,7 +122,7 @@ class SingleProcess:
         """Do nothing: there is no other process."""
 
     def after_micro_batch(self) -> None:
-        """Do nothing: gradients stay here."""
+        """Do nothing: this process owns all gradients."""
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Do nothing: every gradient is complete."""

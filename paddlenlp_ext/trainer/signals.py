@@ -18,7 +18,7 @@ _REPEAT_SECONDS = 3.0
 
 
 class TrainingStopped(SystemExit):
-    """Training was ended by a signal, after its checkpoint was saved; uncaught, the exit code is 128 + signal."""
+    """Training was stopped by a signal and its checkpoint saved; if uncaught, the exit code is 128 + signal."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(128 + signal_number)
@@ -33,7 +33,7 @@ class _InterruptedError(Exception):
 
 
 class StopSignals:
-    """Context in which the first signal sets `received`, and a second one reaches the previous handlers.
+    """Context in which the first signal sets `received`, and a second signal reaches the previous handlers.
 
     Outside the main thread, where Python does not handle signals, the context does nothing.
 
@@ -42,7 +42,7 @@ class StopSignals:
             it, `received` changes only in `synchronize`, on all processes at the same step.
 
     Attributes:
-        received: number of the signal that asks for a stop, or None.
+        received: number of the signal that requests a stop, or None.
     """
 
     def __init__(self, all_reduce_max: Callable[[float], float] | None = None) -> None:
@@ -72,20 +72,20 @@ class StopSignals:
         if self._all_reduce_max is None:
             self.received = number
         get_logger(__name__).warning(
-            "%s: finishing this optimizer step, then saving a checkpoint; send it again to stop at once",
+            "%s: finishing this optimizer step, then saving a checkpoint; repeat the signal to stop at once",
             signal.Signals(number).name,
         )
         if self._interrupts and self._all_reduce_max is None:
             raise _InterruptedError
 
     def synchronize(self) -> None:
-        """Share a signal that any process received with all of them; collective."""
+        """Share a signal that any process received with all processes; collective."""
         if self._all_reduce_max is not None:
             self.received = int(self._all_reduce_max(self._own)) or None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Run a block that can be repeated later, such as an evaluation; the first signal ends it at once.
+        """Run a block that can be repeated later, such as an evaluation; the first signal ends the block at once.
 
         In a distributed run the block runs to its end, because its collectives need every process.
         """

@@ -19,11 +19,11 @@ class StepReport:
     Attributes:
         loss: mean over the target tokens of the global batch.
         grad_norm: norm of all gradients together, before clipping.
-        learning_rate: of the step.
+        learning_rate: learning rate of the step.
         num_tokens: tokens of the global batch without padding.
         num_target_tokens: tokens of the global batch that the loss counts.
         num_rows: dataset rows of the global batch.
-        seconds: wall-clock time from collation to the parameters' update.
+        seconds: wall-clock time from collation to the update of the parameters.
     """
 
     loss: float
@@ -37,7 +37,7 @@ class StepReport:
 
 @dataclass
 class Interval:
-    """Sums over the optimizer steps since the last log entry; `grad_norm` is the last step's."""
+    """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step."""
 
     num_steps: int = 0
     loss: float = 0.0
@@ -61,17 +61,17 @@ class TrainerState:
     """Progress of a run, as saved in trainer_state.json.
 
     Attributes:
-        step: optimizer steps made.
+        step: number of completed optimizer steps.
         total_steps: optimizer steps of the run.
-        epoch: epochs seen, fractional within an epoch.
+        epoch: number of completed epochs, fractional within an epoch.
         epoch_index, batch_index: data position: epoch and index of the next global batch.
         num_tokens, num_target_tokens, num_rows: sums over all steps.
         train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
         train_seconds: time spent in steps, over all runs that led to this state.
-        best_name, best_metric, best_step: best evaluation so far: its metric, its value and its step.
-        evaluation_due: whether a stop preceded this step's evaluation; a resumed run evaluates first.
-        data_order: facts that determine the order of the data; a resumed run must have the same (data/sampler.py).
-        interval: sums of the next log entry.
+        best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
+        evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
+        data_order: facts that determine the order of the data; a resumed run must match them (data/sampler.py).
+        interval: sums for the next log entry.
         log_history: all log entries in order.
     """
 
@@ -94,7 +94,7 @@ class TrainerState:
     log_history: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: StepReport) -> None:
-        """Add one optimizer step; the data position is set by `move_to`."""
+        """Add one optimizer step; `move_to` sets the data position."""
         self.step += 1
         self.num_tokens += report.num_tokens
         self.num_target_tokens += report.num_target_tokens
@@ -114,7 +114,7 @@ class TrainerState:
         self.best_name = self.best_metric = self.best_step = None
 
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
-        """Return the log entry of the steps since the last one, and start a new interval; `loss` is their mean."""
+        """Return a log entry for the steps since the last entry, and start a new interval; `loss` is their mean."""
         interval, self.interval = self.interval, Interval()
         assert interval.num_steps > 0, "no step since the last log entry"
         seconds = max(interval.seconds, 1e-9)
@@ -140,7 +140,7 @@ class TrainerState:
         """Build the state from the contents of trainer_state.json.
 
         Raises:
-            ValueError: unknown keys, which another version wrote.
+            ValueError: the file has unknown keys, because another version wrote it.
         """
         attributes = {key: name for name, key in _STORED_KEYS.items()}
         values = _renamed(stored, attributes)

@@ -14,7 +14,7 @@ _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Tokenizer of lower-case words in any script; rouge-score's own drops everything that is not ASCII."""
+    """Tokenizer of lower-case words in any script; the one of rouge-score drops everything but ASCII."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words in order, without punctuation."""
@@ -25,8 +25,8 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     """Compute the metrics of all pairs of output and reference.
 
     Returns:
-        Means of the F-measures rouge1, rouge2 and rougel, the corpus's bleu4, and the share exact_match, which ignores
-        surrounding white space. All lie between 0 and 1.
+        Means of the F-measures rouge1, rouge2 and rougel, the corpus's bleu4, and the fraction exact_match, which
+        ignores surrounding white space. All are between 0 and 1.
 
     Raises:
         ValueError: no pairs, or a metric library is not installed.

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer. Logs, progress, plots and reports are callbacks; a user's own are passed to `Trainer`."""
+"""Callbacks of the trainer: the interface of progress bars, metrics files, plots, reporters and a user's own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paddlenlp_ext.trainer.state import StepReport, TrainerState
 
 
 class Callback:
-    """Base callback; every hook is a no-op. `state` is the trainer's own and must not be changed."""
+    """Base callback; every hook is a no-op. `state` belongs to the trainer and must not be modified."""
 
     def on_train_begin(self, state: TrainerState) -> None:
-        """Handle the start of training: a resumed state has been restored, no step has been made."""
+        """Handle the start of training, after a checkpoint is restored and before the first step."""
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
         """Handle the end of an optimizer step."""
@@ -28,7 +28,7 @@ class Callback:
         """Handle a complete checkpoint in `folder`."""
 
     def on_train_end(self, state: TrainerState) -> None:
-        """Handle the end of training, also after an error or a signal."""
+        """Handle the end of training, including its end by an error or a signal."""
 
 
 class CallbackList(Callback):

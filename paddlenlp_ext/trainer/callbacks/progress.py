@@ -28,7 +28,7 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
         return f"{head}: evaluation: {describe_metrics(entry)}"
     return (
         f"{head}: loss {entry['loss']:.4f}, lr {entry['learning_rate']:.3g}, grad norm {entry['grad_norm']:.3f}, "
-        f"{entry['tokens_per_second']:,.0f} tokens/s ({entry['learned_tokens_per_second']:,.0f} learned)"
+        f"{entry['tokens_per_second']:,.0f} tokens/s ({entry['learned_tokens_per_second']:,.0f} target)"
     )
 
 
@@ -47,7 +47,7 @@ def describe_results(results: dict[str, float]) -> str:
     return (
         f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_clock(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
-        f"({results['train_learned_tokens_per_second']:,.0f} learned), "
+        f"({results['train_learned_tokens_per_second']:,.0f} target), "
         f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB"
     )
 
@@ -63,7 +63,7 @@ class LogLines(Callback):
 
 
 def seconds_left(state: TrainerState) -> float:
-    """Return the time of the remaining steps at the mean pace so far."""
+    """Return the estimated seconds of the remaining steps, at the mean speed so far."""
     return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
 
 
@@ -100,14 +100,14 @@ class ProgressBar(Callback):
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
         assert self._bar is not None, "training has not begun"
-        keep = _SMOOTHING if any(self._rates) else 0.0
+        weight = _SMOOTHING if any(self._rates) else 0.0
         self._rates = (
-            keep * self._rates[0] + (1 - keep) * report.num_tokens / report.seconds,
-            keep * self._rates[1] + (1 - keep) * report.num_target_tokens / report.seconds,
+            weight * self._rates[0] + (1 - weight) * report.num_tokens / report.seconds,
+            weight * self._rates[1] + (1 - weight) * report.num_target_tokens / report.seconds,
         )
         numbers = (
             f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
-            f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} learned)"
+            f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} target)"
         )
         self._bar.update(self._task, completed=state.step, numbers=numbers)
 

@@ -23,9 +23,9 @@ from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
 
 
 class MetricsFile(Callback):
-    """Callback that appends log entries to metrics.jsonl and keeps trainer_state.json of the output_dir up to date.
+    """Callback that appends log entries to metrics.jsonl and updates trainer_state.json in the output_dir.
 
-    At the start of a run metrics.jsonl is rewritten from the history, so a resumed run has no duplicate lines.
+    At the start of a run, metrics.jsonl is rewritten from the history, so a resumed run has no duplicate lines.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -51,7 +51,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float]:
-    """Return the contents of train_results.json: means over all steps, also those before a resume."""
+    """Return the contents of train_results.json: means over all steps, including those before a resume."""
     seconds = max(state.train_seconds, 1e-9)
     return {
         "epoch": state.epoch,
@@ -83,9 +83,9 @@ def peak_memory_bytes() -> int:
 def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:
     """Write `<split>_results.json` and merge the numbers into all_results.json."""
     write_json(output_dir / f"{split}_results.json", results)
-    everything = output_dir / "all_results.json"
-    before = read_json_object(everything) if everything.is_file() else {}
-    write_json(everything, {**before, **results})
+    all_results = output_dir / "all_results.json"
+    previous = read_json_object(all_results) if all_results.is_file() else {}
+    write_json(all_results, {**previous, **results})
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
@@ -100,8 +100,8 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     """Plot the losses of a log history; an empty history writes no file."""
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
-    dev = [(entry["step"], entry["eval_loss"]) for entry in log_history if "eval_loss" in entry]
-    if not train and not dev:
+    evaluations = [(entry["step"], entry["eval_loss"]) for entry in log_history if "eval_loss" in entry]
+    if not train and not evaluations:
         return
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because it takes a second
@@ -115,8 +115,10 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
         axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="training")
         if len(train) > 2:
             axes.plot(steps, smoothed(losses), color="#08519c", linewidth=1.8, label="training, smoothed")
-    if dev:
-        axes.plot(*zip(*dev, strict=True), color="#d94801", marker="o", markersize=4, linewidth=1, label="evaluation")
+    if evaluations:
+        axes.plot(
+            *zip(*evaluations, strict=True), color="#d94801", marker="o", markersize=4, linewidth=1, label="evaluation"
+        )
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per target token)")
     axes.grid(alpha=0.25)
@@ -126,7 +128,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 class LossPlot(Callback):
-    """Callback that plots loss.png at the end of training, also after an error or a signal."""
+    """Callback that plots loss.png at the end of training, including its end by an error or a signal."""
 
     def __init__(self, output_dir: Path) -> None:
         self.path = output_dir / "loss.png"
@@ -146,7 +148,7 @@ class VisualDLLog(Callback):
         try:
             visualdl = importlib.import_module("visualdl")
         except ModuleNotFoundError as error:
-            raise ValueError("report_to visualdl needs VisualDL: pip install -e '.[visualdl]'") from error
+            raise ValueError("report_to: visualdl needs VisualDL: pip install -e '.[visualdl]'") from error
         self._writer = visualdl.LogWriter(logdir=str(output_dir / "runs"))
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
 
     Args:
         train: `config.train`.
-        output_dir: existing folder of the run.
+        output_dir: folder of the run, which must exist.
 
     Raises:
         ValueError: the package of a reporter is not installed.

@@ -17,7 +17,7 @@ from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bi
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 
 SMALLEST = 4096
-"""Size from which a parameter's moments are quantized."""
+"""Minimum number of elements of a parameter whose moments are quantized."""
 
 _MOMENTS = (("moment1", True), ("moment2", False))
 """Name of each moment, and whether it is signed."""

@@ -52,7 +52,7 @@ class AdamWMini(SmallStateOptimizer):
     """Adam-mini with decoupled weight decay."""
 
     def __init__(self, groups: list[dict[str, Any]], options: OptimConfig, blocks: Mapping[str, int]) -> None:
-        """Read groups and options as the base class does; `blocks` maps Paddle's parameter names to block counts."""
+        """Store groups and options as the base class does; `blocks` maps Paddle's parameter names to block counts."""
         super().__init__(groups, options)
         self._blocks = blocks
 

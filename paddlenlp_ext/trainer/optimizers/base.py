@@ -22,7 +22,7 @@ class SmallStateOptimizer(ABC):
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: OptimConfig) -> None:
-        """Read the groups of `parameter_groups`, whose `learning_rate` is a factor of the learning rate."""
+        """Store the groups of `parameter_groups`, whose `learning_rate` is a multiplier of the run's learning rate."""
         self._members = [
             (parameter, group["learning_rate"], group["weight_decay"])
             for group in groups
@@ -59,7 +59,7 @@ class SmallStateOptimizer(ABC):
                 parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """Return the live state tensors of a parameter; they are created if no step was made yet."""
+        """Return the live state tensors of a parameter; they are created if no step has been made."""
         if parameter.name not in self._states:
             state = {"step": _counter(0)}
             if parameter.dtype != paddle.float32:
@@ -79,5 +79,5 @@ class SmallStateOptimizer(ABC):
 
 
 def _counter(steps: int) -> paddle.Tensor:
-    """Return a step count as a tensor for checkpoints; on the CPU, where reading it does not wait for a kernel."""
+    """Return a step count as a tensor for checkpoints; it is on the CPU, where reading it waits for no kernel."""
     return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())

@@ -1,4 +1,4 @@
-"""Optimizer state in host memory: it is on the GPU only during the optimizer step, when there are no activations.
+"""Optimizer state in host memory, moved to the GPU only for the optimizer step, when there are no activations.
 
 Experimental, not run on a GPU: tests/trainer/optimizers/test_offload.py checks only which tensor is moved where, and
 when.
@@ -34,7 +34,7 @@ class OffloadedOptimizer:
 
         Args:
             inner: optimizer to wrap.
-            state: returns its live state tensors; they are created if no step was made yet.
+            state: returns the live state tensors; they are created if no step has been made.
             to_device: moves a tensor to the GPU in place.
             to_host: moves a tensor to pinned host memory in place.
         """
@@ -70,7 +70,7 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
         if not parameter.place.is_gpu_place():
             raise ValueError(
                 f"offload_optim moves optimizer state from the GPU to host memory, and the model is on "
-                f"{parameter.place}, where the state is in host memory anyway; leave offload_optim out"
+                f"{parameter.place}, where the state is in host memory anyway; remove offload_optim"
             )
 
 

@@ -22,7 +22,7 @@ def test_log_lines_without_a_terminal_show_every_entry():
     state = TrainerState(total_steps=4)
     state.add(REPORT)
     assert describe(state.next_log_entry(1e-4), 4) == (
-        "step 1/4 (epoch 0.00): loss 2.5000, lr 0.0001, grad norm 1.000, 1,600 tokens/s (600 learned)"
+        "step 1/4 (epoch 0.00): loss 2.5000, lr 0.0001, grad norm 1.000, 1,600 tokens/s (600 target)"
     )
     assert seconds_left(state) == pytest.approx(1.5)
     entry = {"step": 2, "epoch": 0.5, "eval_loss": 1.0, "eval_accuracy": 0.5, "eval_runtime": 3.0, "eval_num_rows": 7}
@@ -42,7 +42,7 @@ def test_progress_bar_shows_numbers_and_passes_log_lines():
     get_logger().warning("a line beside the bar")
     bar.on_train_end(state)
     text = screen.getvalue()
-    for part in ("1/4", "loss 2.5000", "lr 1.00e-04", "1,600 tok/s (600 learned)", "a line beside the bar"):
+    for part in ("1/4", "loss 2.5000", "lr 1.00e-04", "1,600 tok/s (600 target)", "a line beside the bar"):
         assert part in text, part
     get_logger().removeHandler(handler)
     assert handler.stream is stream and stream.getvalue() == ""
