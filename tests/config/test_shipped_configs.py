@@ -152,7 +152,7 @@ def test_shipped_files_exist_for_every_family():
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
-    assert names == expected and len(SHIPPED) == len(expected) == 68
+    assert names == expected
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
     assert len(written) == len(SHIPPED), "two files share an output_dir: a run of one would resume the other"
 
