@@ -24,7 +24,7 @@ END = (3, 5, 7)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_generate_matches_transformers(case, option):
-    """All prompts form one batch here; transformers continued each alone."""
+    """Compare one batch of all prompts with transformers' continuation of each prompt separately."""
     model = CausalLM(DecoderConfig.from_dict(MODELS[case]))
     for name, parameter in model.named_parameters():
         parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
@@ -35,12 +35,12 @@ def test_generate_matches_transformers(case, option):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_greedy_in_batches_equals_plain_decoding(family):
-    """Rows of very unequal length, over and under the window of 8, some ended early by one of several tokens."""
+    """Test rows shorter and longer than the window of 8, of which some end early at one of several end tokens."""
     model, prompts = tiny_model(family), random_prompts(LENGTHS)
     free = [greedy_without_cache(model, prompt, 24) for prompt in prompts]
     end = [free[0][2], free[2][9]]
     expected = [greedy_without_cache(model, prompt, 24, end) for prompt in prompts]
-    assert len({len(tokens) for tokens in expected}) >= 3, "want rows that end at different steps"
+    assert len({len(tokens) for tokens in expected}) >= 3, "all rows end at the same step"
     assert generate(model, prompts, max_new_tokens=24, eos_token_id=end, batch_size=4) == expected
 
 
@@ -54,7 +54,7 @@ def test_generate_nan_logits_raise(strategy):
 
 
 def test_generate_dynamic_rope_uses_whole_prompt_length():
-    """Far past the trained context the first new token is that of the logits without a cache."""
+    """Compare the first new token far beyond the trained context with logits computed without a cache."""
     rope = {"rope_type": "dynamic", "factor": 8.0}
     settings = {**SIZES, "model_type": "llama", "max_position_embeddings": 16, "rope_scaling": rope}
     model, prompts = AutoModelForCausalLM.from_config(settings), random_prompts((1500, 1300, 1100))
@@ -64,7 +64,7 @@ def test_generate_dynamic_rope_uses_whole_prompt_length():
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_generate_sampling_is_independent_of_batch(batch_size):
-    """A row number and a seed give the same tokens in every batch; another seed gives others."""
+    """Check that samples depend on the row number and the seed, and not on the batch."""
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts(LENGTHS)
     options = {"max_new_tokens": 12, "decode_strategy": "sampling", "eos_token_id": list(END)}
     options |= {"top_p": 0.9, "top_k": 30, "repetition_penalty": 1.2}

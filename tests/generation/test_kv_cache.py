@@ -30,7 +30,7 @@ def assert_same_after_padding(out: paddle.Tensor, expected: paddle.Tensor, first
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_kv_cache_attend_equals_attention_over_all_keys(window, monkeypatch):
-    """Chunks and single steps over several blocks of capacity, two layers that must not mix."""
+    """Test chunks and single steps across several blocks of capacity, with two layers."""
     monkeypatch.setattr(kv_cache, "BLOCK", 4)
     cache, told = KVCache(STARTS), {0: ([], []), 1: ([], [])}
     for step, length in enumerate((6, 3, 1, 1, 1, 4, 1)):

@@ -1,4 +1,4 @@
-"""Test a key-value cache with a prefix that every row sees, whatever its padding."""
+"""Test a key-value cache with a prefix that all rows attend to, whatever their padding."""
 
 from __future__ import annotations
 

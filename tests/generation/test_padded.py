@@ -1,4 +1,4 @@
-"""`model.generate` over a padded batch of ids, as users of transformers call it."""
+"""Test `model.generate` on a padded batch of ids, as in transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPTS = random_prompts([5, 2, 7])
 
 
 def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
-    """The prompts filled up with zeros, and their mask."""
+    """Return the prompts padded with zeros, and their mask."""
     ids, mask = np.zeros((3, 7), np.int64), np.zeros((3, 7), np.int64)
     for row, prompt in enumerate(PROMPTS):
         start = 0 if side == "right" else 7 - len(prompt)
@@ -22,7 +22,7 @@ def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("as_tensor", [paddle.to_tensor, np.asarray])
-def test_generate_padded_batch_continues_each_row_as_its_prompt_alone(side: str, as_tensor):
+def test_generate_padded_batch_matches_single_prompts(side: str, as_tensor):
     model = tiny_model("llama_grouped_heads")
     wanted = model.generate(PROMPTS, max_new_tokens=4)
     ids, mask = padded(side)
@@ -45,7 +45,7 @@ def test_generate_pads_rows_that_end_early():
     np.testing.assert_array_equal(result, [row + [77] * (width - len(row)) for row in ended])
 
 
-def test_generate_do_sample_draws_as_the_sampling_strategy_does():
+def test_generate_do_sample_equals_the_sampling_strategy():
     model = tiny_model("llama_grouped_heads")
     options = {"max_new_tokens": 6, "seed": 3, "temperature": 2.0}
     drawn = model.generate(PROMPTS, decode_strategy="sampling", **options)
@@ -53,7 +53,7 @@ def test_generate_do_sample_draws_as_the_sampling_strategy_does():
     assert model.generate(PROMPTS, do_sample=False, **options) == model.generate(PROMPTS, max_new_tokens=6) != drawn
 
 
-def test_generate_refuses_arguments_that_exclude_each_other():
+def test_generate_with_conflicting_arguments_raises():
     model, ids = tiny_model("llama_grouped_heads"), paddle.to_tensor([[1, 2, 3]])
     for arguments, message in (
         ({}, "either prompts or input_ids"),

@@ -46,7 +46,7 @@ def test_filters_neutral_values_change_nothing():
 
 @pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.9999])
 def test_keep_top_p_large_vocabulary_is_sorted_prefix(top_p):
-    """One row is flat, with a nucleus of most of the vocabulary; the other is peaked."""
+    """Test a flat row, whose nucleus is most of the vocabulary, and a peaked one."""
     noise = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
     logits = noise * np.array([[0.1], [4.0]], dtype=np.float32)
     kept = np.isfinite(sampling.keep_top_p(logits, top_p))
@@ -84,7 +84,7 @@ def test_row_sampler_is_independent_of_batch():
 
 
 def test_row_sampler_nan_row_raises():
-    """NaN logits of a diverged model raise with any filters."""
+    """Test NaN logits, as of a diverged model, with all filters."""
     logits = np.full((1, 9), np.nan, np.float32)
     with pytest.raises(ValueError, match="all logits of a row are NaN; the model's weights are damaged"):
         sampling.RowSampler(seed=0).draw(sampling.keep_top_p(sampling.keep_top_k(logits, 3), 0.7), [0])

@@ -1,4 +1,4 @@
-"""The merge commands beside merge_lora_params.py: any method, and adapters whose layers share tensors."""
+"""Merge commands merge_peft_params.py and merge_vera_params.py: every method, and VeRA's shared projections."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_merge_command_user_error_is_one_line(name: str, base: Path, tmp_path: P
 
 
 def test_merge_peft_params_vera_uses_the_stored_projections(base: Path, tmp_path: Path):
-    """A file whose pair is not the one that its key gives: the numbers in the file count."""
+    """Merge stored projections that differ from those of the key: the stored ones are used."""
     model = save_adapter(tmp_path / "adapter", base, VeRAConfig(rank=9))
     state = model.adapter_state()
     for name in VeRAConfig.own_keys:

@@ -1,4 +1,4 @@
-"""llm/merge_lokr_params.py: a LoKr folder of PaddleNLP, whose config says a scale of 0, merges as it was trained."""
+"""Merge command merge_lokr_params.py on LoKr folders of PaddleNLP, whose config stores a scale of 0."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_merge_lokr_params_paddlenlp_folder_equals_trained_model(
     tensors = {name.replace("model.", "qwen2.", 1): tensor.numpy() for name, tensor in model.adapter_state().items()}
     write_safetensors(adapter / "lokr.safetensors", tensors)
     fields = {"lokr_dim": 2, "lokr_alpha": 0.0, "scaling": 0.0, "target_modules": [".*q_proj.*", ".*up_proj.*"]}
-    # The command line's base counts, not the one that the config names.
+    # The base on the command line takes precedence over the one in the config.
     (adapter / "lokr_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": "elsewhere"}))
     arguments = [
         "--lokr_path",

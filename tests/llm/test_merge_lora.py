@@ -1,4 +1,4 @@
-"""llm/merge_lora_params.py: what it writes, what it checks, and how it refuses."""
+"""Merge command merge_lora_params.py: merged files, checks before writing, and errors."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_merge_lora_params_writes_merged_weights_and_copies_other_files(
     for name in before:
         module = name.removesuffix(".weight")
         a, b = tensors.get(f"{module}.lora_A.weight"), tensors.get(f"{module}.lora_B.weight")
-        wanted = before[name] if a is None else before[name] + 4 / 3**0.5 * b @ a
-        np.testing.assert_allclose(after[name], wanted, rtol=0, atol=0 if a is None else 1e-6)
+        expected = before[name] if a is None else before[name] + 4 / 3**0.5 * b @ a
+        np.testing.assert_allclose(after[name], expected, rtol=0, atol=0 if a is None else 1e-6)
     assert json.loads((out / "config.json").read_text()) == CONFIG
 
 
@@ -156,8 +156,8 @@ def test_merge_lora_params_dtype_converts_weights_and_config(
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["torch_dtype"] == dtype
 
 
-def refused(script: ModuleType, capsys: pytest.CaptureFixture, output: Path, *arguments: object) -> str:
-    """The one line that a refusal prints; nothing is left at the output."""
+def error_of(script: ModuleType, capsys: pytest.CaptureFixture, output: Path, *arguments: object) -> str:
+    """Return the error of a command that fails; check that it has no traceback and leaves no output."""
     before = sorted(output.parent.iterdir())
     assert run(script, "--output_path", output, *arguments) == 2
     assert sorted(output.parent.iterdir()) == before
@@ -170,7 +170,7 @@ def test_merge_lora_params_adapter_without_effect_is_an_error(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter = save_adapter(tmp_path / "adapter", size=0.0, base=base)
-    assert "this adapter changes nothing" in refused(script, capsys, tmp_path / "merged", "--lora_path", adapter)
+    assert "this adapter changes nothing" in error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -184,7 +184,7 @@ def test_merge_lora_params_wrong_merged_weights_are_an_error(
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
     monkeypatch.setattr(files, "merged_weight", lambda layer: layer.base.weight)
-    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
+    error = error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
     assert "the merged files and the model merged in memory differ by" in error
     assert "Nothing is written" in error
 
@@ -193,9 +193,9 @@ def test_merge_lora_params_wrong_delta_weight_is_an_error(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
-    right = LoRALinear.delta_weight
-    monkeypatch.setattr(LoRALinear, "delta_weight", lambda layer: 1.01 * right(layer))
-    error = refused(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", "bfloat16")
+    original = LoRALinear.delta_weight
+    monkeypatch.setattr(LoRALinear, "delta_weight", lambda layer: 1.01 * original(layer))
+    error = error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", "bfloat16")
     assert "the model merged in memory and base and adapter differ by" in error
 
 
@@ -217,10 +217,10 @@ def test_merge_lora_params_overwrites_only_a_model_folder(
     out = tmp_path / "merged"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "exists already" in refused(script, capsys, out, "--lora_path", adapter)
-    assert "holds no model" in refused(script, capsys, out, "--lora_path", adapter, "--overwrite")
-    assert "would replace" in refused(script, capsys, base, "--lora_path", adapter, "--overwrite")
-    assert "would replace" in refused(script, capsys, tmp_path, "--lora_path", adapter, "--overwrite")
+    assert "exists already" in error_of(script, capsys, out, "--lora_path", adapter)
+    assert "holds no model" in error_of(script, capsys, out, "--lora_path", adapter, "--overwrite")
+    assert "would replace" in error_of(script, capsys, base, "--lora_path", adapter, "--overwrite")
+    assert "would replace" in error_of(script, capsys, tmp_path, "--lora_path", adapter, "--overwrite")
     (out / "config.json").write_text("{}")
     assert run(script, "--lora_path", adapter, "--output_path", out, "--overwrite") == 0
     assert not (out / "notes.txt").exists()
@@ -234,28 +234,28 @@ def test_merge_lora_params_user_error_is_one_line(
         script, capsys, out, "--lora_path", adapter
     )
     named = ("--model_name_or_path", base, "--lora_path")
-    assert "no adapter here" in refused(script, capsys, out, *named, base)
+    assert "no adapter here" in error_of(script, capsys, out, *named, base)
     assert "pickled weights are not written" in refused(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
-    assert "device 'tpu' is not here" in refused(script, capsys, out, *named, adapter, "--device", "tpu")
+    assert "device 'tpu' is not here" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
     assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in refused(
         script, capsys, out, *named, adapter, "--lora_pth", "x"
     )
     tensors = weights_of_adapter(adapter)
     tensors = {name.replace("layers.1.", "layers.7."): value for name, value in tensors.items()}
-    save_named(adapter, tensors)
-    assert "has no layer for model.layers.7." in refused(script, capsys, out, *named, adapter)
+    write_tensors(adapter, tensors)
+    assert "has no layer for model.layers.7." in error_of(script, capsys, out, *named, adapter)
 
 
-def save_named(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+def write_tensors(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     from paddlenlp_ext.peft.save_and_load import write_adapter
 
     write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
 
 
 def test_write_merged_weights_reads_no_tensor_in_advance(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No tensor is read before its turn to be written."""
+    """Check that a tensor is read only when it is written."""
     adapter = save_adapter(tmp_path / "adapter", base=base)
     source = open_weights(base)
     stored = files.read_adapter(adapter)

@@ -1,4 +1,4 @@
-"""Adapters trained over a quantized base: what they are merged into, and what the predictor puts them over."""
+"""Adapters trained over a quantized base: merging, prediction, and loading over another base."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 
 
 def trained(base: Path, folder: Path, method: str = "lora", options: QuantizationConfig = NF4) -> np.ndarray:
-    """Save an adapter that moved over the quantized base; returns the logits of both together."""
+    """Save an adapter of the quantized base with random changes; return the logits of base and adapter."""
     switch, settings = METHODS[method]
     config = PEFT_METHODS.get(switch)(**settings)
     quantized = read_model_config(base).get("quantization_config") is not None
@@ -89,12 +89,12 @@ def trained(base: Path, folder: Path, method: str = "lora", options: Quantizatio
 def test_merge_peft_params_over_quantized_base_equals_trained_model(
     base: Path, tmp_path: Path, method: str, options: QuantizationConfig
 ):
-    wanted = trained(base, tmp_path / "adapter", method, options)
+    expected = trained(base, tmp_path / "adapter", method, options)
     assert read_adapter(tmp_path / "adapter").quantization == options
     assert run("merge_peft_params.py", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged") == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.quantization is None and "quantization_config" not in read_model_config(tmp_path / "merged")
-    np.testing.assert_allclose(logits(merged), wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits(merged), expected, rtol=0, atol=1e-5)
     card = (tmp_path / "merged" / "README.md").read_text()
     assert "merged into: the dequantized weights that it was trained against" in card and options.describe() in card
 
@@ -113,14 +113,14 @@ def test_merge_peft_params_layers_without_adapter_are_dequantized(base: Path, tm
 def test_merge_peft_params_into_original_weights_reports_the_difference(
     base: Path, tmp_path: Path, method: str, capsys: pytest.CaptureFixture
 ):
-    wanted = trained(base, tmp_path / "adapter", method)
+    expected = trained(base, tmp_path / "adapter", method)
     arguments = ("--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged", "--merge_base", "original")
     assert run("merge_peft_params.py", *arguments) == 0
     plain = AutoModelForCausalLM.from_pretrained(base)
     over_original = PeftModel.from_files(plain, read_adapter(tmp_path / "adapter"))
     merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     np.testing.assert_allclose(merged, logits(over_original), rtol=0, atol=1e-5)
-    assert np.abs(merged - wanted).max() > 0.05
+    assert np.abs(merged - expected).max() > 0.05
     printed, card = capsys.readouterr().out, (tmp_path / "merged" / "README.md").read_text()
     assert "merged into the original weights" in printed and "merged into: the original weights" in card
     measured = float(printed.rpartition("differ by ")[2].rstrip(".\n"))
@@ -134,11 +134,11 @@ def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
     AutoModelForCausalLM.from_pretrained(base, quantization_config=NF4).save_pretrained(stored)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (stored / name).write_text("{}")
-    wanted = trained(stored, tmp_path / "adapter")
+    expected = trained(stored, tmp_path / "adapter")
     merge = ("--lora_path", tmp_path / "adapter", "--output_path", tmp_path / "merged")
     assert run("merge_lora_params.py", *merge) == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    np.testing.assert_allclose(logits(merged), wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits(merged), expected, rtol=0, atol=1e-5)
     merge = ("--lora_path", tmp_path / "adapter", "--output_path", tmp_path / "other", "--merge_base", "original")
     assert run("merge_lora_params.py", *merge) == 2
     assert "is stored quantized: give the original model" in capsys.readouterr().err
@@ -156,12 +156,12 @@ def test_load_model_quantizes_the_base_as_in_training(
     base: Path, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
-    wanted = trained(base, tmp_path / "adapter", method)
+    expected = trained(base, tmp_path / "adapter", method)
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
     model = load_model(arguments, str(base), str(tmp_path / "adapter"))
     assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
-    assert np.array_equal(logits(model), wanted)
+    assert np.array_equal(logits(model), expected)
     assert "quantized: 14 layers" in caplog.text
     assert [len(answer) for answer in model.generate([[1, 2, 3], [4]], max_new_tokens=4, eos_token_id=[])] == [4, 4]
 
@@ -172,8 +172,8 @@ def test_load_weights_over_another_quantization_raises_or_warns(
     trained(base, tmp_path / "adapter")
     config = PEFT_METHODS.get("lora")(rank=3)
     other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    words = "over weights in nf4, blocks of 64, .*full precision: set weight_quantize_algo and its keys as they were"
-    with pytest.raises(ValueError, match=words):
+    error = "over weights in nf4, blocks of 64, .*full precision: set weight_quantize_algo and its keys as they were"
+    with pytest.raises(ValueError, match=error):
         other.load_weights(tmp_path / "adapter")
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     warning = "and is loaded over weights in full precision; results will differ"

@@ -1,4 +1,4 @@
-"""Test predictor.py from its command line to its files, with a tiny model and a byte tokenizer."""
+"""Test predictor.py from command line to output files, with a tiny model and a byte tokenizer."""
 
 from __future__ import annotations
 

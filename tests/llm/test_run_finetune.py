@@ -1,4 +1,4 @@
-"""llm/run_finetune.py as a user runs it: exit codes, output and files."""
+"""Command run_finetune.py as users run it: exit codes, output and files."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_save_pretrained_reloads_bit_for_bit(tmp_path: Path, tied: bool, model_t
     "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "a", "torch_dtype": "b"}]
 )
 def test_save_pretrained_writes_dtype_once_under_config_key(tmp_path: Path, given: dict[str, str]):
-    """If both keys existed, transformers would prefer `dtype` and round the trained weights."""
+    """Check that one key exists: with both, transformers would prefer `dtype` and round the trained weights."""
     make_model(**given).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     key = "dtype" if "dtype" in given else "torch_dtype"

@@ -111,7 +111,7 @@ def test_recompute_leaves_gradients_unchanged(freeze_embedding):
     "changes", [{}, WINDOWED, {"model_type": "qwen3", "head_dim": 12}], ids=["llama", "window", "qwen3"]
 )
 def test_cache_decoding_matches_full_forward(changes):
-    """Rows of 20 and 13 tokens, the second padded on the left; prefill of 15, then 2 positions, then one at a time."""
+    """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""
     model, ids = make_model(**changes), random_ids(2, 20)
     padding = 7
     whole = model(ids[:1]).numpy()[0], model(ids[1:, padding:]).numpy()[0]
@@ -130,7 +130,7 @@ def test_tied_head_uses_embedding_weight():
     loss_sum(model, random_ids(1, 8), random_ids(1, 8, seed=1)).backward()
     used = set(random_ids(1, 8).numpy().ravel().tolist())
     unused = [row for row in range(TINY["vocab_size"]) if row not in used]
-    assert np.abs(model.head_weight().grad.numpy()[unused]).max() > 0, "the head's part of the gradient"
+    assert np.abs(model.head_weight().grad.numpy()[unused]).max() > 0, "the lm_head's part of the gradient is missing"
 
 
 def test_use_attention_selects_backend():
@@ -154,7 +154,7 @@ def test_generate_passes_options_on():
 
 
 def test_single_trainable_weight_gets_gradient():
-    """All other weights are frozen: the gradient is unchanged, and no other weight gets one."""
+    """Train one weight with all others frozen: its gradient is unchanged, and no other weight has one."""
     ids, labels = random_ids(1, 20), random_ids(1, 20, seed=1)
     model = make_model()
     loss_sum(model, ids, labels, [[8, 12]]).backward()

@@ -73,7 +73,9 @@ def test_quantized_model_save_and_reload_is_exact(folder: Path, tmp_path: Path, 
             assert mine is None or np.array_equal(mine.numpy(), its.numpy()), f"{name}.{part}"
     assert np.array_equal(logits(again), logits(model))
     by = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"]
-    assert by == ("bitsandbytes" if options == FORMATS[0] else "paddlenlp_ext"), "that has no such formats or blocks"
+    assert by == ("bitsandbytes" if options == FORMATS[0] else "paddlenlp_ext"), (
+        "bitsandbytes has no such formats or blocks"
+    )
 
 
 @pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
@@ -182,8 +184,8 @@ def test_load_bitsandbytes_folder_matches_reference(name: str):
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=2e-5)
 
 
-def test_save_writes_tensors_of_bitsandbytes(tmp_path: Path):
-    """A folder of transformers, loaded and saved again, has bit-identical tensors."""
+def test_save_pretrained_writes_tensors_of_bitsandbytes(tmp_path: Path):
+    """Load a folder of transformers and save it again: the tensors are bitwise equal."""
     path = DATA / "quantized_model" / "nf4_double"
     AutoModelForCausalLM.from_pretrained(path).save_pretrained(tmp_path)
     theirs, ours = open_weights(path), open_weights(tmp_path)
@@ -197,7 +199,7 @@ def test_save_writes_tensors_of_bitsandbytes(tmp_path: Path):
     fields, wanted = (
         json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (tmp_path, path)
     )
-    assert wanted["llm_int8_skip_modules"] is None  # which means the head alone
+    assert wanted["llm_int8_skip_modules"] is None  # excludes the lm_head only
     wanted["llm_int8_skip_modules"] = ["lm_head"]
     assert {key: value for key, value in fields.items() if wanted.get(key, value) != value} == {}
 
@@ -226,7 +228,7 @@ print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameter
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's mark of peak memory is Linux's")
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
 def test_load_quantized_peak_memory_is_model_plus_few_tensors(folder: Path, tmp_path: Path, algo: str):
-    """A model of 134 MB in fp32: its full-precision weights are never all in memory."""
+    """Load a model of 134 MB in fp32, whose full-precision weights must never all be in memory."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
     config = {**CONFIG, **sizes, "num_hidden_layers": 8}
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

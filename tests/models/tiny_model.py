@@ -1,4 +1,4 @@
-"""A tiny random model for tests of the models."""
+"""Tiny random model of the decoder tests."""
 
 from __future__ import annotations
 

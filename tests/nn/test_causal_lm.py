@@ -1,4 +1,4 @@
-"""`model(input_ids, attention_mask, labels)` of plain and adapted models."""
+"""Forward pass `model(input_ids, attention_mask, labels)` of plain and adapted models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_with(kind: str) -> Any:
 
 
 def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows filled up to 9 positions, and their mask."""
+    """Return the rows padded to 9 positions, and their mask."""
     ids, mask = np.full((len(ROWS), 9), 60), np.zeros((len(ROWS), 9), np.int64)
     for number, row in enumerate(ROWS):
         start = {"left": 9 - len(row), "right": 0, "both": 1}[side]
@@ -45,8 +45,8 @@ def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
-def mean_cross_entropy(logits_SV: np.ndarray, labels_S: np.ndarray) -> tuple[float, int]:
-    """Sum over the shifted labels that are not -100, and their number."""
+def sum_cross_entropy(logits_SV: np.ndarray, labels_S: np.ndarray) -> tuple[float, int]:
+    """Return the sum of losses over the shifted labels that are not -100, and their number."""
     logits, targets = logits_SV[:-1].astype(np.float64), labels_S[1:]
     log_sums = np.log(np.exp(logits).sum(axis=-1))
     losses = [log_sums[i] - logits[i, target] for i, target in enumerate(targets) if target != -100]
@@ -62,6 +62,8 @@ def test_forward_padded_rows_match_single_rows(kind: str, side: str):
     logits = model(paddle.to_tensor(ids), paddle.to_tensor(mask)).numpy()
     for number, row in enumerate(ROWS):
         alone = model(paddle.to_tensor([row])).numpy()[0]
+
+
         np.testing.assert_allclose(logits[number][mask[number] == 1], alone, rtol=0, atol=1e-5)
 
 
@@ -78,12 +80,12 @@ def test_forward_labels_give_mean_loss_of_shifted_target_tokens(kind: str, side:
     model = model_with(kind)
     ids, mask = padded(side)
     labels = np.where(mask == 1, ids, -100)
-    labels[0, np.flatnonzero(mask[0])[:3]] = -100  # a prompt
+    labels[0, np.flatnonzero(mask[0])[:3]] = -100  # prompt tokens
     output = model(paddle.to_tensor(ids), attention_mask=paddle.to_tensor(mask), labels=paddle.to_tensor(labels))
     sums = []
     for number, row in enumerate(ROWS):
         alone = model(paddle.to_tensor([row])).numpy()[0]
-        sums.append(mean_cross_entropy(alone, labels[number][mask[number] == 1]))
+        sums.append(sum_cross_entropy(alone, labels[number][mask[number] == 1]))
     wanted = sum(loss for loss, _ in sums) / sum(count for _, count in sums)
     assert float(output.loss) == pytest.approx(wanted, abs=1e-5)
     assert output.loss.shape == [] and output.logits.shape == [3, 9, 61]
@@ -104,7 +106,7 @@ def test_forward_labels_do_not_cross_documents():
     together = model(ids, labels=ids, document_lengths=[[7, 5]])
     sums = []
     for row in (ROWS[0], ROWS[2]):
-        sums.append(mean_cross_entropy(model(paddle.to_tensor([row])).numpy()[0], np.array(row)))
+        sums.append(sum_cross_entropy(model(paddle.to_tensor([row])).numpy()[0], np.array(row)))
     assert float(together) == pytest.approx(sum(loss for loss, _ in sums) / sum(count for _, count in sums), abs=1e-5)
 
 
@@ -128,7 +130,7 @@ def test_forward_output_unpacks_indexes_and_acts_as_the_loss():
 
 
 def test_forward_reft_takes_prompt_lengths_from_labels():
-    """The answer's own positions stay as they are: a prompt of three tokens, of which the first and last change."""
+    """Compare labels of a three-token prompt with its explicit length; ReFT changes its first and last position."""
     model, ids = model_with("reft"), paddle.to_tensor([ROWS[0]])
     labels = paddle.to_tensor([[-100, -100, -100, *ROWS[0][3:]]])
     by_labels = model(ids, labels=labels)

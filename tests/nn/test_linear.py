@@ -25,7 +25,7 @@ def test_linear_multiplies_by_transposed_weight():
 
 
 def test_linear_wider_bias_keeps_output_dtype():
-    """Autocast combines a half-precision product with an fp32 bias; here fp32 with fp64."""
+    """Add an fp64 bias to an fp32 product, as autocast adds an fp32 bias to a half-precision product."""
     layer, x = make(bias=True), paddle.to_tensor(normal(7, 4, 5))
     whole = layer(x)
     layer.bias = paddle.create_parameter([3], "float64", default_initializer=nn.initializer.Assign(layer.bias.numpy()))
@@ -37,7 +37,7 @@ def test_linear_wider_bias_keeps_output_dtype():
 
 
 def test_linear_frozen_weight_is_skipped_in_backward():
-    """The matmul's node has no edge to the weight, so only the input's gradient is computed."""
+    """Check that the matmul's autograd node has no edge to the weight: only the input's gradient is computed."""
     layer = make(bias=False)
     x = paddle.to_tensor(normal(7, 4, 5), stop_gradient=False)
     for frozen in (True, False):

@@ -1,4 +1,4 @@
-"""Test recompute plans: same losses and gradients, dropout included, fewer saved activations."""
+"""Test recompute plans: unchanged losses and gradients, also with dropout, and fewer saved activations."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_recompute_gives_same_loss_and_gradients(plain, name):
     assert loss == want_loss
     assert gradients.keys() == want.keys() and want
     for key, gradient in want.items():
-        # What is kept has a graph of its own: sums of three gradients may be made in another order.
+        # A saved region has a graph of its own: three gradients may be summed in another order.
         np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
 
 
 def test_saved_regions_are_not_recomputed():
-    """Count how often each projection runs in a pass: twice if recomputed, once if its result is saved."""
+    """Count calls of each projection in a training step: two if recomputed, one if its result is saved."""
 
     def calls(plan: RecomputePlan) -> dict[str, int]:
         model, counts = make_model("none"), {}
@@ -92,14 +92,16 @@ def test_saved_regions_are_not_recomputed():
     assert {name for name, n in calls(RecomputePlan(saved_regions={"mlp_row_ln": 2})).items() if n == 1} == {
         "mlp.down_proj"
     }
-    assert set(calls(RecomputePlan(saved_regions={"mlp_row_ln": 1})).values()) == {2}, "layer 1 is not the first"
+    assert set(calls(RecomputePlan(saved_regions={"mlp_row_ln": 1})).values()) == {2}, (
+        "calls of layer 1; only layer 0 is saved"
+    )
     assert set(calls(RecomputePlan(excluded_layers=frozenset({1}))).values()) == {1}
 
 
 def test_recompute_saves_fewer_activations():
     """Count the activations that Paddle's autograd saves for the backward pass."""
 
-    def kept(plan: RecomputePlan | None) -> int:
+    def num_saved(plan: RecomputePlan | None) -> int:
         model, sizes = make_model("none"), {}
         own = {id(parameter) for parameter in model.parameters()}
         if plan is not None:
@@ -115,9 +117,9 @@ def test_recompute_saves_fewer_activations():
         assert hidden.shape == [1, 40, 32]
         return sum(sizes.values())
 
-    everything, halves, layers = kept(None), kept(RecomputePlan("full_attn")), kept(RecomputePlan())
+    everything, halves, layers = num_saved(None), num_saved(RecomputePlan("full_attn")), num_saved(RecomputePlan())
     assert layers < halves < everything
-    assert layers < kept(RecomputePlan(excluded_layers=frozenset({0}))) < everything
+    assert layers < num_saved(RecomputePlan(excluded_layers=frozenset({0}))) < everything
 
 
 def test_check_layers_unknown_layers_are_named():

@@ -50,7 +50,7 @@ def test_adamw_8bit_cpp_stores_the_codes_of_the_reference(shape, threads, scale,
     for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     for one, other in zip(moments[::2], expected_moments[::2], strict=True):
-        # Paddle's quotients may differ in the last bit, which decides a number in the middle of two levels.
+        # Paddle's quotients may differ in the last bit, which determines the code of a midpoint between two levels.
         differs = np.abs(one.astype(int) - other.astype(int))
         assert differs.max() <= 1 and (differs > 0).mean() < 1e-4
 

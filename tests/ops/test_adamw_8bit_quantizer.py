@@ -31,7 +31,7 @@ def test_nearest_returns_codes_of_nearest_levels(signed: bool):
     distances = np.abs(values.astype(np.float64)[:, None] - levels.astype(np.float64))
     codes = dynamic_8bit(signed).nearest(paddle.to_tensor(values)).numpy()
     chosen = distances[np.arange(len(values)), codes]
-    half_ulp = 2.0**-24 * np.abs(values)  # the middle between two levels is itself rounded to fp32
+    half_ulp = 2.0**-24 * np.abs(values)  # the midpoint of two levels is rounded to fp32
     assert (chosen <= distances.min(axis=1) + 2 * half_ulp).all()
 
 
@@ -48,6 +48,6 @@ def test_nearest_with_paddles_gather_gives_same_codes(monkeypatch):
     values, scales = paddle.rand([3, 256]) * 2 - 1, paddle.rand([3, 1])
     codes = dynamic_8bit(True).nearest(values)
     numbers = dynamic_8bit(True).dequantize(codes, scales)
-    monkeypatch.setattr(_Table, "look_up", _Table.gather)  # what a GPU runs
+    monkeypatch.setattr(_Table, "look_up", _Table.gather)  # the implementation on GPUs
     assert np.array_equal(Dynamic8Bit(True).nearest(values).numpy(), codes.numpy())
     assert np.array_equal(Dynamic8Bit(True).dequantize(codes, scales).numpy(), numbers.numpy())

@@ -12,7 +12,7 @@ from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
 CPP = pytest.param(linear_cpp, marks=needs_cpp)
-# (leading axes of x, in, out): no row, one, a few, the change from few rows to many, primes, whole vectors.
+# (leading axes of x, in, out): zero, one and few rows, the switch from few rows to many, primes, full vectors.
 SHAPES = [
     ((0,), 17, 5),
     ((1,), 1, 1),
@@ -22,7 +22,7 @@ SHAPES = [
     ((7, 13), 101, 67),
     ((1, 1, 15), 130, 9),
 ]
-HALF = 2.0**-8  # rounding to bfloat16 changes a value by this share at most
+HALF = 2.0**-8  # largest relative change by rounding to bfloat16
 
 
 def expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ def test_linear_matches_the_formula(implementation, leading, in_, out):
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, in_, out, threads, cpp_threads):
-    """Sums are in float32, so whole numbers that bfloat16 represents give exact results."""
+    """Check that sums are in float32: integers that bfloat16 represents give exact results."""
     cpp_threads(threads)
     x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
     wanted = expected(x, weight, bias, gradient)
@@ -67,7 +67,7 @@ def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, i
 @needs_cpp
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
-    """Full fine-tuning in bf16: the weight stays float32, and the inputs of all three matmuls are rounded."""
+    """Test full fine-tuning in bf16: the weight is float32, and the inputs of all three matmuls are rounded."""
     x, weight, bias, gradient = numbers(leading, in_, out)
 
     def rounded(*tensors):
@@ -83,7 +83,7 @@ def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
     np.testing.assert_allclose(actual[3], wanted[3], atol=2e-5)
     if np.prod(leading) > 8:
         assert abs(actual[0] - wanted[0]).max() > 1e-4, "nothing was rounded"
-    assert not bf16.uses_bf16(paddle.to_tensor(weight)), "the context is left"
+    assert not bf16.uses_bf16(paddle.to_tensor(weight)), "bf16_matmuls is still active"
 
 
 @pytest.mark.parametrize("implementation", [CPP, linear_reference])
@@ -97,7 +97,7 @@ def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, 
 
 @needs_cpp
 def test_linear_cpp_is_independent_of_default_dtype():
-    """The library writes float32, so its outputs must be allocated as float32."""
+    """Check that outputs are allocated as float32, which the library writes, whatever the default dtype."""
     x, weight, bias, gradient = numbers((9,), 17, 5)
     paddle.set_default_dtype("bfloat16")
     try:
@@ -155,7 +155,7 @@ def test_linear_cpp_without_bf16_matmuls_casts_bf16_weight_to_float32(monkeypatc
 
 @needs_cpp
 def test_cached_bf16_of_parameter_is_not_cached():
-    """A change by set_value or AdamW does not increase a parameter's `inplace_version`."""
+    """Check parameters, whose `inplace_version` is not increased by set_value or AdamW."""
     x = paddle.create_parameter([20, 12], "float32")
     weight = paddle.to_tensor(normal(2, 5, 12)).astype("bfloat16")
     before = linear_cpp(x, weight)

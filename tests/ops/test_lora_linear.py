@@ -60,7 +60,7 @@ def test_lora_linear_matches_the_formula(implementation, leading, in_, out, rank
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, threads, stored, cpp_threads):
-    """The base is stored in bfloat16, or in float32 under `bf16_matmuls`."""
+    """Test a base stored in bfloat16, and one in float32 under `bf16_matmuls`."""
     cpp_threads(threads)
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     run = on_frozen_base(lora_linear, weight, bias, stored)

@@ -84,7 +84,7 @@ def test_add_rms_norm_matches_the_formula(implementation, shape, frozen):
         paddle.to_tensor(array, stop_gradient=index == frozen) for index, array in enumerate((x, addend, weight))
     ]
     total, normed = implementation(*tensors, EPSILON)
-    # The sum is read twice, so that Paddle adds to its gradient in place.
+    # The sum is used twice, so Paddle accumulates its gradient in place.
     loss = (normed * paddle.to_tensor(gradient)).sum() + (total * paddle.to_tensor(total_gradient)).sum()
     (loss + (tensors[0] * 2.0).sum()).backward()
 

@@ -1,4 +1,4 @@
-"""Recompute functions: the product in a feed-forward layer is recomputed in the backward pass instead of saved."""
+"""Recompute functions: the product in a feed-forward layer is recomputed in the backward pass, not saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greedy continuations of the golden file: which tiny models, which options, which prompts; NumPy alone."""
+"""Greedy continuations of the golden file: tiny models, options and prompts, in NumPy only."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ OPTIONS: dict[str, dict[str, float]] = {"greedy": {}, "penalty": {"repetition_pe
 
 
 def make_prompts(case: str) -> list[list[int]]:
-    """Token ids of unequal lengths."""
+    """Return prompts of unequal lengths, as token ids."""
     generator = np.random.default_rng(zlib.crc32(f"{case}/prompts".encode()))
     return [generator.integers(0, VOCAB, length).tolist() for length in PROMPT_LENGTHS]

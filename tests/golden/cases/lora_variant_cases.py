@@ -1,4 +1,4 @@
-"""The golden adapters of DoRA and PiSSA, over the tiny models of `model_cases`; data alone, for both sides."""
+"""DoRA and PiSSA adapters of the golden files, on the tiny models of `model_cases`; plain data for both libraries."""
 
 from __future__ import annotations
 

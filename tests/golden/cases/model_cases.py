@@ -1,4 +1,4 @@
-"""The tiny models of the golden files: configurations, weights and inputs, made alike on both sides from NumPy alone.
+"""Tiny models of the golden files: configurations, weights and inputs, made in NumPy for both libraries.
 
 `make_model_golden.py` feeds them to transformers; tests/models/test_decoder_golden.py to this package.
 """
@@ -95,14 +95,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The fp32 values of a parameter: matrices and biases around 0, norm weights around 1."""
+    """Return the fp32 values of a parameter: matrices and biases around 0, norm weights around 1."""
     generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
     noise = generator.standard_normal(shape).astype(np.float32)
     return 1 + 0.2 * noise if "norm" in name else 0.15 * noise
 
 
 def make_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and labels [BATCH, LENGTH]; a label is what its own position predicts, -100 where nothing is."""
+    """Return token ids and labels [BATCH, LENGTH]; a label is the target of its own position, or -100."""
     generator = np.random.default_rng(zlib.crc32(case.encode()))
     input_ids = generator.integers(0, VOCAB, (BATCH, LENGTH))
     labels = generator.integers(0, VOCAB, (BATCH, LENGTH))

@@ -1,4 +1,4 @@
-"""The prefixes and prompts of the golden files, over the tiny models of `model_cases`; data alone, for both sides."""
+"""Prefixes and prompts of the golden files, on the tiny models of `model_cases`; plain data for both libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that the golden files of quantization hold the codes of; NumPy alone, for both sides."""
+"""Weights that the golden files of quantization encode, in NumPy only, imported by both libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def weight_of(case: str) -> np.ndarray:
-    """float32 [out, in]: rows of very different size, the second one zero, and blocks with a single large value."""
+    """Return a float32 weight [out, in]: rows of very different scale, a row of zeros, blocks with one large value."""
     rows, columns = CASES[case]["shape"]
     generator = np.random.default_rng([7, rows, columns])
     weight = generator.standard_normal((rows, columns)) * 10.0 ** generator.uniform(-3, 1, (rows, 1))
@@ -30,5 +30,5 @@ LOFTQ_STEPS = (1, 3)
 
 
 def loftq_weight() -> np.ndarray:
-    """float32 [24, 64]."""
+    """Return the weight of the LoftQ tests, float32 [24, 64]."""
     return np.random.default_rng(11).standard_normal((24, 64)).astype(np.float32)

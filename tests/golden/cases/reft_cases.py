@@ -1,7 +1,7 @@
-"""The interventions of the golden files, over the tiny models of `model_cases`; data alone, for both sides.
+"""ReFT interventions of the golden files, on the tiny models of `model_cases`; plain data for both libraries.
 
-Prompts are at least twice as long as what is changed at either end: shorter ones are treated differently by pyreft,
-which changes at most half of a prompt at each end.
+Prompts are at least twice as long as the number of positions changed at either end: pyreft changes at most half of a
+prompt at each end, so shorter prompts are treated differently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The VeRA adapters of the golden files, over the tiny models of `model_cases`; data alone, for both sides."""
+"""VeRA adapters of the golden files, on the tiny models of `model_cases`; plain data, imported by both libraries."""
 
 from __future__ import annotations
 

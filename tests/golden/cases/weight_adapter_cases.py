@@ -1,4 +1,4 @@
-"""The LoKr, LoHa, IA3 and OFT adapters of the golden files, over the tiny models of `model_cases`; data alone.
+"""LoKr, LoHa, IA3 and OFT adapters of the golden files, on the tiny models of `model_cases`; plain data.
 
 `config` is the class in Hugging Face PEFT, `settings` its arguments; `mean` and `deviation` make the stored values.
 """

@@ -52,7 +52,7 @@ def save(model: torch.nn.Module, folder: Path) -> None:
 
 
 def inputs(base: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids, and labels as transformers takes them: shifted by one against this package's, whose last one is dropped."""
+    """Return ids, and labels moved by one position: transformers shifts labels itself, this package does not."""
     input_ids, labels = (torch.from_numpy(array) for array in make_inputs(base))
     shifted = torch.full_like(labels, -100)
     shifted[:, 1:] = labels[:, :-1]
@@ -93,7 +93,7 @@ def run(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
 
 
 def scores(allocator: peft.tuners.adalora.layer.RankAllocator) -> dict[str, np.ndarray]:
-    """Layer -> score of each of its triplets, from the allocator's own functions."""
+    """Return the scores of each layer's triplets, from the allocator's own functions."""
     found = {}
     for name in allocator.exp_avg_ipt:
         if "lora_E" not in name:

@@ -1,7 +1,7 @@
 """Write adamw_8bit.npz: the dynamic map of bitsandbytes, and steps of its block-wise 8-bit AdamW.
 
-The steps are those of the PyTorch form that bitsandbytes keeps of its optimizer (its compiled form wants a GPU); the
-module that holds it imports `triton`, and does not use it.
+The steps are made by bitsandbytes' PyTorch implementation of its optimizer, as the compiled one requires a GPU; the
+module of that implementation imports `triton` without using it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTINGS = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8,
 def main() -> None:
     generator = np.random.default_rng(0)
     start = generator.standard_normal(SHAPE).astype(np.float32)
-    scales = 10.0 ** generator.uniform(-4, 0, (SHAPE[0], 1))  # rows unlike each other, so that blocks' scales differ
+    scales = 10.0 ** generator.uniform(-4, 0, (SHAPE[0], 1))  # gives blocks different scales
     gradients = (scales * generator.standard_normal((STEPS, *SHAPE))).astype(np.float32)
 
     signed, unsigned = create_dynamic_map(signed=True), create_dynamic_map(signed=False)

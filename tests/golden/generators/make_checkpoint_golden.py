@@ -1,11 +1,11 @@
-"""Make checkpoint_*.{json,gguf,npz}: what the checkpoint room's tests compare with.
+"""Write checkpoint_*.{json,gguf,npz}, the golden files of tests/checkpoint.
 
 Run where PyTorch, transformers, gguf, sentencepiece and protobuf are installed:
 
     python -m tests.golden.generators.make_checkpoint_golden
 
-- checkpoint_sentencepiece.json: a small BPE model trained by sentencepiece, and the ids it gives to some texts.
-- checkpoint_<architecture>.gguf and .npz: a small quantized model, and the weights transformers reads from it.
+- checkpoint_sentencepiece.json: a small BPE model trained by sentencepiece, and its ids of some texts.
+- checkpoint_<architecture>.gguf and .npz: a small quantized model, and the weights that transformers reads from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ El niño come manzanas. Der Hund läuft über die Straße. Une idée naïve, dé
 
 
 def train_sentencepiece() -> dict:
-    """A BPE model with byte fallback and two symbols of its own, in the way Llama's was made."""
+    """Train a BPE model with byte fallback and two user-defined symbols, as Llama's."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS.splitlines()),
@@ -74,7 +74,7 @@ def train_sentencepiece() -> dict:
 
 
 def write_gguf(path: Path, architecture: str) -> None:
-    """One layer of random weights, quantized where the rows allow it, as llama.cpp's files mix types."""
+    """Write one layer of random weights, in several quantization types, as llama.cpp's files have."""
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(256)

@@ -1,4 +1,4 @@
-"""Write the golden numbers of tests/generation from transformers (PyTorch): logits filters and greedy continuations.
+"""Write the golden files of tests/generation with transformers (PyTorch): logits filters and greedy continuations.
 
 Run where PyTorch and transformers are installed: `python -m tests.golden.generators.make_generate_golden`.
 """
@@ -36,7 +36,7 @@ FILTERS = {
 
 
 def filters() -> dict[str, np.ndarray]:
-    """Each filter's output on one batch of random logits [4, 97], with the ids that the rows have seen [4, 11]."""
+    """Return each filter's output for one batch of random logits [4, 97] and previous ids [4, 11]."""
     rng = np.random.default_rng(20)
     logits = (rng.standard_normal((4, 97)) * 3).astype(np.float32)
     seen = rng.integers(0, 97, (4, 11))
@@ -50,7 +50,7 @@ def filters() -> dict[str, np.ndarray]:
 
 
 def continuations() -> dict[str, dict[str, list[list[int]]]]:
-    """What `generate` appends to each prompt alone, by model and options."""
+    """Return the tokens that `generate` appends to each prompt separately, by model and options."""
     results: dict[str, dict[str, list[list[int]]]] = {}
     for case in CASES:
         config = AutoConfig.for_model(**MODELS[case])
@@ -66,7 +66,7 @@ def continuations() -> dict[str, dict[str, list[list[int]]]]:
 
 def _continue(model: torch.nn.Module, prompt: list[int], settings: dict[str, float]) -> list[int]:
     ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)  # not given, it would be guessed from the prompt's zeros
+    mask = torch.ones_like(ids)  # otherwise transformers derives it from zeros in the prompt
     fixed = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     output = model.generate(ids, attention_mask=mask, **fixed, **settings)
     return output[0, len(prompt) :].tolist()

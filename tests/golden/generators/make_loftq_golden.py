@@ -1,4 +1,4 @@
-"""Write loftq.npz: the base and the start that Hugging Face PEFT's LoftQ makes of a weight, in one step and in three.
+"""Write loftq.npz: base and initial factors of Hugging Face PEFT's LoftQ for a weight, after one and three iterations.
 
 Run where `torch`, `peft` and `bitsandbytes` are installed (requirements-peers.txt):
     python -m tests.golden.generators.make_loftq_golden
@@ -17,7 +17,7 @@ from tests.golden.cases.quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight
 
 
 def on_the_cpu(real: Any) -> Any:
-    """PEFT computes on a GPU whatever it is given; bitsandbytes has the same codes on the CPU."""
+    """Wrap a tensor method to stay on the CPU, where bitsandbytes has the same codes; PEFT's LoftQ asks for a GPU."""
 
     def placed(value: Any) -> Any:
         return "cpu" if str(value).startswith("cuda") else value

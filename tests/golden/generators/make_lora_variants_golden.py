@@ -1,7 +1,7 @@
 """Write adapters/<case>/ for DoRA and PiSSA as make_peft_golden.py does for LoRA.
 
-Also written: PEFT's conversion of a PiSSA adapter to a plain LoRA (adapters/llama_pissa_converted/), and the gradients
-that LoRA-GA starts from (lora_ga_gradients.npz).
+It also writes PEFT's conversion of a PiSSA adapter to a plain LoRA (adapters/llama_pissa_converted/), and the gradients
+from which LoRA-GA starts (lora_ga_gradients.npz).
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_lora_variants_golden
@@ -62,12 +62,12 @@ _float32_svd = torch.linalg.svd
 
 
 def accurate_svd(matrix: torch.Tensor, **options: bool) -> tuple[torch.Tensor, ...]:
-    """PEFT's PiSSA takes float32's, whose rounding (5e-6 of an element here) would be most of what is compared."""
+    """Compute PiSSA's SVD in float64: PEFT's in float32 rounds by 5e-6 an element, most of the difference allowed."""
     return tuple(part.to(matrix.dtype) for part in _float32_svd(matrix.double(), **options))
 
 
 def products(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    """s B A of each adapted layer of the second block."""
+    """Return s B A of each adapted layer of the second block."""
     return {
         name.removeprefix("base_model.model."): layer.get_delta_weight("default").detach().numpy().copy()
         for name, layer in model.named_modules()
@@ -85,7 +85,7 @@ def convert(model: torch.nn.Module, folder: Path, start: Path) -> None:
 
 
 def gradients() -> dict[str, np.ndarray]:
-    """The mean loss's gradient of some linear weights of the second block, without any adapter."""
+    """Return gradients of the mean loss for some linear weights of the second block, without an adapter."""
     model = build(GRADIENT_CASE)
     input_ids, labels = (torch.from_numpy(array) for array in make_inputs(GRADIENT_CASE))
     logits = model(input_ids=input_ids, use_cache=False).logits

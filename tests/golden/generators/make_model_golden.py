@@ -1,4 +1,4 @@
-"""Write models/<case>.npz: logits, loss and every gradient of the tiny models, computed by transformers on PyTorch.
+"""Write models/<case>.npz: logits, loss and all gradients of the tiny models, computed by transformers with PyTorch.
 
 Run where `torch` and `transformers` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_model_golden

@@ -50,7 +50,7 @@ def build(base: str) -> torch.nn.Module:
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Adapter parameters by the names they have in files, without the file's prefix."""
+    """Return the adapter's parameters by their names in files, without the file's prefix."""
     return {
         name.removeprefix("base_model.model.").replace(".default", ""): parameter
         for name, parameter in model.named_parameters()

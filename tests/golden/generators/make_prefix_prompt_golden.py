@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """What trains: `embedding.weight` and, with a projection, `transform.0.weight` and so on."""
+    """Return the trainable parameters: `embedding.weight` and, with a projection, `transform.0.weight` and so on."""
     return {
         name.removeprefix("prompt_encoder.default."): parameter
         for name, parameter in model.named_parameters()

@@ -1,4 +1,4 @@
-"""Write quant.npz: what bitsandbytes makes of the weights of `quant_cases`.
+"""Write quant.npz: codes and scales of the weights of `quant_cases` by bitsandbytes.
 
 Run where `torch` and `bitsandbytes` are installed (requirements-peers.txt; its CPU build is enough):
     python -m tests.golden.generators.make_quant_golden

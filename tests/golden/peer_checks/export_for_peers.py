@@ -107,7 +107,7 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
         paddle.seed(0)
         for key, tensor in adapted.adapter_state().items():
             moved = tensor + 0.1 * paddle.randn(tensor.shape)
-            if key.endswith((".lora_E", ".gate")):  # ranks that are closed leave the layers with different ones
+            if key.endswith((".lora_E", ".gate")):  # closed gates leave layers of different ranks
                 moved = moved * (moved > 0).astype(moved.dtype)
             tensor.set_value(moved)
         adapted.save_finished(folder / name)
@@ -121,7 +121,7 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
 
 
 def export_quantized(folder: Path, input_ids: np.ndarray) -> None:
-    """Merged folders of LoRA over quantized copies of the base; the logits beside them are the trained model's."""
+    """Write LoRA merged into quantized copies of the base, with the logits of the trained models."""
     for name, options in QUANTIZED.items():
         with tempfile.TemporaryDirectory() as adapter:
             base = (folder / "base").resolve()

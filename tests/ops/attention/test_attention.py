@@ -73,7 +73,7 @@ def test_blockwise_attention_matches_the_reference_and_its_gradients(
 
 
 def test_attention_ignores_other_documents():
-    """Outputs are bitwise independent of other documents, even if those contain NaN."""
+    """Check that outputs are bitwise independent of other documents, even of NaN in them."""
     layout = AttentionLayout.from_documents([[30, 25, 28]])
     inputs = make(layout, 4, 2)
     changed = [array.copy() for array in inputs]
@@ -99,7 +99,7 @@ def test_cached_attention_of_last_queries_matches_full_attention():
 
 
 def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):
-    """Autocast is off in the backward pass, which must recompute the same probabilities."""
+    """Check that tiles disable autocast: it is off in the backward pass, which must recompute equal probabilities."""
     tracer, made, levels = _dygraph_tracer(), blockwise._probabilities, []
     layout = AttentionLayout.from_documents([[5]])
     inputs = [paddle.to_tensor(array) for array in make(layout, 2, 1)]
@@ -110,7 +110,7 @@ def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):
 
     monkeypatch.setattr(blockwise, "_probabilities", probabilities)
     monkeypatch.setattr(tracer, "_amp_dtype", "bfloat16")
-    monkeypatch.setattr(tracer, "_amp_level", AmpLevel.O1)  # paddle.amp.auto_cast does not switch it on without a GPU
+    monkeypatch.setattr(tracer, "_amp_level", AmpLevel.O1)  # paddle.amp.auto_cast has no effect without a GPU
     attention(*inputs, layout, 0.3, "blocks")
     assert levels == [AmpLevel.O0] and tracer._amp_level == AmpLevel.O1
 

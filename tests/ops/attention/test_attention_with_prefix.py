@@ -1,4 +1,4 @@
-"""Attention with a prefix before every document: one copy of keys and values, seen through the sliding window."""
+"""Attention with a prefix before every document: one copy of keys and values, visible whatever the window."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_blockwise_attention_with_prefix_matches_the_reference_and_its_gradients
 
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_flashmask_attention_with_prefix_copies_it_before_every_document(documents, window, monkeypatch):
-    """The reference stands in for the kernel."""
+    """Replace the kernel by the reference and record its inputs."""
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, 6, 2)
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)
@@ -93,12 +93,12 @@ def test_flashmask_attention_with_prefix_copies_it_before_every_document(documen
     def kernel(q, k, v, startend_row_indices, causal):
         return attention_reference(q, k, v, layouts[-1], H**-0.5)
 
-    def remember(longer: AttentionLayout) -> np.ndarray:
+    def record(longer: AttentionLayout) -> np.ndarray:
         layouts.append(longer)
         return np.zeros(1, np.int32)
 
     monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
-    monkeypatch.setattr(flashmask, "start_rows", remember)
+    monkeypatch.setattr(flashmask, "start_rows", record)
     actual = flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))
     np.testing.assert_allclose(actual.numpy(), definition(arrays, layout), rtol=0, atol=2e-6)
     assert layouts[-1].document_lengths == (tuple(P + n for row in layout.document_lengths for n in row),)

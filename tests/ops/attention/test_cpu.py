@@ -1,4 +1,4 @@
-"""Attention in C++ against the reference, forward and backward, at the edges of its blocks of 64 and vectors of 16."""
+"""C++ attention against the reference, forward and backward, around its block size of 64 and vector size of 16."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_attention_cpp_in_bf16_is_within_rounding(documents, window, prefix, sha
     with bf16_matmuls():
         actual = run(arrays, layout, "native")
     exact = run(arrays, layout, "reference")
-    # Numbers are rounded by up to 2^-9, three factors in a row; a gradient may be all that is left of larger terms.
+    # Each of up to three factors is rounded by up to 2^-9, and a gradient may be a small difference of large terms.
     whole = max(np.linalg.norm(x) for x in exact)
     for one, other in zip(actual, exact, strict=True):
         assert np.linalg.norm(one - other) <= 6 * 2.0**-9 * max(np.linalg.norm(other), 0.1 * whole)
@@ -90,7 +90,7 @@ def test_attention_cpp_with_frozen_inputs_returns_only_needed_gradients(frozen, 
 
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_attention_cpp_reads_no_other_document(in_bf16):
-    """A NaN in another document has no effect, while a NaN in the document itself propagates."""
+    """Check that a NaN in another document has no effect, and that one in the document itself propagates."""
     layout = AttentionLayout.from_documents([[70, 65, 90]])
     arrays = make(layout, 4, 2, 16)
     changed = [array.copy() for array in arrays]

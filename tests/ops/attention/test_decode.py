@@ -16,7 +16,7 @@ STORES = [pytest.param(ops.store_keys_cpp, marks=needs_cpp), ops.store_keys_refe
 
 
 def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
-    """Compute attention over the visible slots in float64, one query and head at a time."""
+    """Compute attention over the visible positions in float64, one query and head at a time."""
     out = np.empty(q_BSNH.shape)
     group = q_BSNH.shape[2] // k_BKCH.shape[1]
     for row, position, head in np.ndindex(*q_BSNH.shape[:3]):
@@ -35,7 +35,7 @@ def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
     [(1, 1, 1, 1, 1, 2), (2, 1, 9, 3, 37, 64), (3, 1, 4, 1, 7, 6), (2, 5, 6, 2, 41, 16), (1, 3, 4, 4, 16, 21)],
 )
 def test_decode_attention_matches_the_formula(backend, batch, length, heads, kv_heads, places, head_dim):
-    """Invisible slots are NaN for the C++ backend."""
+    """Compare the backends with the formula; the C++ backend gets NaN at invisible positions."""
     rng = np.random.default_rng(places)
     q = normal(1, batch, length, heads, head_dim)
     k, v = normal(2, batch, kv_heads, places, head_dim), normal(3, batch, kv_heads, places, head_dim)

@@ -1,4 +1,4 @@
-"""Arguments of the FlashMask kernel, which are checked without a GPU."""
+"""Arguments of the FlashMask kernel, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def test_flashmask_attention_calls_the_kernel_by_its_signature(monkeypatch: pyte
 
     plain, scaled = (call.arguments for call in calls)
     assert plain["causal"] is True and plain["startend_row_indices"].numpy().ravel().tolist() == [3, 3, 3, 5, 5]
-    assert plain["startend_row_indices"] is scaled["startend_row_indices"], "computed once per layout"
+    assert plain["startend_row_indices"] is scaled["startend_row_indices"], "the mask must be computed once per layout"
     assert float(plain["query"].max()) == 1.0
-    assert float(scaled["query"].max()) == 2.0, "the kernel scales by 1/sqrt(16); the rest is on the queries"
+    assert float(scaled["query"].max()) == 2.0, (
+        "the kernel scales by 1/sqrt(16); queries must carry the rest of the scale"
+    )

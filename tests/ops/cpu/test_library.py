@@ -50,7 +50,7 @@ def test_library_without_compiler_logs_reason_once_and_next_backend_runs(not_loa
     op = DispatchedOp("some op", native=(lambda x: "native", library.usable), reference=lambda x: "reference")
     assert op.choose(x)(x) == "reference"
     assert library.library() is None and "/no/such/compiler does not run" in library.unavailable_reason()
-    records = {id(record): record for record in caplog.records}.values()  # two handlers may show one record
+    records = {id(record): record for record in caplog.records}.values()  # two handlers may emit the same record
     warnings = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "/no/such/compiler does not run" in warnings[0]
     with pytest.raises(ValueError, match=r"'native' was requested, but /no/such/compiler does not run"):

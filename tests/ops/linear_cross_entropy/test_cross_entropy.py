@@ -31,7 +31,7 @@ def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, np.nda
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031), (2, 49152)])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
 def test_cross_entropy_matches_the_formula(backend, num_rows, num_columns, scale):
-    logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # below zero: padding must not count as the largest
+    logits = scale * normal(num_rows, num_rows, num_columns) - 7.0  # negative, to detect zero padding in the maximum
     targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
     targets[0] = logits[0].argmax()
     expected_loss, expected_num_correct, gradient = formula(logits, targets)

@@ -30,10 +30,10 @@ def dense(hidden, weight, labels):
     return losses[learned].sum(), is_correct.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
 
 
-def make(num_rows: int, hidden_size: int, vocab_size: int, learned_share: float):
+def make(num_rows: int, hidden_size: int, vocab_size: int, target_fraction: float):
     generator = np.random.default_rng(num_rows)
     labels = generator.integers(0, vocab_size, num_rows)
-    labels[generator.random(num_rows) > learned_share] = -100
+    labels[generator.random(num_rows) > target_fraction] = -100
     return normal(1, num_rows, hidden_size), normal(2, vocab_size, hidden_size), labels
 
 
@@ -98,7 +98,7 @@ def test_linear_cross_entropy_without_gradients_returns_loss_and_num_correct():
 
 
 def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32():
-    """A bfloat16 sum over chunks would lose contributions that are small against the running total."""
+    """Check gradients over many chunks, whose small contributions a bfloat16 sum would lose."""
     hidden, weight, labels = make(300, 4, 5, 1.0)
     weight_t = paddle.to_tensor(weight).astype("bfloat16")
     weight_t.stop_gradient = False
@@ -111,7 +111,7 @@ def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32():
 
 @pytest.mark.parametrize("vocab_size", [49152, 50257, 32003])
 def test_linear_cross_entropy_with_large_vocabulary_keeps_precision(vocab_size):
-    """Paddle's own sum would have a relative error of 2e-4."""
+    """Check the loss sum, for which Paddle's own sum has a relative error of 2e-4."""
     hidden, weight, labels = make(3, 4, vocab_size, 1.0)
     loss, _ = linear_cross_entropy(*map(paddle.to_tensor, (hidden, 0.1 * weight, labels)))
     assert float(loss) == pytest.approx(dense(hidden, 0.1 * weight, labels)[0], rel=2e-6)

@@ -1,4 +1,4 @@
-"""Compile the 4-bit kernels for a Hopper GPU, without a GPU; run by test_triton_kernels.py in its own process.
+"""Compile the 4-bit kernels for a Hopper GPU, without a GPU; run by test_triton_kernels.py in a separate process.
 
 Prints one line per variant: kernel, dtype, whether scales are nested, number of loads of 8 bytes or more.
 """

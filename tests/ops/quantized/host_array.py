@@ -20,7 +20,7 @@ class HostArray:
     def data_ptr(self) -> int:
         return self.array.ctypes.data if isinstance(self.array, np.ndarray) else self.array.data_ptr()
 
-    # The interpreter calls these to copy an argument to the CPU and back; it is already there.
+    # The interpreter calls these methods to copy an argument to the CPU and back; it is already on the CPU.
     def untyped_storage(self) -> HostArray:
         return self
 

@@ -49,7 +49,7 @@ def packed(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeig
 
 
 @pytest.fixture
-def few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+def small_blocks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(linear_module, "row_blocks", lambda weight: dequantize_module.row_blocks(weight, 100))
 
 
@@ -89,7 +89,7 @@ def from_formula(weight: QuantizedWeight) -> np.ndarray:
 def test_dequantize_rows_cpp_accepts_any_rows(
     shape: tuple[int, int], options: QuantizationConfig, threads: int, cpp_threads
 ):
-    """Rows may start inside a block or a byte; bfloat16 results are the rounded float32 ones."""
+    """Dequantize rows that start inside a block or a byte; bfloat16 results are the rounded float32 ones."""
     cpp_threads(threads)
     weight = packed(shape, options)
     whole = from_formula(weight)
@@ -154,7 +154,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @by_format
 @by_shape
 def test_quantized_linear_matches_the_dequantized_weight(
-    shape: tuple[int, int], options: QuantizationConfig, few_at_a_time: None, way: str
+    shape: tuple[int, int], options: QuantizationConfig, small_blocks: None, way: str
 ):
     weight = packed(shape, options)
     generator = np.random.default_rng(0)
@@ -204,7 +204,7 @@ def test_quantized_linear_with_frozen_input_returns_no_gradient(way: str):
     assert scale.grad is not None and x.grad is None
 
 
-def test_quantized_linear_reference_never_holds_the_full_weight(monkeypatch: pytest.MonkeyPatch, few_at_a_time: None):
+def test_quantized_linear_reference_never_holds_the_full_weight(monkeypatch: pytest.MonkeyPatch, small_blocks: None):
     largest = []
     rows = dequantize_module.dequantize_rows
 
@@ -267,7 +267,7 @@ def test_weight_only_linear_passes_our_codes_and_scales(
     assert first["weight_scale"].dtype == paddle.float16
     assert first["weight_scale"].shape == ([64] if group < 0 else [2, 64])
     found, wanted = first["weight"].numpy().view(np.uint8), weight.codes.numpy().view(np.uint8)
-    if options.algo == "weight_only_int8":  # the kernel has its own order, and codes with an offset of 128
+    if options.algo == "weight_only_int8":  # the kernel has its own order of codes, with an offset of 128
         assert np.array_equal(np.sort(found.reshape(-1) ^ 0x80), np.sort(wanted))
     else:
         uses_bf16 = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
@@ -276,7 +276,7 @@ def test_weight_only_linear_passes_our_codes_and_scales(
 
 @pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])
 def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: pytest.MonkeyPatch, algo: str):
-    """Unsupported are some sizes, and shards whose largest code is below the format's maximum."""
+    """Test unsupported sizes, and shards whose largest code is below the format's maximum."""
 
     def kernel(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
         raise AssertionError("given to the kernel")

@@ -25,7 +25,7 @@ from tests.ops.quantized.host_array import HostArray
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed (pip install -e '.[triton]')", allow_module_level=True)
 
-GROUP = 3  # so small that tiny weights have several
+GROUP = 3  # small, so that tiny weights have several blocks
 CASES = [  # outputs, inputs, block, nested, algo
     (1, 2, 64, False, "nf4"),
     (7, 10, 64, False, "nf4"),
@@ -39,7 +39,8 @@ CASES = [  # outputs, inputs, block, nested, algo
 @pytest.fixture(scope="module")
 def kernels():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # read when a kernel is defined, Triton's own at its first import
+        # Triton reads the variable when a kernel is defined, for its own kernels when it is first imported.
+        patch.setenv("TRITON_INTERPRET", "1")
         yield importlib.import_module("paddlenlp_ext.ops.quantized.triton_kernels")
 
 
@@ -83,7 +84,7 @@ def test_dequantize_kernel_matches_the_formula(kernels, case):
     out = HostArray(np.full(packed.weight.size + 1, 99, np.float32))
     dequantize_all(kernels, packed, out)
     np.testing.assert_allclose(out.array[:-1].reshape(packed.weight.shape), packed.weight, rtol=1e-6, atol=1e-7)
-    assert out.array[-1] == 99  # nothing beyond the weight is written
+    assert out.array[-1] == 99  # the kernel writes nothing beyond the weight
 
 
 def test_dequantize_kernel_of_some_rows_matches_the_formula(kernels):
@@ -101,7 +102,7 @@ def test_dequantize_kernel_in_half_precision_rounds_the_weight(kernels, dtype):
     want = packed.weight.reshape(-1)
     out = HostArray(np.zeros(want.size, np.uint16 if dtype == "bfloat16" else np.float16), dtype)
     dequantize_all(kernels, packed, out)
-    if dtype == "bfloat16":  # its upper bits: the interpreter truncates, while a GPU rounds
+    if dtype == "bfloat16":  # upper bits only: the interpreter truncates, while a GPU rounds
         assert np.array_equal(out.array, (want.view(np.uint32) >> 16).astype(np.uint16))
     else:
         assert np.array_equal(out.array, want.astype(np.float16))
@@ -178,7 +179,7 @@ def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, op
 
 
 def test_dequantize_rows_gpu_with_two_scales_per_byte_uses_both(launched):
-    """int4 has one scale per row, and rows of odd length end within a byte."""
+    """Test int4 with one scale per row and rows of odd length, which end within a byte."""
     weight = quantize(np.random.default_rng(0).standard_normal((6, 33)).astype(np.float32), OPTIONS[2])
     rows = dequantize_rows_gpu(weight, 2, 6).numpy()
     np.testing.assert_array_equal(rows, dequantize(weight).numpy()[2:])
@@ -196,7 +197,7 @@ def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, po
 
 @pytest.mark.slow
 def test_triton_kernels_compile_for_hopper(tmp_path):
-    # In its own process: here the kernels belong to the interpreter.
+    # In a separate process, because this process has the interpreter's kernels.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     command = [sys.executable, "-m", "tests.ops.quantized.compile_4bit"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
