@@ -1,6 +1,6 @@
 """The public surface, as `public_api.txt` records it: nothing is added to it or taken from it by accident.
 
-After a wanted change: python tests/test_public_api.py > tests/public_api.txt
+After an intended change: python tests/test_public_api.py > tests/public_api.txt
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_public_surface_is_the_recorded_one():
     recorded, found = RECORD.read_text().splitlines(), surface().splitlines()
     added, removed = sorted(set(found) - set(recorded)), sorted(set(recorded) - set(found))
     assert not added and not removed, (
-        f"added: {added}\nremoved: {removed}\nIf that is wanted: see this file's docstring"
+        f"added: {added}\nremoved: {removed}\nIf this is intended: see this file's docstring"
     )
     assert found == recorded
 

@@ -41,9 +41,11 @@ def test_kv_cache_rows_see_prefix_and_own_keys(window, monkeypatch):
                     continue
                 own = slice(row, row + 1), slice(start, None)
                 layout = AttentionLayout.from_documents([[q.shape[1] - start]], window)
-                wanted = attention_reference(q[own], k[own], v[own], layout, 0.3, prefixes[layer]).numpy()
-                behind = max(0, start - first)
-                np.testing.assert_allclose(out[row, behind:], wanted[0, -(length - behind) :], rtol=1e-5, atol=2e-6)
+                expected = attention_reference(q[own], k[own], v[own], layout, 0.3, prefixes[layer]).numpy()
+                num_skipped = max(0, start - first)
+                np.testing.assert_allclose(
+                    out[row, num_skipped:], expected[0, -(length - num_skipped) :], rtol=1e-5, atol=2e-6
+                )
         assert cache.length == q.shape[1]
 
 
@@ -70,18 +72,16 @@ def test_select_rows_keeps_prefix():
     ]
     for step in steps:
         cache.attend(0, *step, None, 0.3)
-    whole = [paddle.concat([step[part] for step in steps], axis=1) for part in (1, 2)]
+    full = [paddle.concat([step[part] for step in steps], axis=1) for part in (1, 2)]
     cache.select_rows([2, 0])
     q = random(8, 2, 1, N, H)
     out = cache.attend(0, q, random(9, 2, 1, K, H), random(10, 2, 1, K, H), None, 0.3).numpy()
     for position, row in enumerate((2, 0)):
-        keys = paddle.concat(
-            [whole[0][row : row + 1, STARTS[row] :], random(9, 2, 1, K, H)[position : position + 1]], 1
-        )
+        keys = paddle.concat([full[0][row : row + 1, STARTS[row] :], random(9, 2, 1, K, H)[position : position + 1]], 1)
         values = paddle.concat(
-            [whole[1][row : row + 1, STARTS[row] :], random(10, 2, 1, K, H)[position : position + 1]], 1
+            [full[1][row : row + 1, STARTS[row] :], random(10, 2, 1, K, H)[position : position + 1]], 1
         )
         queries = paddle.concat([paddle.zeros([1, keys.shape[1] - 1, N, H]), q[position : position + 1]], 1)
         layout = AttentionLayout.from_documents([[keys.shape[1]]])
-        wanted = attention_reference(queries, keys, values, layout, 0.3, prefix).numpy()[0, -1]
-        np.testing.assert_allclose(out[position, 0], wanted, rtol=1e-5, atol=2e-6)
+        expected = attention_reference(queries, keys, values, layout, 0.3, prefix).numpy()[0, -1]
+        np.testing.assert_allclose(out[position, 0], expected, rtol=1e-5, atol=2e-6)

@@ -24,12 +24,12 @@ def padded(side: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("as_tensor", [paddle.to_tensor, np.asarray])
 def test_generate_padded_batch_matches_single_prompts(side: str, as_tensor):
     model = tiny_model("llama_grouped_heads")
-    wanted = model.generate(PROMPTS, max_new_tokens=4)
+    expected = model.generate(PROMPTS, max_new_tokens=4)
     ids, mask = padded(side)
     result = model.generate(input_ids=as_tensor(ids), attention_mask=as_tensor(mask), max_new_tokens=4)
     assert result.shape == [3, 11]
     np.testing.assert_array_equal(result.numpy()[:, :7], ids)
-    np.testing.assert_array_equal(result.numpy()[:, 7:], wanted)
+    np.testing.assert_array_equal(result.numpy()[:, 7:], expected)
 
 
 def test_generate_pads_rows_that_end_early():

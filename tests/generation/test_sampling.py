@@ -49,12 +49,12 @@ def test_keep_top_p_large_vocabulary_is_sorted_prefix(top_p):
     """Test a flat row, whose nucleus is most of the vocabulary, and a peaked one."""
     noise = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
     logits = noise * np.array([[0.1], [4.0]], dtype=np.float32)
-    kept = np.isfinite(sampling.keep_top_p(logits, top_p))
-    for row, row_kept in zip(logits, kept, strict=True):
+    remaining = np.isfinite(sampling.keep_top_p(logits, top_p))
+    for row, row_remaining in zip(logits, remaining, strict=True):
         probabilities = np.exp(row.astype(np.float64)) / np.exp(row.astype(np.float64)).sum()
         descending = np.argsort(-probabilities)
         num_kept = max(1, int(np.searchsorted(np.cumsum(probabilities[descending]), top_p)) + 1) if top_p else 1
-        assert set(np.flatnonzero(row_kept)) == set(descending[:num_kept])
+        assert set(np.flatnonzero(row_remaining)) == set(descending[:num_kept])
 
 
 def test_greedy_takes_largest_and_lowest_id_of_ties():
@@ -75,8 +75,8 @@ def test_row_sampler_is_independent_of_batch():
     logits = np.random.default_rng(5).standard_normal((6, 3, 50)).astype(np.float32)  # step, row, vocab
     together = sampling.RowSampler(seed=11)
     batched = [together.draw(step, [0, 1, 2]) for step in logits]
-    alone = sampling.RowSampler(seed=11)
-    single = [alone.draw(step[2:], [2])[0] for step in logits]
+    single_sampler = sampling.RowSampler(seed=11)
+    single = [single_sampler.draw(step[2:], [2])[0] for step in logits]
     assert [int(tokens[2]) for tokens in batched] == [int(token) for token in single]
     other_seed = sampling.RowSampler(seed=12)
     assert [int(other_seed.draw(step[2:], [2])[0]) for step in logits] != [int(token) for token in single]

@@ -230,16 +230,16 @@ def test_merge_lora_params_user_error_is_one_line(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter, out = save_adapter(tmp_path / "adapter"), tmp_path / "merged"
-    assert "does not name its base model: give --model_name_or_path" in refused(
+    assert "does not name its base model: give --model_name_or_path" in error_of(
         script, capsys, out, "--lora_path", adapter
     )
     named = ("--model_name_or_path", base, "--lora_path")
     assert "no adapter here" in error_of(script, capsys, out, *named, base)
-    assert "pickled weights are not written" in refused(
+    assert "pickled weights are not written" in error_of(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
     assert "device 'tpu' is not here" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
-    assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in refused(
+    assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in error_of(
         script, capsys, out, *named, adapter, "--lora_pth", "x"
     )
     tensors = weights_of_adapter(adapter)

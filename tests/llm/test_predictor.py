@@ -113,15 +113,15 @@ def test_predictor_ends_at_eos_tokens_of_model(base, data_file, tmp_path):
     model.add_eos_token_ids([tokens[3]])
     model.save_pretrained(tmp_path / "ends")
     save_tokenizer(tmp_path / "ends")
-    whole, cut = answers(base, data_file)[0]["output"], answers(tmp_path / "ends", data_file)[0]["output"]
-    assert len(cut) < len(whole) and whole.startswith(cut)
+    full_answer, shortened = answers(base, data_file)[0]["output"], answers(tmp_path / "ends", data_file)[0]["output"]
+    assert len(shortened) < len(full_answer) and full_answer.startswith(shortened)
 
 
 def test_predictor_adapter_with_base_or_alone_answers_alike(base, adapter, data_file):
     plain = answers(base, data_file)
-    beside = answers(base, data_file, "--lora_path", str(adapter))
-    assert [line["output"] for line in beside] != [line["output"] for line in plain]
-    assert answers(adapter, data_file) == beside
+    adapted = answers(base, data_file, "--lora_path", str(adapter))
+    assert [line["output"] for line in adapted] != [line["output"] for line in plain]
+    assert answers(adapter, data_file) == adapted
 
 
 def test_predictor_expands_home_in_paths(base, adapter, data_file, monkeypatch):

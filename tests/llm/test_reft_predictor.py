@@ -46,10 +46,10 @@ def test_reft_predictor_answers_equal_generate(script, base, reft, data_file):  
     plain = AutoModelForCausalLM.from_pretrained(base)
     prompt = load_template(None, tokenizer := AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"])
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), reft)
-    wanted, without = (
+    expected, without_reft = (
         tokenizer.decode(m.generate([prompt], max_new_tokens=8)[0], skip_special_tokens=True) for m in (model, plain)
     )
-    assert lines[0]["output"] == wanted != without
+    assert lines[0]["output"] == expected != without_reft
 
 
 def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811

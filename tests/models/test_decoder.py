@@ -114,13 +114,13 @@ def test_cache_decoding_matches_full_forward(changes):
     """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""
     model, ids = make_model(**changes), random_ids(2, 20)
     padding = 7
-    whole = model(ids[:1]).numpy()[0], model(ids[1:, padding:]).numpy()[0]
+    full = model(ids[:1]).numpy()[0], model(ids[1:, padding:]).numpy()[0]
     cache = KVCache([0, padding])
     with paddle.no_grad():
         steps = [ids[:, :15], ids[:, 15:17], *(ids[:, end - 1 : end] for end in range(18, 21))]
         logits = paddle.concat([model(step, cache=cache) for step in steps], axis=1).numpy()
-    np.testing.assert_allclose(logits[0], whole[0], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(logits[1, padding:], whole[1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits[0], full[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits[1, padding:], full[1], rtol=0, atol=1e-5)
 
 
 def test_tied_head_uses_embedding_weight():

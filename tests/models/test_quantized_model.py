@@ -87,8 +87,8 @@ def test_quantized_model_leaves_other_parameters_unchanged(folder: Path, options
     for name, parameter in model.named_parameters():  # embeddings, head, norms, biases
         assert np.array_equal(parameter.numpy(), weights[name].numpy())
     for name, layer in quantized_linears(model).items():
-        wanted = dequantize(quantize(weights[f"{name}.weight"], options.for_layer(name)))
-        assert np.array_equal(layer.weight_value().numpy(), wanted.numpy())
+        expected = dequantize(quantize(weights[f"{name}.weight"], options.for_layer(name)))
+        assert np.array_equal(layer.weight_value().numpy(), expected.numpy())
     dequantize_linears(model)
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == {
         name: tuple(p.shape) for name, p in plain.named_parameters()
@@ -196,12 +196,12 @@ def test_save_pretrained_writes_tensors_of_bitsandbytes(tmp_path: Path):
         else:
             assert ours.dtype(name) == theirs.dtype(name)
             assert np.array_equal(ours.read(name), theirs.read(name)), name
-    fields, wanted = (
+    fields, expected = (
         json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (tmp_path, path)
     )
-    assert wanted["llm_int8_skip_modules"] is None  # excludes the lm_head only
-    wanted["llm_int8_skip_modules"] = ["lm_head"]
-    assert {key: value for key, value in fields.items() if wanted.get(key, value) != value} == {}
+    assert expected["llm_int8_skip_modules"] is None  # excludes the lm_head only
+    expected["llm_int8_skip_modules"] = ["lm_head"]
+    assert {key: value for key, value in fields.items() if expected.get(key, value) != value} == {}
 
 
 PEAK = """

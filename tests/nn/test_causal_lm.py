@@ -61,10 +61,9 @@ def test_forward_padded_rows_match_single_rows(kind: str, side: str):
     ids, mask = padded(side)
     logits = model(paddle.to_tensor(ids), paddle.to_tensor(mask)).numpy()
     for number, row in enumerate(ROWS):
-        alone = model(paddle.to_tensor([row])).numpy()[0]
+        single = model(paddle.to_tensor([row])).numpy()[0]
 
-
-        np.testing.assert_allclose(logits[number][mask[number] == 1], alone, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(logits[number][mask[number] == 1], single, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
@@ -84,10 +83,10 @@ def test_forward_labels_give_mean_loss_of_shifted_target_tokens(kind: str, side:
     output = model(paddle.to_tensor(ids), attention_mask=paddle.to_tensor(mask), labels=paddle.to_tensor(labels))
     sums = []
     for number, row in enumerate(ROWS):
-        alone = model(paddle.to_tensor([row])).numpy()[0]
-        sums.append(sum_cross_entropy(alone, labels[number][mask[number] == 1]))
-    wanted = sum(loss for loss, _ in sums) / sum(count for _, count in sums)
-    assert float(output.loss) == pytest.approx(wanted, abs=1e-5)
+        single = model(paddle.to_tensor([row])).numpy()[0]
+        sums.append(sum_cross_entropy(single, labels[number][mask[number] == 1]))
+    expected = sum(loss for loss, _ in sums) / sum(count for _, count in sums)
+    assert float(output.loss) == pytest.approx(expected, abs=1e-5)
     assert output.loss.shape == [] and output.logits.shape == [3, 9, 61]
 
 

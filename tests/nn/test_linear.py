@@ -27,11 +27,11 @@ def test_linear_multiplies_by_transposed_weight():
 def test_linear_wider_bias_keeps_output_dtype():
     """Add an fp64 bias to an fp32 product, as autocast adds an fp32 bias to a half-precision product."""
     layer, x = make(bias=True), paddle.to_tensor(normal(7, 4, 5))
-    whole = layer(x)
+    output = layer(x)
     layer.bias = paddle.create_parameter([3], "float64", default_initializer=nn.initializer.Assign(layer.bias.numpy()))
     y = layer(x)
     assert y.dtype == paddle.float32
-    np.testing.assert_array_equal(y.numpy(), whole.numpy())
+    np.testing.assert_array_equal(y.numpy(), output.numpy())
     y.sum().backward()
     assert layer.bias.grad.dtype == paddle.float64
 

@@ -25,7 +25,7 @@ SHAPES = [
 HALF = 2.0**-8  # largest relative change by rounding to bfloat16
 
 
-def expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
+def reference(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
     """Return y and the gradients of x, weight and bias, in float64."""
     x, weight, gradient = (array.astype(np.float64) for array in (x, weight, gradient))
     rows, row_gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
@@ -40,10 +40,10 @@ def numbers(leading: tuple[int, ...], in_: int, out: int) -> list[np.ndarray]:
 @pytest.mark.parametrize(("leading", "in_", "out"), SHAPES)
 def test_linear_matches_the_formula(implementation, leading, in_, out):
     x, weight, bias, gradient = numbers(leading, in_, out)
-    wanted = expected(x, weight, bias, gradient)
-    assert_all_close(run_both_ways(implementation, [x, weight, bias], gradient), wanted, atol=2e-5)
-    wanted[0] = wanted[0] - bias
-    assert_all_close(run_both_ways(implementation, [x, weight], gradient), wanted[:3], atol=2e-5)
+    expected = reference(x, weight, bias, gradient)
+    assert_all_close(run_both_ways(implementation, [x, weight, bias], gradient), expected, atol=2e-5)
+    expected[0] = expected[0] - bias
+    assert_all_close(run_both_ways(implementation, [x, weight], gradient), expected[:3], atol=2e-5)
 
 
 @needs_cpp
@@ -53,14 +53,14 @@ def test_linear_cpp_with_frozen_bf16_weight_is_exact_on_whole_numbers(leading, i
     """Check that sums are in float32: integers that bfloat16 represents give exact results."""
     cpp_threads(threads)
     x, weight, bias, gradient = (np.round(3 * array) for array in numbers(leading, in_, out))
-    wanted = expected(x, weight, bias, gradient)
+    expected = reference(x, weight, bias, gradient)
 
     def in_half(x, weight, bias):
         return linear(x, weight.astype("bfloat16"), bias)
 
     actual = run_both_ways(in_half, [x, weight, bias], gradient, frozen=[1])
-    wanted[2] = None
-    assert_all_close(actual, wanted, atol=0)
+    expected[2] = None
+    assert_all_close(actual, expected, atol=0)
     assert paddle.to_tensor(actual[0]).dtype == paddle.float32
 
 
@@ -75,14 +75,14 @@ def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
             return linear(*tensors)
 
     actual = run_both_ways(rounded, [x, weight, bias], gradient)
-    wanted = expected(x, weight, bias, gradient)
+    expected = reference(x, weight, bias, gradient)
     # |sum of a_i b_i (1 + d_i) - sum of a_i b_i| <= max |d_i| * sum of |a_i b_i|, with d_i of two roundings.
-    largest = expected(abs(x), abs(weight), 0 * bias, abs(gradient))
-    for one, other, bound in zip(actual[:3], wanted[:3], largest[:3], strict=True):
+    largest = reference(abs(x), abs(weight), 0 * bias, abs(gradient))
+    for one, other, bound in zip(actual[:3], expected[:3], largest[:3], strict=True):
         assert (abs(one - other) <= 2.02 * HALF * bound + 1e-5).all()
-    np.testing.assert_allclose(actual[3], wanted[3], atol=2e-5)
+    np.testing.assert_allclose(actual[3], expected[3], atol=2e-5)
     if np.prod(leading) > 8:
-        assert abs(actual[0] - wanted[0]).max() > 1e-4, "nothing was rounded"
+        assert abs(actual[0] - expected[0]).max() > 1e-4, "nothing was rounded"
     assert not bf16.uses_bf16(paddle.to_tensor(weight)), "bf16_matmuls is still active"
 
 
@@ -91,8 +91,10 @@ def test_linear_cpp_in_bf16_is_within_rounding(leading, in_, out):
 def test_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, gradient = numbers((3,), 17, 5)
     actual = run_both_ways(implementation, [x, weight, bias], gradient, frozen)
-    wanted = [None if place - 1 in frozen else each for place, each in enumerate(expected(x, weight, bias, gradient))]
-    assert_all_close(actual, wanted, atol=2e-5)
+    expected = [
+        None if place - 1 in frozen else each for place, each in enumerate(reference(x, weight, bias, gradient))
+    ]
+    assert_all_close(actual, expected, atol=2e-5)
 
 
 @needs_cpp
@@ -104,7 +106,7 @@ def test_linear_cpp_is_independent_of_default_dtype():
         actual = run_both_ways(linear_cpp, [x, weight, bias], gradient)
     finally:
         paddle.set_default_dtype("float32")
-    assert_all_close(actual, expected(x, weight, bias, gradient), atol=2e-5)
+    assert_all_close(actual, reference(x, weight, bias, gradient), atol=2e-5)
 
 
 @needs_cpp
@@ -115,9 +117,9 @@ def test_linear_cpp_reads_strided_input():
         return linear_cpp(x.transpose([1, 0, 2]), weight, bias)
 
     actual = run_both_ways(of_transposed, [x.transpose(1, 0, 2).copy(), weight, bias], gradient)
-    wanted = expected(x, weight, bias, gradient)
-    wanted[1] = wanted[1].transpose(1, 0, 2)
-    assert_all_close(actual, wanted, atol=2e-5)
+    expected = reference(x, weight, bias, gradient)
+    expected[1] = expected[1].transpose(1, 0, 2)
+    assert_all_close(actual, expected, atol=2e-5)
 
 
 @needs_cpp
@@ -128,9 +130,9 @@ def test_linear_cpp_reads_strided_weight():
         return linear_cpp(x, weight.transpose([1, 0]), bias)
 
     actual = run_both_ways(with_transposed, [x, np.ascontiguousarray(weight.T), bias], gradient)
-    wanted = expected(x, weight, bias, gradient)
-    wanted[2] = wanted[2].T
-    assert_all_close(actual, wanted, atol=2e-5)
+    expected = reference(x, weight, bias, gradient)
+    expected[2] = expected[2].T
+    assert_all_close(actual, expected, atol=2e-5)
 
 
 @needs_cpp
@@ -149,8 +151,8 @@ def test_linear_cpp_without_bf16_matmuls_casts_bf16_weight_to_float32(monkeypatc
     stored = paddle.to_tensor(weight).astype("bfloat16")
     assert not bf16.uses_bf16(stored)
     actual = run_both_ways(lambda x: linear_cpp(x, stored), [x], gradient)
-    wanted = expected(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
-    assert_all_close(actual, wanted[:2], atol=2e-5)
+    expected = reference(x, stored.astype("float32").numpy(), np.zeros(5), gradient)
+    assert_all_close(actual, expected[:2], atol=2e-5)
 
 
 @needs_cpp

@@ -26,7 +26,7 @@ def numbers(leading: tuple[int, ...], in_: int, out: int, rank: int) -> list[np.
     return [normal(seed, *shape) for seed, shape in enumerate(shapes)]
 
 
-def expected(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
+def reference(x, weight, bias, a, b, gradient) -> list[np.ndarray]:
     """Return y and the gradients of x, A and B, in float64."""
     x, weight, a, b, gradient = (array.astype(np.float64) for array in (x, weight, a, b, gradient))
     merged = weight + SCALING * b @ a
@@ -45,13 +45,13 @@ def on_frozen_base(implementation, weight: np.ndarray, bias: np.ndarray | None, 
 @pytest.mark.parametrize(("leading", "in_", "out", "rank"), SHAPES)
 def test_lora_linear_matches_the_formula(implementation, leading, in_, out, rank):
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
-    wanted = expected(x, weight, bias, a, b, gradient)
-    limit = 3e-6 * max(abs(each).max() for each in wanted)
+    expected = reference(x, weight, bias, a, b, gradient)
+    limit = 3e-6 * max(abs(each).max() for each in expected)
     actual = run_both_ways(on_frozen_base(implementation, weight, bias), [x, a, b], gradient)
-    assert_all_close(actual, wanted, atol=limit)
-    wanted[0] = wanted[0] - bias
+    assert_all_close(actual, expected, atol=limit)
+    expected[0] = expected[0] - bias
     assert_all_close(
-        run_both_ways(on_frozen_base(implementation, weight, None), [x, a, b], gradient), wanted, atol=limit
+        run_both_ways(on_frozen_base(implementation, weight, None), [x, a, b], gradient), expected, atol=limit
     )
 
 
@@ -72,13 +72,13 @@ def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, thr
             return run(*tensors)
 
     actual = run_both_ways(rounded, [x, a, b], gradient)
-    wanted = expected(x, weight, bias, a, b, gradient)
-    largest = expected(abs(x), abs(weight), 0 * bias, abs(a), abs(b), abs(gradient))
-    for one, other, bound in zip(actual, wanted, largest, strict=True):
+    expected = reference(x, weight, bias, a, b, gradient)
+    largest = reference(abs(x), abs(weight), 0 * bias, abs(a), abs(b), abs(gradient))
+    for one, other, bound in zip(actual, expected, largest, strict=True):
         # At most four roundings by 2^-8 each in one chain: x, A, x A^T, B.
         assert (abs(one - other) <= 4.1 * 2.0**-8 * bound + 1e-5).all()
     assert all(each.dtype == np.float32 for each in actual)
-    assert abs(actual[1] - wanted[1]).max() > 1e-4 * abs(wanted[1]).max(), "nothing was rounded"
+    assert abs(actual[1] - expected[1]).max() > 1e-4 * abs(expected[1]).max(), "nothing was rounded"
 
 
 @pytest.mark.parametrize("implementation", [CPP, lora_linear_reference])
@@ -86,9 +86,9 @@ def test_lora_linear_cpp_in_bf16_is_within_rounding(leading, in_, out, rank, thr
 def test_lora_linear_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     x, weight, bias, a, b, gradient = numbers((3, 5), 17, 6, 4)
     actual = run_both_ways(on_frozen_base(implementation, weight, bias), [x, a, b], gradient, frozen)
-    wanted = expected(x, weight, bias, a, b, gradient)
-    wanted = [None if place - 1 in frozen else each for place, each in enumerate(wanted)]
-    assert_all_close(actual, wanted, atol=1e-4)
+    expected = reference(x, weight, bias, a, b, gradient)
+    expected = [None if place - 1 in frozen else each for place, each in enumerate(expected)]
+    assert_all_close(actual, expected, atol=1e-4)
 
 
 @needs_cpp
@@ -103,8 +103,8 @@ def test_lora_linear_cpp_without_gradients_returns_same_values(stored, rows):
     with paddle.no_grad():
         y = run(*tensors)
     limit = 2.0**-6 if stored == "bfloat16" else 1e-6
-    wanted = expected(x, weight, bias, a, b, np.zeros([rows, 40]))[0]
-    np.testing.assert_allclose(y.numpy(), wanted, atol=limit * abs(wanted).max())
+    expected = reference(x, weight, bias, a, b, np.zeros([rows, 40]))[0]
+    np.testing.assert_allclose(y.numpy(), expected, atol=limit * abs(expected).max())
 
 
 @needs_cpp
@@ -127,9 +127,9 @@ def test_lora_linear_over_quantized_base_matches_the_formula(implementation, lea
     bias = bias if with_bias else 0 * bias
     packed = quantize(weight, QuantizationConfig(algo=algo))
     base = FrozenQuantized(packed, paddle.to_tensor(bias) if with_bias else None)
-    wanted = expected(x, dequantize(packed).numpy(), bias, a, b, gradient)
+    expected = reference(x, dequantize(packed).numpy(), bias, a, b, gradient)
     actual = run_both_ways(lambda x, a, b: implementation(x, base, a, b, SCALING), [x, a, b], gradient)
-    assert_all_close(actual, wanted, atol=3e-6 * max(abs(each).max() for each in wanted))
+    assert_all_close(actual, expected, atol=3e-6 * max(abs(each).max() for each in expected))
 
 
 @needs_cpp
@@ -146,8 +146,8 @@ def test_lora_linear_over_quantized_base_in_bf16_matches_dense_base(leading, in_
 
         return run_both_ways(run, [x, a, b], gradient)
 
-    actual, wanted = (rounded(base) for base in bases)
-    assert_all_close(actual, wanted, atol=1e-5 * max(abs(each).max() for each in wanted))
+    actual, expected = (rounded(base) for base in bases)
+    assert_all_close(actual, expected, atol=1e-5 * max(abs(each).max() for each in expected))
 
 
 @needs_cpp
@@ -167,8 +167,8 @@ def test_lora_linear_cpp_casts_bf16_factors_to_float32(rows):
     base, (a, b) = FrozenDense(weight, None), (each.astype("bfloat16") for each in (a, b))
     with paddle.no_grad():
         actual = lora_linear_cpp(x, base, a, b, SCALING)
-    wanted = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)
-    np.testing.assert_allclose(actual.numpy(), wanted.numpy(), atol=2e-5)
+    expected = lora_linear_reference(x, base, a.astype("float32"), b.astype("float32"), SCALING)
+    np.testing.assert_allclose(actual.numpy(), expected.numpy(), atol=2e-5)
 
 
 @needs_cpp

@@ -88,14 +88,14 @@ def test_add_rms_norm_matches_the_formula(implementation, shape, frozen):
     loss = (normed * paddle.to_tensor(gradient)).sum() + (total * paddle.to_tensor(total_gradient)).sum()
     (loss + (tensors[0] * 2.0).sum()).backward()
 
-    whole = (x + addend).astype(np.float64)
-    rms = np.sqrt((whole**2).mean(-1, keepdims=True) + EPSILON)
+    expected_sum = (x + addend).astype(np.float64)
+    rms = np.sqrt((expected_sum**2).mean(-1, keepdims=True) + EPSILON)
     scaled = gradient * weight
-    into_sum = scaled / rms - whole * (scaled * whole).mean(-1, keepdims=True) / rms**3 + total_gradient
-    weight_gradient = (gradient * whole / rms).reshape(-1, shape[-1]).sum(0)
-    wanted = [None if index == frozen else array for index, array in enumerate((into_sum + 2.0, into_sum))]
+    into_sum = scaled / rms - expected_sum * (scaled * expected_sum).mean(-1, keepdims=True) / rms**3 + total_gradient
+    weight_gradient = (gradient * expected_sum / rms).reshape(-1, shape[-1]).sum(0)
+    expected = [None if index == frozen else array for index, array in enumerate((into_sum + 2.0, into_sum))]
     actual = [total.numpy(), normed.numpy(), *(None if x.grad is None else x.grad.numpy() for x in tensors)]
-    assert_all_close(actual, [whole, whole / rms * weight, *wanted, weight_gradient], atol=2e-5)
+    assert_all_close(actual, [expected_sum, expected_sum / rms * weight, *expected, weight_gradient], atol=2e-5)
 
 
 def test_rms_norm_returns_the_dtype_of_its_input():

@@ -45,5 +45,5 @@ def test_rope_cpp_with_different_table_halves_matches_the_reference():
 def test_rope_cpp_reads_heads_within_longer_rows():
     x, cos, sin = normal(1, 1, 7, 6, 8), normal(2, 1, 7, 8), normal(3, 1, 7, 8)
     out = rope_cpp(paddle.to_tensor(x)[..., 2:5, :], *map(paddle.to_tensor, (cos, sin)))
-    whole = rope_cpp(*map(paddle.to_tensor, (x, cos, sin)))
-    np.testing.assert_array_equal(out.numpy(), whole.numpy()[..., 2:5, :])
+    contiguous = rope_cpp(*map(paddle.to_tensor, (x, cos, sin)))
+    np.testing.assert_array_equal(out.numpy(), contiguous.numpy()[..., 2:5, :])

@@ -50,9 +50,9 @@ def run(layer, keeps_product: bool, in_bf16: bool) -> tuple[list[np.ndarray], in
     with bf16_matmuls() if in_bf16 else nullcontext():
         y, trained = layer(product, paddle.to_tensor(normal(9, OUT, INNER)))
     del product
-    kept = bytes_in_use() - before
+    saved_bytes = bytes_in_use() - before
     y.backward(paddle.to_tensor(normal(10, ROWS, OUT)))
-    return [tensor.grad.numpy() for tensor in (gate, up, *trained)], kept
+    return [tensor.grad.numpy() for tensor in (gate, up, *trained)], saved_bytes
 
 
 @needs_cpp
@@ -63,15 +63,15 @@ def test_recompute_function_after_in_place_change_is_none():
     product, weight = swiglu_cpp(gate, up), paddle.to_tensor(normal(9, OUT, 16), stop_gradient=False)
     product.scale_(2.0)
     linear_cpp(product, weight).sum().backward()
-    wanted = np.ones([OUT, 20], np.float32) @ product.numpy()
-    np.testing.assert_allclose(weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    expected = np.ones([OUT, 20], np.float32) @ product.numpy()
+    np.testing.assert_allclose(weight.grad.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_cpp
 @pytest.mark.parametrize("layer", [lora, full])
 @pytest.mark.parametrize("in_bf16", [False, True])
 def test_recompute_function_frees_product_and_gives_same_gradients(layer, in_bf16):
-    (made_again, bytes_without), (kept, bytes_with) = run(layer, False, in_bf16), run(layer, True, in_bf16)
+    (recomputed, bytes_without), (saved_bytes, bytes_with) = run(layer, False, in_bf16), run(layer, True, in_bf16)
     assert bytes_with - bytes_without >= ROWS * INNER * (2 if in_bf16 else 4)
-    for one, other in zip(made_again, kept, strict=True):
+    for one, other in zip(recomputed, saved_bytes, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -18,10 +18,10 @@ def test_swiglu_matches_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
     gate.flat[0] = -80.0  # for a large negative gate, silu is 0 and not NaN
     actual = run_both_ways(implementation, [gate, up], gradient)
-    assert_all_close(actual, expected(gate, up, gradient), atol=1e-5)
+    assert_all_close(actual, reference(gate, up, gradient), atol=1e-5)
 
 
-def expected(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
+def reference(gate: np.ndarray, up: np.ndarray, gradient: np.ndarray) -> list[np.ndarray]:
     """Return silu(gate) * up and both gradients, in float64."""
     sigmoid = 1 / (1 + np.exp(-gate.astype(np.float64)))
     slope = sigmoid * (1 + gate * (1 - sigmoid))
@@ -35,7 +35,7 @@ def test_swiglu_cpp_in_bf16_matches_the_formula_of_rounded_inputs(shape):
     with bf16_matmuls():
         actual = run_both_ways(swiglu_cpp, [gate, up], gradient)
     rounded = [paddle.to_tensor(x).astype("bfloat16").astype("float32").numpy() for x in (gate, up)]
-    assert_all_close(actual, expected(*rounded, gradient), atol=1e-5)
+    assert_all_close(actual, reference(*rounded, gradient), atol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", [CPP, swiglu_cpu])
@@ -53,5 +53,5 @@ def test_swiglu_with_large_gate_is_zero_or_its_input(far):
         swiglu_cpp, [np.full([17], far, np.float32), np.ones([17], np.float32)], np.ones([17], np.float32)
     )
     expected = max(far, 0.0)
-    for values, wanted in ((out, expected), (up_gradient, expected), (gate_gradient, float(far > 0))):
-        np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-30)
+    for values, correct in ((out, expected), (up_gradient, expected), (gate_gradient, float(far > 0))):
+        np.testing.assert_allclose(values, correct, rtol=1e-6, atol=1e-30)

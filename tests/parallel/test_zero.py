@@ -83,22 +83,22 @@ def test_sharding_on_two_processes_matches_one_process(runs, alone, case):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_sharding_holds_sharded_state_once(runs, alone, stage):
-    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())
+    single = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())
     ranks = [json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
     shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
     for what in ("state", "gradients", "values"):
         copies = 1 if what in shared else 2
-        assert sum(held[what] for held in ranks) == copies * whole[what]
-        assert max(held[what] for held in ranks) <= (1.1 / 2 if copies == 1 else 1.0) * whole[what]
+        assert sum(held[what] for held in ranks) == copies * single[what]
+        assert max(held[what] for held in ranks) <= (1.1 / 2 if copies == 1 else 1.0) * single[what]
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
 def test_sharding_releases_gradients_during_the_backward_pass(runs, alone, stage):
     """In addition to the owner's share, at most two of eight layers and the tied embedding are held."""
-    whole = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["backward"]
+    single = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["backward"]
     for rank in range(2):
         held = json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text())
-        assert held["gradients"] < held["backward"] <= 0.7 * whole
+        assert held["gradients"] < held["backward"] <= 0.7 * single
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])

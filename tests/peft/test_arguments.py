@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "expected"),
     [
         (
             LoRAConfig(r=4, lora_alpha=32, lora_dropout=0.1, use_rslora=True),
@@ -49,8 +49,8 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
     ],
     ids=lambda config: type(config).__name__,
 )
-def test_config_accepts_names_of_peft_and_paddlenlp(given, wanted):
-    assert type(given) is type(wanted) and given == wanted
+def test_config_accepts_names_of_peft_and_paddlenlp(given, expected):
+    assert type(given) is type(expected) and given == expected
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_bf16_base_every_method_matches_float32(switch: str, tmp_path: Path):
         assert all(tensor.dtype == FLOAT32 for tensor in model.adapter_state().values())
         models[dtype] = model
     train(models["float32"], steps=3)
-    learned = models["float32"].adapter_state()
+    trained_state = models["float32"].adapter_state()
     for name, tensor in models["bfloat16"].adapter_state().items():
-        tensor.set_value(learned[name])
+        tensor.set_value(trained_state[name])
     exact = logits_of(models["float32"])
     np.testing.assert_allclose(logits_of(models["bfloat16"]), exact, atol=0.02 * np.abs(exact).max())
     for dtype, model in models.items():

@@ -39,17 +39,17 @@ def test_load_combined_equals_the_weighted_sum_of_updates(tmp_path: Path):
         "c": PiSSAConfig(rank=3, target_modules=["up_proj", "v_proj"]),
     }
     weights = {"a": 0.7, "b": -0.4, "c": 1.3}
-    wanted: dict[str, np.ndarray] = {}
+    expected: dict[str, np.ndarray] = {}
     for name, config in configs.items():
         model = trained(config, seed=len(name))
         model.save_pretrained(tmp_path / name)
         for layer, delta in deltas(model).items():
-            wanted[layer] = wanted.get(layer, 0) + weights[name] * delta
+            expected[layer] = expected.get(layer, 0) + weights[name] * delta
     combined = load_combined(tiny_model(), {tmp_path / name: weight for name, weight in weights.items()})
     found = deltas(combined)
-    assert found.keys() == wanted.keys()
+    assert found.keys() == expected.keys()
     for layer, delta in found.items():
-        np.testing.assert_allclose(delta, wanted[layer], atol=TOLERANCE, err_msg=layer)
+        np.testing.assert_allclose(delta, expected[layer], atol=TOLERANCE, err_msg=layer)
     ranks = {name: layer.lora_A.weight.shape[0] for name, layer in adapter_layers(combined.base_model)}
     assert ranks["model.layers.0.mlp.up_proj"] == 4 + 2 + 2 * 3
     assert ranks["model.layers.0.mlp.down_proj"] == 4
@@ -104,10 +104,10 @@ def test_save_as_lora_keeps_logits_of_every_low_rank_method(switch: str, tmp_pat
 def test_load_combined_failure_leaves_model_unchanged(tmp_path: Path):
     trained(LoRAConfig(rank=2)).save_pretrained(tmp_path / "a")
     model = tiny_model()
-    wanted = state_of(model).keys()
+    expected = state_of(model).keys()
     with pytest.raises(ValueError, match="no adapter here"):
         load_combined(model, {tmp_path / "a": 1.0, tmp_path / "missing": 1.0})
-    assert state_of(model).keys() == wanted
+    assert state_of(model).keys() == expected
     assert np.array_equal(logits_of(model), logits_of(tiny_model()))
     with pytest.raises(ValueError, match="at least one folder"):
         load_combined(model, {})

@@ -37,7 +37,7 @@ def adapted(switch: str, family: str, seed: int = 42) -> PeftModel:
     return model
 
 
-def moved(switch: str, family: str) -> PeftModel:
+def trained(switch: str, family: str) -> PeftModel:
     """With an adapter that changes the logits clearly."""
     model = adapted(switch, family)
     train(model, steps=3)
@@ -74,7 +74,7 @@ def test_training_changes_only_the_adapter(switch: str, family: str):
 
 
 def test_from_pretrained_restores_the_same_bits(switch: str, family: str, tmp_path: Path):
-    model = moved(switch, family)
+    model = trained(switch, family)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(tiny_model(family), tmp_path)
     assert type(loaded) is type(model)
@@ -83,7 +83,7 @@ def test_from_pretrained_restores_the_same_bits(switch: str, family: str, tmp_pa
 
 
 def test_load_weights_restores_saved_adapter(switch: str, family: str, tmp_path: Path):
-    model = moved(switch, family)
+    model = trained(switch, family)
     model.save_pretrained(tmp_path)
     other = adapted(switch, family, seed=7)
     other.load_weights(tmp_path)
@@ -91,7 +91,7 @@ def test_load_weights_restores_saved_adapter(switch: str, family: str, tmp_path:
 
 
 def test_get_peft_model_with_path_starts_from_saved_adapter(switch: str, family: str, tmp_path: Path):
-    model = moved(switch, family)
+    model = trained(switch, family)
     model.save_pretrained(tmp_path)
     warm = get_peft_model(tiny_model(family), PEFT_METHODS.get(switch)(path=str(tmp_path)))
     warm.eval()
@@ -100,7 +100,7 @@ def test_get_peft_model_with_path_starts_from_saved_adapter(switch: str, family:
 
 
 def test_merge_and_unload_keeps_logits(switch: str, family: str, tmp_path: Path):
-    model = moved(switch, family)
+    model = trained(switch, family)
     before = logits_of(model)
     if not PEFT_METHODS.get(switch).mergeable:
         with pytest.raises(ValueError, match="cannot be merged"):
@@ -116,7 +116,7 @@ def test_merge_and_unload_keeps_logits(switch: str, family: str, tmp_path: Path)
 
 
 def test_disable_adapter_gives_base_logits(switch: str, family: str):
-    model = moved(switch, family)
+    model = trained(switch, family)
     on = logits_of(model)
     with model.disable_adapter():
         assert np.array_equal(logits_of(model), logits_of(tiny_model(family)))
@@ -126,7 +126,7 @@ def test_disable_adapter_gives_base_logits(switch: str, family: str):
 def test_enable_recompute_keeps_gradients(switch: str, family: str):
     gradients = []
     for recompute in (False, True):
-        model = moved(switch, family)
+        model = trained(switch, family)
         model.train()
         if recompute:
             model.enable_recompute()
@@ -140,7 +140,7 @@ def test_enable_recompute_keeps_gradients(switch: str, family: str):
 
 
 def test_forward_packed_documents_match_single_documents(switch: str, family: str):
-    model = moved(switch, family)
+    model = trained(switch, family)
     packed = paddle.to_tensor(INPUT_IDS.reshape(1, -1))
     length = INPUT_IDS.shape[1]
     with paddle.no_grad():
@@ -149,15 +149,15 @@ def test_forward_packed_documents_match_single_documents(switch: str, family: st
 
 
 def test_kv_cache_decoding_matches_full_forward(switch: str, family: str):
-    model = moved(switch, family)
+    model = trained(switch, family)
     cache = KVCache([0] * len(INPUT_IDS))
     ids = paddle.to_tensor(INPUT_IDS)
     prompts = {"prompt_lengths": [[6]] * len(INPUT_IDS)} if PEFT_METHODS.get(switch).reads_prompts else {}
     with paddle.no_grad():
-        wanted = model(ids, **prompts).numpy()
+        expected = model(ids, **prompts).numpy()
         parts = [model(ids[:, :6], cache=cache).numpy()]
         parts += [model(ids[:, i : i + 1], cache=cache).numpy() for i in range(6, ids.shape[1])]
-    np.testing.assert_allclose(np.concatenate(parts, axis=1), wanted, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_get_peft_model_start_depends_only_on_seed(switch: str, family: str):

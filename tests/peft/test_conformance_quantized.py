@@ -56,7 +56,7 @@ def adapted(method: str, algo: str) -> PeftModel:
     return model
 
 
-def moved(method: str, algo: str) -> PeftModel:
+def trained(method: str, algo: str) -> PeftModel:
     model = adapted(method, algo)
     start = logits_of(model)
     train(model, steps=3)
@@ -87,7 +87,7 @@ def test_training_over_quantized_base_changes_only_the_adapter(method: str, algo
 
 
 def test_from_files_over_quantized_base_restores_the_same_bits(method: str, algo: str, tmp_path: Path):
-    model = moved(method, algo)
+    model = trained(method, algo)
     model.save_pretrained(tmp_path)
     stored = read_adapter(tmp_path)
     loaded = PeftModel.from_files(quantized(algo, stored.config), stored)
@@ -96,7 +96,7 @@ def test_from_files_over_quantized_base_restores_the_same_bits(method: str, algo
 
 
 def test_merge_and_unload_over_quantized_base_keeps_logits(method: str, algo: str):
-    model = moved(method, algo)
+    model = trained(method, algo)
     before = logits_of(model)
     if not model.peft_config.mergeable:
         with pytest.raises(ValueError, match="cannot be merged"):
@@ -110,7 +110,7 @@ def test_merge_and_unload_over_quantized_base_keeps_logits(method: str, algo: st
 
 
 def test_disable_adapter_over_quantized_base_gives_base_logits(method: str, algo: str):
-    model = moved(method, algo)
+    model = trained(method, algo)
     base = logits_of(quantized(algo, config_of(method)))
     with model.disable_adapter():
         assert np.array_equal(logits_of(model), base)

@@ -18,7 +18,7 @@ def test_linear_names_are_all_of_the_decoder_without_lm_head(family: str):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "count"),
+    ("expected", "count"),
     [
         (None, 14),
         ("all-linear", 14),
@@ -31,15 +31,15 @@ def test_linear_names_are_all_of_the_decoder_without_lm_head(family: str):
         (["q_proj", ".*q_proj"], 2),
     ],
 )
-def test_select_targets_accepts_names_paths_and_patterns(wanted: list[str] | str | None, count: int):
+def test_select_targets_accepts_names_paths_and_patterns(expected: list[str] | str | None, count: int):
     names = linear_names(tiny_model())
-    chosen = select_targets(names, wanted, "lora_target_modules")
+    chosen = select_targets(names, expected, "lora_target_modules")
     assert len(chosen) == count
     assert chosen == [name for name in names if name in chosen]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("expected", "message"),
     [
         (
             ["q_proj", "q_porj"],
@@ -53,9 +53,9 @@ def test_select_targets_accepts_names_paths_and_patterns(wanted: list[str] | str
         ([], "is an empty list"),
     ],
 )
-def test_select_targets_without_match_raises(wanted: list[str], message: str):
+def test_select_targets_without_match_raises(expected: list[str], message: str):
     with pytest.raises(ValueError, match=message):
-        select_targets(linear_names(tiny_model()), wanted, "lora_target_modules")
+        select_targets(linear_names(tiny_model()), expected, "lora_target_modules")
 
 
 def test_shortest_targets_are_leaf_names_where_unambiguous():

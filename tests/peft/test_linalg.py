@@ -38,9 +38,9 @@ def test_leading_svd_of_low_rank_matrix_is_exact():
 def test_leading_svd_exact_matches_numpy():
     values = matrix((60, 90), False)
     u, s, v_t = leading_svd(paddle.to_tensor(values), 5, "w", exact=True)
-    wanted_u, wanted_s, wanted_v = np.linalg.svd(values)
-    np.testing.assert_allclose(s.numpy(), wanted_s[:5], rtol=1e-5)
-    product = (wanted_u[:, :5] * wanted_s[:5]) @ wanted_v[:5]
+    expected_u, expected_s, expected_v = np.linalg.svd(values)
+    np.testing.assert_allclose(s.numpy(), expected_s[:5], rtol=1e-5)
+    product = (expected_u[:, :5] * expected_s[:5]) @ expected_v[:5]
     np.testing.assert_allclose((u.numpy() * s.numpy()) @ v_t.numpy(), product, atol=1e-3)
 
 

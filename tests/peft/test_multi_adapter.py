@@ -151,19 +151,19 @@ def test_add_weighted_adapter_linear_sums_the_factors_as_peft_does():
     """With PEFT's formula: scale and weight enter both factors as sqrt(w s)."""
     model = get_peft_model(tiny_model(), LoRAConfig(r=2, lora_alpha=6), adapter_name="a")
     model.add_adapter("b", LoRAConfig(r=2, lora_alpha=1), seed=1)
-    wanted: dict[str, list] = {}
+    expected: dict[str, list] = {}
     for name, weight in (("a", 0.7), ("b", 0.3)):
         model.set_adapter(name)
         train(model, steps=2)
         for layer_name, layer in adapter_layers(model.base_model):
             root = (weight * layer.scaling) ** 0.5
             pair = (layer.lora_A.weight.numpy() * root, layer.lora_B.weight.numpy() * root)
-            wanted.setdefault(layer_name, []).append(pair)
+            expected.setdefault(layer_name, []).append(pair)
     model.add_weighted_adapter(["a", "b"], [0.7, 0.3], "sum", combination_type="linear")
     model.set_adapter("sum")
     assert model.peft_config.rank == 2
     for name, delta in update_of(model).items():
-        a, b = (np.sum(factors, axis=0) for factors in zip(*wanted[name], strict=True))
+        a, b = (np.sum(factors, axis=0) for factors in zip(*expected[name], strict=True))
         np.testing.assert_allclose(delta, b @ a, atol=1e-6)
 
 

@@ -45,14 +45,14 @@ def trained(folder: Path, name: str, config: PeftConfig) -> np.ndarray:
 
 
 def test_set_adapter_over_quantized_base_gives_each_adapters_logits(folder: Path):
-    wanted = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
+    expected = {name: trained(folder, name, config) for name, config in CONFIGS.items()}
     first, *others = CONFIGS
     model = PeftModel.from_pretrained(quantized(folder), folder / first, first)
     for name in others:
         model.load_adapter(folder / name, name)
     for name in reversed(CONFIGS):
         model.set_adapter(name)
-        assert np.array_equal(logits_of(model), wanted[name])
+        assert np.array_equal(logits_of(model), expected[name])
     with model.disable_adapter():
         assert np.array_equal(logits_of(model), logits_of(quantized(folder)))
 

@@ -201,8 +201,8 @@ def test_from_pretrained_target_without_tensors_names_them(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
 
 
-@pytest.mark.parametrize("way", ["from_pretrained", "path", "combined", "wrap"])
-def test_failed_load_leaves_model_unchanged(way: str, tmp_path: Path):
+@pytest.mark.parametrize("loader", ["from_pretrained", "path", "combined", "wrap"])
+def test_failed_load_leaves_model_unchanged(loader: str, tmp_path: Path):
     trained_adapter(tmp_path / "good")
     trained_adapter(tmp_path / "bad")
     change(tmp_path / "bad", r=5)
@@ -210,11 +210,11 @@ def test_failed_load_leaves_model_unchanged(way: str, tmp_path: Path):
     model.model.norm.weight.stop_gradient = True
     names, frozen = list(state_of(model)), [p.stop_gradient for p in model.parameters()]
     with pytest.raises(ValueError, match=r"28 misshapen|lora_rank=30 is more than"):
-        if way == "from_pretrained":
+        if loader == "from_pretrained":
             PeftModel.from_pretrained(model, tmp_path / "bad")
-        elif way == "path":
+        elif loader == "path":
             get_peft_model(model, LoRAConfig(path=str(tmp_path / "bad")))
-        elif way == "combined":
+        elif loader == "combined":
             load_combined(model, {tmp_path / "good": 0.5, tmp_path / "bad": 0.5})
         else:
             get_peft_model(model, PiSSAConfig(rank=30))

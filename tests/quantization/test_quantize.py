@@ -122,23 +122,27 @@ def test_empty_has_shapes_of_quantized_weight():
         QuantizationConfig(algo="weight_only_int8"),
         QuantizationConfig(algo="weight_only_int4", group_size=4),
     ):
-        wanted, found = quantize(weight_of(7, 36), options), empty((7, 36), options)
-        assert found.num_bytes == wanted.num_bytes
+        expected, found = quantize(weight_of(7, 36), options), empty((7, 36), options)
+        assert found.num_bytes == expected.num_bytes
         for name in ("codes", "scales", "group_scales", "offset"):
-            ours, theirs = getattr(found, name), getattr(wanted, name)
+            ours, theirs = getattr(found, name), getattr(expected, name)
             assert (ours is None) == (theirs is None)
             assert ours is None or (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        assert (found.shape, found.block_size, found.group_size) == (wanted.shape, wanted.block_size, wanted.group_size)
+        assert (found.shape, found.block_size, found.group_size) == (
+            expected.shape,
+            expected.block_size,
+            expected.group_size,
+        )
 
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_quantize_in_chunks_gives_same_codes(algo: str, monkeypatch: pytest.MonkeyPatch):
     weight, options = weight_of(37, 33), QuantizationConfig(algo=algo, block_size=64, double_quant=True)
-    whole = quantize(weight, options)
+    full = quantize(weight, options)
     monkeypatch.setattr("paddlenlp_ext.quantization.quantize._CHUNK", 200)
     parts = quantize(weight, options)
     for name in ("codes", "scales", "group_scales", "offset"):
-        assert np.array_equal(getattr(parts, name).numpy(), getattr(whole, name).numpy()), name
+        assert np.array_equal(getattr(parts, name).numpy(), getattr(full, name).numpy()), name
 
 
 def test_quantize_linears_mixes_formats_by_name():
@@ -182,9 +186,9 @@ def test_quantized_linear_uses_weight_value_and_has_no_parameters():
     assert (layer.in_features, layer.out_features) == (36, 7)
     assert all(parameter.stop_gradient for parameter in layer.parameters())
     x = np.random.default_rng(1).standard_normal((2, 3, 36)).astype(np.float32)
-    wanted = x @ layer.weight_value().numpy().T
-    np.testing.assert_allclose(layer.forward_without_bias(paddle.to_tensor(x)).numpy(), wanted, atol=1e-4)
-    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted + bias.numpy(), atol=1e-4)
+    expected = x @ layer.weight_value().numpy().T
+    np.testing.assert_allclose(layer.forward_without_bias(paddle.to_tensor(x)).numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected + bias.numpy(), atol=1e-4)
     assert {name for name in layer.state_dict() if "bias" not in name} == {"codes", "scales", "group_scales", "offset"}
 
 

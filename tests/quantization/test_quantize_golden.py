@@ -40,7 +40,7 @@ def test_quantize_matches_bitsandbytes(golden: dict[str, np.ndarray], algo: str,
         # the mean is a sum of float32, whose last digit hangs on the order of summing
         np.testing.assert_allclose(stored.offset.numpy(), golden[f"{prefix}/offset"], rtol=2e-7)
         np.testing.assert_allclose(stored.group_scales.numpy(), golden[f"{prefix}/group_scales"], rtol=1e-6, atol=1e-37)
-        wanted = golden[f"{prefix}/dequantized"]
-        np.testing.assert_allclose(dequantize(stored).numpy(), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+        expected = golden[f"{prefix}/dequantized"]
+        np.testing.assert_allclose(dequantize(stored).numpy(), expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
     else:
         assert np.array_equal(dequantize(stored).numpy(), golden[f"{prefix}/dequantized"])

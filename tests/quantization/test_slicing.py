@@ -24,31 +24,31 @@ def weight_of(out: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize(("out", "width"), [(6, 96), (10, 64), (4, 160)])
 def test_slice_weight_shards_have_values_of_full_weight(algo, double, axis, out, width):
     options = QuantizationConfig(algo=algo, double_quant=double and algo in ("nf4", "fp4"), double_quant_block_size=4)
-    whole = quantize(weight_of(out, width), options)
-    values, half = dequantize(whole).numpy(), whole.shape[axis] // 2
+    full = quantize(weight_of(out, width), options)
+    values, half = dequantize(full).numpy(), full.shape[axis] // 2
     for start in (0, half):
-        cut = Shard(axis, start, start + half, whole.shape[axis])
-        part = slice_weight(whole, cut)
-        assert part.shape == cut_shape(values, cut)
-        assert part.codes.size * 2 == whole.codes.size
-        np.testing.assert_array_equal(dequantize(part).numpy(), values[cut.index])
+        shard = Shard(axis, start, start + half, full.shape[axis])
+        part = slice_weight(full, shard)
+        assert part.shape == shape_of_shard(values, shard)
+        assert part.codes.size * 2 == full.codes.size
+        np.testing.assert_array_equal(dequantize(part).numpy(), values[shard.index])
 
 
-def cut_shape(values: np.ndarray, cut: Shard) -> tuple[int, ...]:
-    return values[cut.index].shape
+def shape_of_shard(values: np.ndarray, shard: Shard) -> tuple[int, ...]:
+    return values[shard.index].shape
 
 
 def test_slice_weight_reduces_block_size_as_needed():
-    whole = quantize(weight_of(6, 96), QuantizationConfig(algo="nf4"))
-    assert slice_weight(whole, Shard(0, 0, 2, 6)).block_size == 64
-    assert slice_weight(whole, Shard(0, 0, 3, 6)).block_size == 32
-    assert slice_weight(whole, Shard(1, 48, 96, 96)).block_size == 16
+    full = quantize(weight_of(6, 96), QuantizationConfig(algo="nf4"))
+    assert slice_weight(full, Shard(0, 0, 2, 6)).block_size == 64
+    assert slice_weight(full, Shard(0, 0, 3, 6)).block_size == 32
+    assert slice_weight(full, Shard(1, 48, 96, 96)).block_size == 16
     grouped = quantize(weight_of(6, 96), QuantizationConfig(algo="weight_only_int4", group_size=8))
     assert slice_weight(grouped, Shard(1, 48, 96, 96)).block_size == 8
 
 
 @pytest.mark.parametrize(
-    ("algo", "shape", "cut"),
+    ("algo", "shape", "shard"),
     [
         ("nf4", (6, 48), Shard(1, 0, 24, 48)),
         ("weight_only_int4", (6, 6), Shard(1, 0, 3, 6)),
@@ -56,20 +56,20 @@ def test_slice_weight_reduces_block_size_as_needed():
         ("weight_only_int8", (6, 16), Shard(1, 0, 8, 16)),
     ],
 )
-def test_slice_weight_unsupported_size_raises(algo, shape, cut):
-    whole = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
+def test_slice_weight_unsupported_size_raises(algo, shape, shard):
+    full = quantize(weight_of(*shape), QuantizationConfig(algo=algo))
     with pytest.raises(
-        ValueError, match=rf"{algo} in blocks of \d+ cannot be sharded into parts of {cut.stop - cut.start}"
+        ValueError, match=rf"{algo} in blocks of \d+ cannot be sharded into parts of {shard.stop - shard.start}"
     ):
-        slice_weight(whole, cut)
+        slice_weight(full, shard)
 
 
 def test_shard_weight_layer_computes_with_its_shard():
     options = QuantizationConfig(algo="nf4", double_quant=True)
     layer = QuantizedLinear(quantize(weight_of(8, 128), options))
     x = paddle.to_tensor(weight_of(3, 128))
-    whole = layer(x).numpy()
+    full = layer(x).numpy()
     layer.shard_weight(Shard(0, 4, 8, 8))
     assert (layer.out_features, layer.in_features) == (4, 128)
     assert sorted(name for name, _ in layer.named_buffers()) == ["codes", "scales"]
-    np.testing.assert_allclose(layer(x).numpy(), whole[:, 4:], rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(layer(x).numpy(), full[:, 4:], rtol=1e-6, atol=1e-5)

@@ -70,9 +70,9 @@ def test_bf16_training_losses_follow_float32_and_trained_weights_stay_float32(ru
 def test_bf16_training_with_recompute_gives_the_same_bits(run_folders, lora):
     """A layer that the backward pass recomputes rounds as it did the first time."""
     config = config_for(run_folders, lora, bf16=True)
-    kept = losses_of(build_trainer(config, load_data(config)))
+    saved = losses_of(build_trainer(config, load_data(config)))
     config = config_for(run_folders, lora, bf16=True, recompute=True)
-    np.testing.assert_array_equal(losses_of(build_trainer(config, load_data(config))), kept)
+    np.testing.assert_array_equal(losses_of(build_trainer(config, load_data(config))), saved)
 
 
 def test_bf16_training_without_the_cpu_library_names_cause_and_remedy(run_folders, monkeypatch):

@@ -29,16 +29,16 @@ def evaluate(tmp_path, rows=ROWS, model=None, **keys):
 
 
 def expected_metrics(model, rows):
-    total = hits = count = 0
+    total = correct = count = 0
     for row in rows:
         with paddle.no_grad():
             logits = model(paddle.to_tensor(row.tokens[None, :-1].astype("int64"))).numpy()[0].astype("float64")
         log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        learned, targets = row.loss_mask[1:], row.tokens[1:]
-        total -= log_probabilities[np.arange(len(targets)), targets][learned].sum()
-        hits += (logits.argmax(-1) == targets)[learned].sum()
-        count += learned.sum()
-    return total / count, hits / count, count
+        is_target, targets = row.loss_mask[1:], row.tokens[1:]
+        total -= log_probabilities[np.arange(len(targets)), targets][is_target].sum()
+        correct += (logits.argmax(-1) == targets)[is_target].sum()
+        count += is_target.sum()
+    return total / count, correct / count, count
 
 
 def test_evaluate_loss_equals_the_metrics_of_single_rows(tmp_path):

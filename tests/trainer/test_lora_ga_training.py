@@ -38,12 +38,12 @@ def starts(model: PeftModel) -> list[np.ndarray]:
 def test_lora_ga_run_starts_as_its_base_and_resumes_with_its_start(tmp_path: Path):
     base = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1)
     with paddle.no_grad():
-        wanted = base(INPUT_IDS).numpy()
+        expected = base(INPUT_IDS).numpy()
     models = [get_peft_model(base, LoRAGAConfig(rank=4, ga_batches=3))]
     begin = FirstLogits(models[0])
     config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     Trainer(models[0], config, Rows(8), None, Tokenizer(), callbacks=(begin,)).train()
-    assert np.array_equal(begin.logits, wanted)
+    assert np.array_equal(begin.logits, expected)
     assert all(start.any() for start in starts(models[0]))
     models.append(
         get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), LoRAGAConfig(rank=4, ga_batches=1))

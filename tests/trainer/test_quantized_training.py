@@ -64,8 +64,10 @@ def test_quantized_run_resumes_to_the_same_bits_and_merges(run_folders, method):
     )
     checkpoint = run_folders / "whole" / "checkpoint-2"
     run(config("again", resume_from_checkpoint=str(checkpoint)))
-    whole, again = adapter_of(run_folders / "whole"), adapter_of(run_folders / "again")
-    assert whole.keys() == again.keys() and all(np.array_equal(whole[name], again[name]) for name in whole)
+    uninterrupted, again = adapter_of(run_folders / "whole"), adapter_of(run_folders / "again")
+    assert uninterrupted.keys() == again.keys() and all(
+        np.array_equal(uninterrupted[name], again[name]) for name in uninterrupted
+    )
     assert json.loads((run_folders / "whole" / "run_config.json").read_text())["weight_quantize_algo"] == "nf4"
 
     report = merge_adapter(run_folders / "whole", run_folders / "merged", AutoModelForCausalLM.from_pretrained)
@@ -108,8 +110,8 @@ def test_quantized_run_loads_best_adapter_and_rejects_another_format(run_folders
     model = run(config_for(run_folders, learning_rate=3e-2, **keys))
     assert json.loads((run_folders / "out" / "trainer_state.json").read_text())["best_step"] == 2
     best, saved = run_folders / "out" / "checkpoint-2", adapter_of(run_folders / "out")
-    kept = adapter_of(best)
-    assert kept.keys() == saved.keys() and all(np.array_equal(kept[name], saved[name]) for name in kept)
+    loaded = adapter_of(best)
+    assert loaded.keys() == saved.keys() and all(np.array_equal(loaded[name], saved[name]) for name in loaded)
     assert len(quantized_linears(model)) == 14
     other = config_for(run_folders, "other", weight_quantize_algo="fp4", resume_from_checkpoint=str(best))
     with pytest.raises(ValueError, match=r"over weights in nf4, .* has them in fp4"):

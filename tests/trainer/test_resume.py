@@ -136,9 +136,9 @@ def test_resume_finished_run_makes_no_step_and_longer_one_continues(tmp_path):
 def test_resume_named_checkpoint_starts_there(tmp_path):
     make_trainer(tmp_path / "a", save_strategy="steps", save_steps=3, num_train_epochs=1.0).train()
     folder = tmp_path / "a" / "checkpoint-3"
-    moved = make_trainer(tmp_path / "b", resume_from_checkpoint=str(folder), num_train_epochs=1.0)
-    moved.train()
-    assert [entry["step"] for entry in moved.state.log_history] == list(range(1, 8))
+    continued = make_trainer(tmp_path / "b", resume_from_checkpoint=str(folder), num_train_epochs=1.0)
+    continued.train()
+    assert [entry["step"] for entry in continued.state.log_history] == list(range(1, 8))
     with pytest.raises(ValueError, match=r"also has checkpoint-6, newer than checkpoint-3"):
         make_trainer(tmp_path / "a", resume_from_checkpoint=str(folder)).train()
 

@@ -96,9 +96,9 @@ def test_optimizer_step_partial_last_batch_is_a_full_step(tmp_path):
     rows = Rows(10, seed=4)
     split, reports = train(tmp_path / "a", rows, per_device_train_batch_size=2, gradient_accumulation_steps=2,
                            num_train_epochs=2.0)  # fmt: skip
-    whole, expected = train(tmp_path / "b", rows, per_device_train_batch_size=4, num_train_epochs=2.0)
+    full, expected = train(tmp_path / "b", rows, per_device_train_batch_size=4, num_train_epochs=2.0)
     assert [report.num_rows for report in reports] == [4, 4, 2, 4, 4, 2] == [r.num_rows for r in expected]
-    for name, value in whole.items():
+    for name, value in full.items():
         assert np.abs(split[name] - value).max() <= 1e-6, name
 
 

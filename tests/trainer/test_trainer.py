@@ -142,10 +142,10 @@ def test_trainer_micro_batch_without_target_tokens_counts_for_nothing(tmp_path):
     rows = Rows(4, seed=1)
     rows.rows[2].loss_mask[:] = False
     split = make_trainer(tmp_path / "a", rows=rows, per_device_train_batch_size=1, gradient_accumulation_steps=4)
-    whole = make_trainer(tmp_path / "b", rows=rows, per_device_train_batch_size=4)
-    for trainer in (split, whole):
+    single = make_trainer(tmp_path / "b", rows=rows, per_device_train_batch_size=4)
+    for trainer in (split, single):
         trainer.train()
-    assert split.state.log_history[0]["loss"] == pytest.approx(whole.state.log_history[0]["loss"], rel=1e-6)
+    assert split.state.log_history[0]["loss"] == pytest.approx(single.state.log_history[0]["loss"], rel=1e-6)
 
 
 def test_trainer_calls_the_models_hooks(tmp_path):

@@ -19,10 +19,10 @@ def main() -> None:
     golden = {"dynamic_levels": functional.create_dynamic_map().numpy()}
     for algo in ("nf4", "fp4"):
         golden[f"{algo}/levels"] = functional.get_4bit_type(algo, device="cpu").numpy()
-        for case, wanted in CASES.items():
+        for case, spec in CASES.items():
             weight = torch.from_numpy(weight_of(case))
             for name, double in (("single", False), ("double", True)):
-                options = {"blocksize": wanted["block_size"], "quant_type": algo, "compress_statistics": double}
+                options = {"blocksize": spec["block_size"], "quant_type": algo, "compress_statistics": double}
                 codes, state = functional.quantize_4bit(weight, **options)
                 found = {"codes": codes.flatten(), "scales": state.absmax}
                 found["dequantized"] = functional.dequantize_4bit(codes, state)

@@ -19,11 +19,11 @@ from tests.golden.generators.make_weight_adapter_golden import measure
 
 
 def main() -> None:
-    for case, wanted in CASES.items():
+    for case, spec in CASES.items():
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
-        config = peft.VeraConfig(task_type="CAUSAL_LM", **wanted["settings"])
-        model = peft.get_peft_model(build(wanted["base"]), config)
+        config = peft.VeraConfig(task_type="CAUSAL_LM", **spec["settings"])
+        model = peft.get_peft_model(build(spec["base"]), config)
         pair = {f"pair:{name}": getattr(model.base_model, name)["default"].numpy() for name in ("vera_A", "vera_B")}
         for name, parameter in trained(model).items():
             generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
@@ -31,7 +31,7 @@ def main() -> None:
         model.save_pretrained(folder)
         (folder / "README.md").unlink()
         # Vectors only: no weight decay here (trainer/optimizer.py).
-        golden = measure(model, wanted["base"], weight_decay=0.0) | pair
+        golden = measure(model, spec["base"], weight_decay=0.0) | pair
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB")

@@ -21,18 +21,18 @@ from tests.golden.generators.make_peft_golden import FOLDER, build, trained
 
 
 def main() -> None:
-    for case, wanted in CASES.items():
+    for case, spec in CASES.items():
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
-        config = getattr(peft, wanted["config"])(task_type="CAUSAL_LM", **wanted["settings"])
-        model = peft.get_peft_model(build(wanted["base"]), config)
+        config = getattr(peft, spec["config"])(task_type="CAUSAL_LM", **spec["settings"])
+        model = peft.get_peft_model(build(spec["base"]), config)
         for name, parameter in trained(model).items():
             generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
-            values = wanted["mean"] + wanted["deviation"] * generator.standard_normal(tuple(parameter.shape))
+            values = spec["mean"] + spec["deviation"] * generator.standard_normal(tuple(parameter.shape))
             parameter.data = torch.from_numpy(values.astype(np.float32))
         model.save_pretrained(folder)
         (folder / "README.md").unlink()
-        golden = measure(model, wanted["base"])
+        golden = measure(model, spec["base"])
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         fields = json.loads((folder / "adapter_config.json").read_text())

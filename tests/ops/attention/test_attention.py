@@ -92,10 +92,10 @@ def test_attention_ignores_other_documents():
 def test_cached_attention_of_last_queries_matches_full_attention():
     layout = AttentionLayout.from_documents([[3, 9], [12]], window=6)
     inputs = make(layout, 4, 2)
-    whole = softmax_attention(*inputs, layout, 0.3)
+    full = softmax_attention(*inputs, layout, 0.3)
     q, k, v = map(paddle.to_tensor, inputs)
     actual = cached_attention(q[:, 7:], k, v, paddle.to_tensor([3, 0]), 6, 0.3)
-    np.testing.assert_allclose(actual.numpy(), whole[:, 7:], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(actual.numpy(), full[:, 7:], rtol=0, atol=2e-6)
 
 
 def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):

@@ -71,9 +71,9 @@ def test_attention_cpp_in_bf16_is_within_rounding(documents, window, prefix, sha
         actual = run(arrays, layout, "native")
     exact = run(arrays, layout, "reference")
     # Each of up to three factors is rounded by up to 2^-9, and a gradient may be a small difference of large terms.
-    whole = max(np.linalg.norm(x) for x in exact)
+    largest_norm = max(np.linalg.norm(x) for x in exact)
     for one, other in zip(actual, exact, strict=True):
-        assert np.linalg.norm(one - other) <= 6 * 2.0**-9 * max(np.linalg.norm(other), 0.1 * whole)
+        assert np.linalg.norm(one - other) <= 6 * 2.0**-9 * max(np.linalg.norm(other), 0.1 * largest_norm)
     if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
         assert np.abs(actual[0] - exact[0]).max() > 1e-4, "nothing was rounded"
 

@@ -176,11 +176,11 @@ def test_empty_returns_ordinary_tensors(dtype, shape):
 
 @needs_cpp
 def test_empty_reuses_freed_memory_only():
-    kept, freed = library.empty([1 << 20]), library.empty([1 << 20])
+    in_use, freed = library.empty([1 << 20]), library.empty([1 << 20])
     address, before = library.pointer(freed), account()
     del freed
     again = library.empty([(1 << 20) - 5])
-    assert library.pointer(again) == address != library.pointer(kept)
+    assert library.pointer(again) == address != library.pointer(in_use)
     assert account()[0] == before[0]
 
 

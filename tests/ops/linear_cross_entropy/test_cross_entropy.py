@@ -49,11 +49,11 @@ def test_cross_entropy_cpp_with_bf16_gradient_rounds_the_fp32_one(num_rows, num_
     cpp_threads(threads)
     logits, targets = 5.0 * normal(1, num_rows, num_columns), paddle.arange(num_rows) % num_columns
     exact, rounded = paddle.to_tensor(logits), paddle.to_tensor(logits)
-    wanted, found = (
+    expected, found = (
         cross_entropy_cpp(exact, targets, True),
         cross_entropy_cpp(rounded, targets, True, bf16_gradient=True),
     )
-    assert float(found[0]) == float(wanted[0]) and found[1] == wanted[1]
+    assert float(found[0]) == float(expected[0]) and found[1] == expected[1]
     first_halves = np.ascontiguousarray(rounded.numpy()).view(np.uint16)[:, :num_columns]
     actual = (first_halves.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(actual, exact.astype("bfloat16").astype("float32").numpy())

@@ -18,16 +18,16 @@ BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
 def dense(hidden, weight, labels):
     """Return the loss sum, the number of correct predictions and both gradients in double precision."""
     hidden, weight = hidden.astype(np.float64), weight.astype(np.float64)
-    learned = labels != -100
+    is_target = labels != -100
     logits = hidden @ weight.T
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
     probabilities = exponentials / exponentials.sum(1, keepdims=True)
-    rows, targets = np.arange(len(labels)), np.where(learned, labels, 0)
+    rows, targets = np.arange(len(labels)), np.where(is_target, labels, 0)
     losses = -np.log(probabilities[rows, targets])
     probabilities[rows, targets] -= 1
-    logits_gradient = probabilities * learned[:, None]
-    is_correct = (logits.argmax(1) == labels) & learned
-    return losses[learned].sum(), is_correct.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
+    logits_gradient = probabilities * is_target[:, None]
+    is_correct = (logits.argmax(1) == labels) & is_target
+    return losses[is_target].sum(), is_correct.sum(), logits_gradient @ weight, logits_gradient.T @ hidden
 
 
 def make(num_rows: int, hidden_size: int, vocab_size: int, target_fraction: float):
@@ -156,7 +156,7 @@ def test_linear_cross_entropy_in_bf16_returns_trainable_weight_gradient_within_r
     with bf16_matmuls():
         loss, _ = linear_cross_entropy(hidden_t, weight_t, paddle.to_tensor(labels), chunk)
     loss.backward()
-    _, _, *wanted = dense(hidden, weight, labels)
-    for tensor, gradient in zip((hidden_t, weight_t), wanted, strict=True):
+    _, _, *expected = dense(hidden, weight, labels)
+    for tensor, gradient in zip((hidden_t, weight_t), expected, strict=True):
         error = np.linalg.norm(tensor.grad.numpy() - gradient) / np.linalg.norm(gradient)
         assert tensor.grad.dtype == paddle.float32 and 1e-4 < error < 3e-2

@@ -61,9 +61,9 @@ def test_dequantize_backends_give_same_bits(shape: tuple[int, int], options: Qua
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
     assert parts[-1][1] == shape[0]
     whole = from_formula(weight)
-    for way in (dequantize_rows_numpy, dequantize_rows_reference, dequantize):
-        found = way(weight) if way is dequantize else paddle.concat([way(weight, *part) for part in parts])
-        assert np.array_equal(found.numpy(), whole), way.__name__
+    for backend in (dequantize_rows_numpy, dequantize_rows_reference, dequantize):
+        found = backend(weight) if backend is dequantize else paddle.concat([backend(weight, *part) for part in parts])
+        assert np.array_equal(found.numpy(), whole), backend.__name__
 
 
 def from_formula(weight: QuantizedWeight) -> np.ndarray:
@@ -142,10 +142,10 @@ def test_quantized_linear_cpp_in_bf16_rounds_its_inputs(options: QuantizationCon
 
 
 @pytest.fixture(params=["native", "reference"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Select the backend of `quantized_linear`."""
     if request.param == "native" and library.unavailable_reason() is not None:
-        pytest.skip(f"no native library: {library.unavailable_reason()}")
+        pytest.skip(f"C++ library unavailable: {library.unavailable_reason()}")
     choose = DispatchedOp.choose
     monkeypatch.setattr(DispatchedOp, "choose", lambda op, x: choose(op, x, request.param))
     return request.param
@@ -154,7 +154,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @by_format
 @by_shape
 def test_quantized_linear_matches_the_dequantized_weight(
-    shape: tuple[int, int], options: QuantizationConfig, small_blocks: None, way: str
+    shape: tuple[int, int], options: QuantizationConfig, small_blocks: None, backend: str
 ):
     weight = packed(shape, options)
     generator = np.random.default_rng(0)
@@ -179,12 +179,12 @@ def test_input_gradient_reference_in_half_precision_sums_in_float32(monkeypatch:
     multiply, weight = paddle.matmul, packed((600, 32), FORMATS[0])
     gradient = rounded(paddle.to_tensor(normal(2, 9, 600)))
     plain = rounded(dequantize(weight)).astype("float32").numpy().astype(np.float64)
-    wanted = gradient.astype("float32").numpy() @ plain
+    expected = gradient.astype("float32").numpy() @ plain
     monkeypatch.setattr(paddle, "matmul", product)
     monkeypatch.setattr(linear_module, "row_blocks", lambda weight: dequantize_module.row_blocks(weight, 300))
     found = linear_module.input_gradient_reference(gradient, weight)
     assert found.dtype == paddle.float32
-    assert np.linalg.norm(found.numpy() - wanted) < 2.0**-8 * np.linalg.norm(wanted)
+    assert np.linalg.norm(found.numpy() - expected) < 2.0**-8 * np.linalg.norm(expected)
 
 
 def test_row_blocks_on_gpu_cover_a_layer_at_once():
@@ -196,7 +196,7 @@ def test_row_blocks_on_gpu_cover_a_layer_at_once():
     assert len(list(dequantize_module.row_blocks(weight(False)))) == 56
 
 
-def test_quantized_linear_with_frozen_input_returns_no_gradient(way: str):
+def test_quantized_linear_with_frozen_input_returns_no_gradient(backend: str):
     weight = packed((7, 64), FORMATS[0])
     x, scale = paddle.ones([2, 64]), paddle.ones([1])
     scale.stop_gradient = False
@@ -266,11 +266,11 @@ def test_weight_only_linear_passes_our_codes_and_scales(
     assert first["group_size"] == group
     assert first["weight_scale"].dtype == paddle.float16
     assert first["weight_scale"].shape == ([64] if group < 0 else [2, 64])
-    found, wanted = first["weight"].numpy().view(np.uint8), weight.codes.numpy().view(np.uint8)
+    found, expected = first["weight"].numpy().view(np.uint8), weight.codes.numpy().view(np.uint8)
     if options.algo == "weight_only_int8":  # the kernel has its own order of codes, with an offset of 128
-        assert np.array_equal(np.sort(found.reshape(-1) ^ 0x80), np.sort(wanted))
+        assert np.array_equal(np.sort(found.reshape(-1) ^ 0x80), np.sort(expected))
     else:
-        uses_bf16 = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, wanted)]
+        uses_bf16 = [np.sort(np.concatenate([a.reshape(-1) >> 4, a.reshape(-1) & 15])) for a in (found, expected)]
         assert np.array_equal(*uses_bf16)
 
 
@@ -293,8 +293,8 @@ def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: 
         *groups_of_32,
     ):
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
-        wanted = x.numpy() @ from_formula(weight).T
-        np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), wanted, atol=1e-4)
+        expected = x.numpy() @ from_formula(weight).T
+        np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), expected, atol=1e-4)
     assert linear.fits_kernel(slice_weight(whole, Shard(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
     assert linear.fits_kernel(zeros)

@@ -169,12 +169,12 @@ OPTIONS = [
 def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, options):
     generator = np.random.default_rng(0)
     weight = quantize(generator.standard_normal((24, 32)).astype(np.float32), options)
-    whole = dequantize(weight).numpy()
+    full = dequantize(weight).numpy()
     rows = triton_launch.dequantize_rows_triton(weight, 8, 20).numpy()
-    np.testing.assert_allclose(rows, whole[8:20], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(rows, full[8:20], rtol=1e-6, atol=1e-7)
     x = generator.standard_normal((2, 32)).astype(np.float32)
     y = linear_triton(paddle.to_tensor(x), weight).numpy()
-    np.testing.assert_allclose(y, x @ whole.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, x @ full.T, rtol=1e-4, atol=1e-5)
     assert len(launched) == 2
 
 

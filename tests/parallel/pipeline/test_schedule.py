@@ -11,34 +11,34 @@ SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 
 
 def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[list[Pass], list[int]]:
     """Simulate the schedule; return the passes in a possible order, and each process's most micro-batches in flight."""
-    left = [list(entries(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
-    have: list[set[Pass]] = [set() for _ in range(degree)]
-    made, kept, most = [], [0] * degree, [0] * degree
-    while any(left):
-        moved = False
-        for process, queue in enumerate(left):
+    remaining = [list(entries(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
+    available: list[set[Pass]] = [set() for _ in range(degree)]
+    executed, in_flight, most_in_flight = [], [0] * degree, [0] * degree
+    while any(remaining):
+        progressed = False
+        for process, queue in enumerate(remaining):
             while queue and isinstance(queue[0], Pass):
                 done = queue.pop(0)
                 before = done.chunk + (1 if done.backward else -1)
                 if 0 <= before < num_chunks:
-                    assert Pass(before, done.micro, done.backward) in have[process], f"{done} has no input"
-                have[process].add(done)
-                made.append(done)
-                kept[process] += -1 if done.backward else 1
-                most[process] = max(most[process], kept[process])
-                moved = True
+                    assert Pass(before, done.micro, done.backward) in available[process], f"{done} has no input"
+                available[process].add(done)
+                executed.append(done)
+                in_flight[process] += -1 if done.backward else 1
+                most_in_flight[process] = max(most_in_flight[process], in_flight[process])
+                progressed = True
             if not queue:
                 continue
             transfer = queue[0]
-            other = left[transfer.target if transfer.source == process else transfer.source]
+            other = remaining[transfer.target if transfer.source == process else transfer.source]
             if other and other[0] == transfer:  # both are there
-                assert transfer.producer in have[transfer.source]
-                have[transfer.target].add(transfer.producer)
+                assert transfer.producer in available[transfer.source]
+                available[transfer.target].add(transfer.producer)
                 queue.pop(0)
                 other.pop(0)
-                moved = True
-        assert moved, "every process waits for another one"
-    return made, most
+                progressed = True
+        assert progressed, "every process waits for another one"
+    return executed, most_in_flight
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)

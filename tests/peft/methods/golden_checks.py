@@ -88,16 +88,16 @@ def close(ours: paddle.Tensor, golden: np.ndarray, name: str = "") -> None:
     np.testing.assert_allclose(ours.numpy(), golden, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
-def check_tensors(ours: Mapping[str, paddle.Tensor], wanted: Mapping[str, np.ndarray]) -> None:
+def check_tensors(ours: Mapping[str, paddle.Tensor], expected: Mapping[str, np.ndarray]) -> None:
     """The same names, close values."""
-    assert ours.keys() == wanted.keys(), f"in one alone: {sorted(ours.keys() ^ wanted.keys())}"
+    assert ours.keys() == expected.keys(), f"in one alone: {sorted(ours.keys() ^ expected.keys())}"
     for name, tensor in ours.items():
-        close(tensor, wanted[name], name)
+        close(tensor, expected[name], name)
 
 
-def check_gradients(ours: Mapping[str, paddle.Tensor], wanted: Mapping[str, np.ndarray]) -> None:
+def check_gradients(ours: Mapping[str, paddle.Tensor], expected: Mapping[str, np.ndarray]) -> None:
     """As `check_tensors`, of the tensors' gradients."""
-    check_tensors({name: tensor.grad for name, tensor in ours.items()}, wanted)
+    check_tensors({name: tensor.grad for name, tensor in ours.items()}, expected)
 
 
 def check_loss_and_go_back(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], **inputs: Any) -> None:
@@ -111,21 +111,21 @@ def check_merged(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], 
     """Merged, the model still gives `logits` [B, S, V], and its weights are the golden ones. Uses the model up."""
     merged = model.merge_and_unload()
     close(merged(ids_of(base)), logits)
-    state, wanted = merged.state_dict(), part_of(golden, "merged")
-    assert wanted, "the golden file holds no merged weight"
-    for name, weight in wanted.items():
+    state, expected = merged.state_dict(), part_of(golden, "merged")
+    assert expected, "the golden file holds no merged weight"
+    for name, weight in expected.items():
         close(state[name], weight, name)
 
 
 def check_same_tensors(written: Path, theirs: Path) -> set[str]:
     """Two folders hold the same keys and the same bytes of tensors; returns the keys."""
     with (
-        safe_open(theirs / "adapter_model.safetensors", "np") as wanted,
+        safe_open(theirs / "adapter_model.safetensors", "np") as expected,
         safe_open(written / "adapter_model.safetensors", "np") as file,
     ):
-        assert sorted(file.keys()) == sorted(wanted.keys()), f"{sorted(file.keys())} is not {sorted(wanted.keys())}"
-        for key in wanted.keys():  # noqa: SIM118 (a safetensors file, not a dict)
-            assert np.array_equal(file.get_tensor(key), wanted.get_tensor(key)), key
+        assert sorted(file.keys()) == sorted(expected.keys()), f"{sorted(file.keys())} is not {sorted(expected.keys())}"
+        for key in expected.keys():  # noqa: SIM118 (a safetensors file, not a dict)
+            assert np.array_equal(file.get_tensor(key), expected.get_tensor(key)), key
         return set(file.keys())
 
 
@@ -133,8 +133,8 @@ def check_config_fields(
     written: Path, theirs: Path, but: Collection[str] = ("target_modules",)
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`written` has no field that `theirs` lacks, and the same values but in the fields named; returns both configs."""
-    ours, wanted = (json.loads((folder / "adapter_config.json").read_text()) for folder in (written, theirs))
-    assert ours.keys() <= wanted.keys(), f"not a field of PEFT: {sorted(ours.keys() - wanted.keys())}"
+    ours, expected = (json.loads((folder / "adapter_config.json").read_text()) for folder in (written, theirs))
+    assert ours.keys() <= expected.keys(), f"not a field of PEFT: {sorted(ours.keys() - expected.keys())}"
     for field in ours.keys() - set(but):
-        assert ours[field] == wanted[field], f"{field}: {ours[field]!r} is not {wanted[field]!r}"
-    return ours, wanted
+        assert ours[field] == expected[field], f"{field}: {ours[field]!r} is not {expected[field]!r}"
+    return ours, expected

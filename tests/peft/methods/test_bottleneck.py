@@ -43,8 +43,8 @@ def test_bottleneck_forward_matches_formula(kind: str, activation: str):
     own = {name: tensor.numpy().astype(np.float64) for name, tensor in layer.own_state().items()}
     z = x if kind == "parallel" else h
     inner = NUMPY_ACTIVATIONS[activation](z @ own["adapter_down.weight"].T + own["adapter_down.bias"])
-    wanted = h + 1.7 * (inner @ own["adapter_up.weight"].T + own["adapter_up.bias"])
-    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=1e-5)
+    expected = h + 1.7 * (inner @ own["adapter_up.weight"].T + own["adapter_up.bias"])
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["houlsby", "parallel"])
@@ -59,14 +59,14 @@ def test_bottleneck_gradients_match_formula(kind: str):
     before = z @ own["adapter_down.weight"].T + own["adapter_down.bias"]
     hidden = np.maximum(before, 0)
     hidden_gradient = 0.5 * (g @ own["adapter_up.weight"]) * (before > 0)
-    wanted = {
+    expected = {
         "adapter_up.weight": 0.5 * g.T @ hidden,
         "adapter_up.bias": 0.5 * g.sum(0),
         "adapter_down.weight": hidden_gradient.T @ z,
         "adapter_down.bias": hidden_gradient.sum(0),
     }
     for name, tensor in layer.own_state().items():
-        np.testing.assert_allclose(tensor.grad.numpy(), wanted[name], rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(tensor.grad.numpy(), expected[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

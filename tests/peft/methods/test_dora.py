@@ -47,8 +47,8 @@ def test_dora_gradient_treats_norms_as_constants():
     x, upstream = (np.random.default_rng(i).standard_normal((7, 36)).astype(np.float32) for i in range(2))
     (layer(paddle.to_tensor(x)) * paddle.to_tensor(upstream)).sum().backward()
     stretch = layer.lora_magnitude_vector.numpy() / layer.direction_norms().numpy()
-    wanted = layer.scaling * (upstream * stretch).T @ (x @ layer.lora_A.weight.numpy().T)
-    np.testing.assert_allclose(layer.lora_B.weight.grad.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    expected = layer.scaling * (upstream * stretch).T @ (x @ layer.lora_A.weight.numpy().T)
+    np.testing.assert_allclose(layer.lora_B.weight.grad.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_dora_dropout_leaves_base_input_unchanged():

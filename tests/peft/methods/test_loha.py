@@ -23,11 +23,11 @@ def test_loha_both_forward_paths_match_formula(rank: int):
     """Up to rank 4 the forward goes through rank * rank columns here, beyond through the product itself."""
     layer = random_layer(rank, alpha=rank / 2)
     own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
-    wanted = 0.5 * (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])
-    np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    expected = 0.5 * (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])
+    np.testing.assert_allclose(layer.delta_weight().numpy(), expected, rtol=1e-4, atol=1e-5)
     x = np.random.default_rng(1).standard_normal((3, 5, 36)).astype(np.float32)
     out = layer(paddle.to_tensor(x)).numpy() - layer.base(paddle.to_tensor(x)).numpy()
-    np.testing.assert_allclose(out, x @ wanted.T, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(out, x @ expected.T, rtol=1e-4, atol=1e-3)
 
 
 def test_loha_low_rank_factors_have_squared_rank():

@@ -67,11 +67,11 @@ def test_lokr_update_equals_kronecker_product():
     for tensor in layer.own_state().values():
         tensor.set_value(generator.standard_normal(tensor.shape).astype(np.float32))
     own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
-    wanted = 1.5 * np.kron(own["lokr_w1_a"] @ own["lokr_w1_b"], own["lokr_w2_a"] @ own["lokr_w2_b"])
-    np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=1e-5, atol=1e-5)
+    expected = 1.5 * np.kron(own["lokr_w1_a"] @ own["lokr_w1_b"], own["lokr_w2_a"] @ own["lokr_w2_b"])
+    np.testing.assert_allclose(layer.delta_weight().numpy(), expected, rtol=1e-5, atol=1e-5)
     x = generator.standard_normal((3, 5, 36)).astype(np.float32)
     out = layer(paddle.to_tensor(x)).numpy() - layer.base(paddle.to_tensor(x)).numpy()
-    np.testing.assert_allclose(out, x @ wanted.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out, x @ expected.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_lokr_json_keys_reach_config(rank_key: str, tmp_path: Path):
     keys = {rank_key: 4, "lokr_alpha": 9, "lokr_factor": 6, "lokr_decompose_both": True, "lokr_path": "start"}
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**run, "lokr": True, "lokr_target_modules": [".*q_proj.*"], **keys}))
-    wanted = LoKrConfig(rank=4, alpha=9, factor=6, decompose_both=True, path="start", target_modules=(".*q_proj.*",))
-    assert load_run_config([str(file)], peft_methods()).peft == wanted
+    expected = LoKrConfig(rank=4, alpha=9, factor=6, decompose_both=True, path="start", target_modules=(".*q_proj.*",))
+    assert load_run_config([str(file)], peft_methods()).peft == expected
 
 
 def as_paddlenlp(folder: Path, model: PeftModel, **fields: object) -> None:

@@ -83,10 +83,10 @@ def test_lora_a_starts_kaiming_uniform_independent_of_targets():
     assert np.abs(a).max() > 0.99 * bound
     assert a.std() == pytest.approx(bound / 3**0.5, rel=0.02)
     assert not layer.lora_B.weight.numpy().any()
-    alone = get_peft_model(tiny_model(), LoRAConfig(target_modules=["up_proj"])).adapter_state()
-    among = get_peft_model(tiny_model(), LoRAConfig()).adapter_state()
-    assert alone.keys() < among.keys()
-    assert all(np.array_equal(tensor.numpy(), among[name].numpy()) for name, tensor in alone.items())
+    single = get_peft_model(tiny_model(), LoRAConfig(target_modules=["up_proj"])).adapter_state()
+    several = get_peft_model(tiny_model(), LoRAConfig()).adapter_state()
+    assert single.keys() < several.keys()
+    assert all(np.array_equal(tensor.numpy(), several[name].numpy()) for name, tensor in single.items())
 
 
 def test_lora_dropout_acts_in_training_only():
@@ -107,16 +107,16 @@ def test_lora_dropout_acts_in_training_only():
 def test_lora_single_target_gets_gradient_next_to_frozen_linears(leaf: str, layer_index: int):
     """Its gradient is the one it has when everything is adapted: the others start at zero."""
     pattern = rf".*layers\.{layer_index}\..*{leaf}"
-    alone = get_peft_model(tiny_model(), LoRAConfig(target_modules=[pattern]))
-    assert len(list(adapter_layers(alone))) == 1
-    among = get_peft_model(tiny_model(), LoRAConfig())
-    for model in (alone, among):
+    single = get_peft_model(tiny_model(), LoRAConfig(target_modules=[pattern]))
+    assert len(list(adapter_layers(single))) == 1
+    several = get_peft_model(tiny_model(), LoRAConfig())
+    for model in (single, several):
         model.train()
         loss_of(model).backward()
-    for name, tensor in alone.adapter_state().items():
-        wanted = among.adapter_state()[name].grad.numpy()
-        np.testing.assert_allclose(tensor.grad.numpy(), wanted, rtol=1e-4, atol=1e-5)
-    assert any(tensor.grad.numpy().any() for tensor in alone.adapter_state().values())
+    for name, tensor in single.adapter_state().items():
+        expected = several.adapter_state()[name].grad.numpy()
+        np.testing.assert_allclose(tensor.grad.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert any(tensor.grad.numpy().any() for tensor in single.adapter_state().values())
 
 
 def test_lora_plus_scales_learning_rate_of_b_only():
@@ -130,23 +130,23 @@ def test_lora_plus_scales_learning_rate_of_b_only():
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 def test_sharding_axes_two_shards_give_unsharded_output(style: str):
     """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
-    whole = random_layer()
-    whole.base.bias.set_value(paddle.zeros([5]))
-    axes = whole.sharding_axes(style)
+    full = random_layer()
+    full.base.bias.set_value(paddle.zeros([5]))
+    axes = full.sharding_axes(style)
     base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
     x = np.random.default_rng(0).standard_normal((4, 7)).astype(np.float32)
 
     def halves(value: np.ndarray, axis: int | None) -> list[np.ndarray]:
         return [value, value] if axis is None else np.array_split(value, 2, axis)
 
-    w = halves(whole.base.weight.numpy(), base_axis)
-    a = halves(whole.lora_A.weight.numpy(), axes["lora_A.weight"])
-    b = halves(whole.lora_B.weight.numpy(), axes["lora_B.weight"])
+    w = halves(full.base.weight.numpy(), base_axis)
+    a = halves(full.lora_A.weight.numpy(), axes["lora_A.weight"])
+    b = halves(full.lora_B.weight.numpy(), axes["lora_B.weight"])
     inputs = halves(x, 1 if style == "rowwise" else None)
-    parts = [inputs[i] @ (w[i] + whole.scaling * b[i] @ a[i]).T for i in range(2)]
+    parts = [inputs[i] @ (w[i] + full.scaling * b[i] @ a[i]).T for i in range(2)]
     join = {"colwise": lambda: np.concatenate(parts, 1), "rowwise": lambda: sum(parts), "replicated": lambda: parts[0]}
     joined = join[style]()
-    np.testing.assert_allclose(joined, whole(paddle.to_tensor(x)).numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(joined, full(paddle.to_tensor(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_print_trainable_parameters_counts_parameters_and_layers(capsys: pytest.CaptureFixture[str]):
@@ -192,9 +192,9 @@ def test_lora_saved_adapter_has_base_dtype(dtype: str, tmp_path: Path):
     for _, layer in adapter_layers(adapted):
         layer.lora_B.weight.set_value(paddle.ones(layer.lora_B.weight.shape, own))
     q_proj = adapted.base_model.model.layers[0].self_attn.q_proj
-    wanted = q_proj.base.weight.astype("float32") + q_proj.delta_weight()
+    expected = q_proj.base.weight.astype("float32") + q_proj.delta_weight()
     merged = adapted.merge_and_unload().model.layers[0].self_attn.q_proj.weight
-    assert np.array_equal(merged.numpy(), wanted.astype(dtype).numpy())
+    assert np.array_equal(merged.numpy(), expected.astype(dtype).numpy())
 
 
 def test_load_weights_other_base_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -44,9 +44,9 @@ def test_before_training_base_is_unchanged_without_gradient():
     model = started()
     base = {name: p for name, p in model.named_parameters() if p.stop_gradient}
     assert all(p.grad is None for p in base.values())
-    wanted = state_of(tiny_model())
+    expected = state_of(tiny_model())
     assert all(
-        np.array_equal(layer.base.weight.numpy(), wanted[f"{name}.weight"])
+        np.array_equal(layer.base.weight.numpy(), expected[f"{name}.weight"])
         for name, layer in adapter_layers(model.base_model)
     )
 

@@ -29,7 +29,7 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         "rslora": True,
         "lora_plus_scale": 2.5,
     }
-    wanted = LoRAConfig(
+    expected = LoRAConfig(
         rank=4,
         alpha=9,
         dropout=0.1,
@@ -38,7 +38,7 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         rslora=True,
         plus_scale=2.5,
     )
-    assert load(tmp_path, lora=True, **keys) == wanted
+    assert load(tmp_path, lora=True, **keys) == expected
 
 
 def test_lora_defaults_follow_rank(tmp_path: Path):

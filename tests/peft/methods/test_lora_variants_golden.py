@@ -73,9 +73,9 @@ def test_pissa_initial_product_equals_peft(case: str, svd: str):
     )
     model = get_peft_model(evaluated_base(CASES[case]["base"]), config)
     layers = dict(adapter_layers(model.base_model))
-    wanted = shared.part_of(shared.golden_of(DATA / "adapters" / case), "start:product")
-    assert wanted
-    for name, product in wanted.items():
+    expected = shared.part_of(shared.golden_of(DATA / "adapters" / case), "start:product")
+    assert expected
+    for name, product in expected.items():
         layer = layers[name]
         ours = paddle.matmul(layer.lora_B_start, layer.lora_A_start) * layer.scaling
         shared.close(ours, product)

@@ -71,8 +71,8 @@ def test_mora_forward_and_merged_weight_match_formula(in_features: int, out_feat
     x = np.random.default_rng(7).standard_normal((2, 3, in_features)).astype(np.float32)
     base = x @ layer.base.weight.numpy().T
     update = np.stack([REFERENCES[folding](row, a.astype(np.float64), out_features) for row in x.reshape(6, -1)])
-    wanted = base + update.reshape(2, 3, out_features)
-    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=1e-5, atol=1e-4)
+    expected = base + update.reshape(2, 3, out_features)
+    np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=1e-5, atol=1e-4)
     delta = np.stack([REFERENCES[folding](row, a.astype(np.float64), out_features) for row in np.eye(in_features)]).T
     np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=0, atol=1e-5)
 
@@ -142,8 +142,8 @@ def test_mora_paddlenlp_folder_loads(tmp_path: Path):
     model = PeftModel.from_pretrained(tiny_model(), tmp_path)
     (layer,) = (layer for _, layer in adapter_layers(model.base_model))
     assert layer.size == size
-    wanted = np.stack([reference_rotated(row, a.T.astype(np.float64), 12) for row in np.eye(36)]).T
-    np.testing.assert_allclose(layer.delta_weight().numpy(), wanted, rtol=0, atol=1e-5)
+    expected = np.stack([reference_rotated(row, a.T.astype(np.float64), 12) for row in np.eye(36)]).T
+    np.testing.assert_allclose(layer.delta_weight().numpy(), expected, rtol=0, atol=1e-5)
 
 
 def test_mora_invalid_config_raises():

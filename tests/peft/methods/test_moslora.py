@@ -37,8 +37,8 @@ def test_moslora_forward_matches_formula(settings: dict, scaling: float):
         delta = scaling * b @ mixer @ a
         np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=0, atol=1e-6)
         x = rng.standard_normal((2, 3, layer.in_features)).astype(np.float32)
-        wanted = layer.base(paddle.to_tensor(x)).numpy() + x @ delta.T
-        np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=TOLERANCE)
+        expected = layer.base(paddle.to_tensor(x)).numpy() + x @ delta.T
+        np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_moslora_mixer_gradient_matches_formula():

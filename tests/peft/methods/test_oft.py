@@ -54,10 +54,10 @@ def test_oft_preserves_norms_and_angles_of_rows():
 @pytest.mark.parametrize(("terms", "highest"), [(2, 1), (3, 3), (4, 3), (5, 4), (7, 6)])
 def test_cayley_series_matches_peft_terms(terms: int, highest: int):
     skew = 0.1 * skew_of(np.random.default_rng(0).standard_normal(10), 5)
-    wanted = np.eye(5) + 2 * sum(np.linalg.matrix_power(skew, power) for power in range(1, highest + 1))
-    wanted -= np.linalg.matrix_power(skew, highest) if highest > 1 else 0
+    expected = np.eye(5) + 2 * sum(np.linalg.matrix_power(skew, power) for power in range(1, highest + 1))
+    expected -= np.linalg.matrix_power(skew, highest) if highest > 1 else 0
     series = cayley_series(paddle.to_tensor(skew[None].astype(np.float32)), terms).numpy()[0]
-    np.testing.assert_allclose(series, wanted, atol=1e-6)
+    np.testing.assert_allclose(series, expected, atol=1e-6)
     transform = (np.eye(5) + skew) @ np.linalg.inv(np.eye(5) - skew)
     assert np.abs(series - transform).max() < 4 * np.linalg.norm(skew, 2) ** min(highest, 6)
 

@@ -104,7 +104,7 @@ def test_pissa_peft_file_without_initial_factors_raises(tmp_path: Path):
 def test_pissa_paddlenlp_folder_gives_trained_model(tmp_path: Path):
     """There only A and B are stored, [in, r] and [r, out], and s is 1 whatever alpha says."""
     rng, tensors, base = np.random.default_rng(0), {}, tiny_model()
-    wanted = tiny_model()
+    expected = tiny_model()
     for name, parameter in base.named_parameters():
         if not name.endswith("q_proj.weight"):
             continue
@@ -114,13 +114,13 @@ def test_pissa_paddlenlp_folder_gives_trained_model(tmp_path: Path):
         module = name.removesuffix(".weight").replace("model.", "llama.", 1)
         tensors |= {f"{module}.lora_A": a.astype(np.float32), f"{module}.lora_B": b.astype(np.float32)}
         value = weight - (u[:, :4] * s[:4]) @ v_t[:4] + (a @ b).T
-        dict(wanted.named_parameters())[name].set_value(value.astype(np.float32))
+        dict(expected.named_parameters())[name].set_value(value.astype(np.float32))
     save_file(tensors, tmp_path / "peft_model.safetensors")
     fields = {"r": 4, "lora_alpha": 8, "pissa": True, "scaling": 2.0, "target_modules": [".*q_proj.*"]}
     (tmp_path / "lora_config.json").write_text(json.dumps(fields))
     model = PeftModel.from_pretrained(base, tmp_path)
-    np.testing.assert_allclose(logits_of(model), logits_of(wanted), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(logits_of(model.merge_and_unload()), logits_of(wanted), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(model), logits_of(expected), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(model.merge_and_unload()), logits_of(expected), rtol=0, atol=1e-5)
 
 
 def test_pissa_lazy_model_has_shapes_without_weights():

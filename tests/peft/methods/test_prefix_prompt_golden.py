@@ -86,12 +86,12 @@ def test_prefix_prompt_peft_adapter_round_trips(case: str, tmp_path: Path):
     theirs = DATA / "adapters" / case
     learning_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)
     with (
-        safe_open(theirs / "adapter_model.safetensors", "np") as wanted,
+        safe_open(theirs / "adapter_model.safetensors", "np") as expected,
         safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
     ):
-        assert list(wanted.keys()) == ["prompt_embeddings"]
+        assert list(expected.keys()) == ["prompt_embeddings"]
         tolerance = shared.TOLERANCE if "prefix_projection" in CASES[case]["options"] else 0
         np.testing.assert_allclose(
-            written.get_tensor("prompt_embeddings"), wanted.get_tensor("prompt_embeddings"), rtol=0, atol=tolerance
+            written.get_tensor("prompt_embeddings"), expected.get_tensor("prompt_embeddings"), rtol=0, atol=tolerance
         )
     shared.check_config_fields(tmp_path, theirs, but=())

@@ -59,7 +59,7 @@ CASES: list[tuple[dict[str, Any], PeftConfig]] = [
     ),
 ]
 names = pytest.mark.parametrize(
-    ("keys", "wanted"), CASES, ids=lambda value: next(iter(value), "") if type(value) is dict else ""
+    ("keys", "expected"), CASES, ids=lambda value: next(iter(value), "") if type(value) is dict else ""
 )
 
 
@@ -71,17 +71,19 @@ def load(folder: Path, keys: dict[str, Any]) -> Any:
 
 
 @names
-def test_prefix_prompt_json_keys_reach_config_and_round_trip(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
+def test_prefix_prompt_json_keys_reach_config_and_round_trip(
+    keys: dict[str, Any], expected: PeftConfig, tmp_path: Path
+):
     config = load(tmp_path, keys)
-    assert config.peft == wanted
+    assert config.peft == expected
     flat, spellings = config.to_flat_dict(), known_keys(peft_methods()).keys
     assert {key: flat[spellings[key]] for key in keys} == keys
-    assert load(tmp_path, {spellings[key]: value for key, value in keys.items()}).peft == wanted
+    assert load(tmp_path, {spellings[key]: value for key, value in keys.items()}).peft == expected
 
 
 @names
-def test_prefix_prompt_json_defaults_equal_config_class(keys: dict[str, Any], wanted: PeftConfig, tmp_path: Path):
-    assert load(tmp_path, {next(iter(keys)): True}).peft == type(wanted)()
+def test_prefix_prompt_json_defaults_equal_config_class(keys: dict[str, Any], expected: PeftConfig, tmp_path: Path):
+    assert load(tmp_path, {next(iter(keys)): True}).peft == type(expected)()
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_prefix_packed_documents_match_single_documents(options: dict):
         together = model(packed, document_lengths=((3, 7, 5),)).numpy()[0]
         first_tokens = []
         for prompt, last in zip(prompts, (2, 9, 14), strict=True):
-            alone = model(paddle.to_tensor([prompt])).numpy()[0, -1]
-            np.testing.assert_allclose(together[last], alone, rtol=0, atol=1e-5)
-            first_tokens.append(int(alone.argmax()))
+            single = model(paddle.to_tensor([prompt])).numpy()[0, -1]
+            np.testing.assert_allclose(together[last], single, rtol=0, atol=1e-5)
+            first_tokens.append(int(single.argmax()))
     generated = model.generate(prompts, max_new_tokens=4, eos_token_id=None)
     assert [tokens[0] for tokens in generated] == first_tokens
     for prompt, tokens in zip(prompts, generated, strict=True):
@@ -97,8 +97,8 @@ def test_to_stored_unordered_layers_are_sorted(options: dict[str, Any]):
     tensors = model.adapter_state()
     by_name = {name: tensors[name] for name in sorted(tensors)}
     assert list(by_name) != list(tensors)
-    stored, wanted = (model.peft_config.to_stored(given)["prompt_embeddings"] for given in (by_name, tensors))
-    assert np.array_equal(stored.numpy(), wanted.numpy())
+    stored, expected = (model.peft_config.to_stored(given)["prompt_embeddings"] for given in (by_name, tensors))
+    assert np.array_equal(stored.numpy(), expected.numpy())
 
 
 def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:

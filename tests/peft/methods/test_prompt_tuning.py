@@ -34,14 +34,14 @@ def test_prompt_hidden_states_equal_decoder_with_vectors_before_tokens(family: s
     ids = paddle.to_tensor(INPUT_IDS)
     with paddle.no_grad():
         before = paddle.to_tensor([known] * len(INPUT_IDS))
-        wanted = base(paddle.concat([before, ids], axis=1)).numpy()[:, 4:]
+        expected = base(paddle.concat([before, ids], axis=1)).numpy()[:, 4:]
         model = prompted(base)
         model.base_model.model.embed_tokens.init_from_tokens(np.array(known))
-        np.testing.assert_allclose(model(ids).numpy(), wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(model(ids).numpy(), expected, rtol=0, atol=1e-5)
         positions = paddle.to_tensor(np.tile(np.arange(11), (2, 1)))
-        np.testing.assert_allclose(model(ids, position_ids=positions).numpy(), wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(model(ids, position_ids=positions).numpy(), expected, rtol=0, atol=1e-5)
         packed = model(ids.reshape([1, -1]), document_lengths=((11, 11),)).numpy()
-        np.testing.assert_allclose(packed.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(packed.reshape(expected.shape), expected, rtol=0, atol=1e-5)
 
 
 def test_prompt_training_lowers_loss():
@@ -87,10 +87,10 @@ def test_prompt_init_text_is_truncated_or_repeated(monkeypatch: pytest.MonkeyPat
         prompt_tuning, "load_tokenizer", lambda name: asked.append(name) or (lambda text: {"input_ids": [3, 5, 9]})
     )
     table = tiny_model().model.embed_tokens.weight.numpy()
-    for num_tokens, wanted in ((2, [3, 5]), (4, [3, 5, 9, 3])):
+    for num_tokens, expected in ((2, [3, 5]), (4, [3, 5, 9, 3])):
         model = prompted(num_tokens=num_tokens, init="text", init_text="do it", tokenizer_name_or_path="somewhere")
         vectors = model.adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
-        assert np.array_equal(vectors, table[wanted])
+        assert np.array_equal(vectors, table[expected])
     assert asked == ["somewhere"] * 2
     with pytest.raises(ValueError, match="the model names no tokenizer"):
         prompted(init="text", init_text="do it")

@@ -78,10 +78,10 @@ def test_minimize_output_error_is_optimal_for_rank(original: Path, options: Quan
     inputs = inputs_of(original, options)
     for name, layer in adapter_layers(model.base_model):
         error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
-        wanted = best_update(error, inputs[name], RANK)
+        expected = best_update(error, inputs[name], RANK)
         found = repair_of(layer)
-        assert np.abs(found - wanted).max() < 1e-3 * np.abs(wanted).max(), name
-        left = [np.linalg.norm((error - update) @ inputs[name].T) for update in (found, wanted, np.zeros_like(found))]
+        assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max(), name
+        left = [np.linalg.norm((error - update) @ inputs[name].T) for update in (found, expected, np.zeros_like(found))]
         assert left[0] < 1.0001 * left[1] < left[2], name
 
 
@@ -92,16 +92,16 @@ def test_qera_independent_inputs_use_diagonal_only(original: Path):
         error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
         size = np.linalg.norm(inputs[name], axis=0)
         u, s, v_t = np.linalg.svd(error * size)
-        wanted = (u[:, :RANK] * s[:RANK]) @ v_t[:RANK] / size
+        expected = (u[:, :RANK] * s[:RANK]) @ v_t[:RANK] / size
         found = repair_of(layer)
-        assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), name
+        assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max(), name
 
 
 def test_qera_corrected_model_is_closer_to_original(original: Path):
-    wanted, plain = logits_of(tiny_model()), logits_of(adapted(original, LoRAConfig(rank=RANK)))
-    independent, whole = (logits_of(started(original, inputs=inputs)) for inputs in ("independent", "correlated"))
-    apart = [np.linalg.norm(logits - wanted) for logits in (plain, independent, whole)]
-    assert apart[2] < apart[1] < apart[0]
+    expected, plain = logits_of(tiny_model()), logits_of(adapted(original, LoRAConfig(rank=RANK)))
+    independent, correlated = (logits_of(started(original, inputs=inputs)) for inputs in ("independent", "correlated"))
+    distances = [np.linalg.norm(logits - expected) for logits in (plain, independent, correlated)]
+    assert distances[2] < distances[1] < distances[0]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -36,8 +36,8 @@ def rows(*lengths_of_turns: tuple[int, ...]) -> list[EncodedRow]:
     """Rows whose turns alternate between prompt and answer, so many tokens each."""
     made = []
     for index, turns in enumerate(lengths_of_turns):
-        learned = np.repeat([number % 2 == 1 for number in range(len(turns))], turns)
-        made.append(EncodedRow(GENERATOR.integers(1, 61, sum(turns)).astype(np.int32), learned, index))
+        loss_mask = np.repeat([number % 2 == 1 for number in range(len(turns))], turns)
+        made.append(EncodedRow(GENERATOR.integers(1, 61, sum(turns)).astype(np.int32), loss_mask, index))
     return made
 
 
@@ -56,7 +56,7 @@ def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
 
 # -- where ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("position", "prompt", "wanted"),
+    ("position", "prompt", "expected"),
     [
         ("f2+l3", 9, [0, 1, 6, 7, 8]),
         ("f2", 9, [0, 1]),
@@ -68,10 +68,10 @@ def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
         ("f7+l7", 0, []),
     ],
 )
-def test_selected_indices_changes_first_and_last_positions_once(position: str, prompt: int, wanted: list[int]):
+def test_selected_indices_changes_first_and_last_positions_once(position: str, prompt: int, expected: list[int]):
     model = trained(position=position, layers="1")
     inputs = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "prompt_lengths": [[prompt]]}
-    assert changed_slots(model, **inputs) == [wanted]
+    assert changed_slots(model, **inputs) == [expected]
 
 
 def test_reft_without_prompt_lengths_uses_full_document():
@@ -174,11 +174,11 @@ def test_tiny_intervention_matches_formula():
     layer = next(layer for _, layer in adapter_layers(trained(intervention_type=TINY)))
     matrices = {name: tensor.numpy() for name, tensor in layer.intervention.named_parameters()}
     h = GENERATOR.standard_normal((5, 36)).astype(np.float32)
-    wanted = h + h @ matrices["param_A"] @ np.diag(matrices["param_a"]) @ matrices["param_B"] @ np.diag(
+    expected = h + h @ matrices["param_A"] @ np.diag(matrices["param_a"]) @ matrices["param_B"] @ np.diag(
         matrices["param_b"]
     )
-    np.testing.assert_allclose(layer.intervention(paddle.to_tensor(h)).numpy(), wanted, atol=1e-5)
-    assert np.abs(wanted - h).max() > 1e-3
+    np.testing.assert_allclose(layer.intervention(paddle.to_tensor(h)).numpy(), expected, atol=1e-5)
+    assert np.abs(expected - h).max() > 1e-3
 
 
 def test_reft_dropout_acts_in_training_only():
@@ -204,8 +204,8 @@ def test_reft_recompute_keeps_positions_of_each_pass():
         for parameter in model.parameters():
             parameter.clear_gradient(set_to_zero=False)
     assert gradients[0]
-    for alone, interrupted in zip(*gradients, strict=True):
-        assert np.array_equal(alone, interrupted)
+    for single, interrupted in zip(*gradients, strict=True):
+        assert np.array_equal(single, interrupted)
 
 
 # -- errors and files -------------------------------------------------------------------------------------------------

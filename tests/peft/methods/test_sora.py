@@ -179,6 +179,6 @@ def test_sora_half_precision_base_keeps_gate_float32(tmp_path: Path):
     assert {file.dtype(name) for name in file.names()} == {"float16"}
     layer, loaded = next(iter(model.layers().values())), PeftModel.from_pretrained(tiny_model(), tmp_path)
     merged = next(layer for _, layer in adapter_layers(loaded)).delta_weight()
-    wanted = layer.delta_weight().numpy()
-    np.testing.assert_allclose(merged.numpy(), wanted, atol=2**-7 * np.abs(wanted).max())  # bfloat16 holds 8 bits
-    assert np.abs(wanted).max() > 0.1
+    expected = layer.delta_weight().numpy()
+    np.testing.assert_allclose(merged.numpy(), expected, atol=2**-7 * np.abs(expected).max())  # bfloat16 holds 8 bits
+    assert np.abs(expected).max() > 0.1

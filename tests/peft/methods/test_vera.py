@@ -87,8 +87,8 @@ def test_vera_forward_matches_formula():
         delta = np.diag(b) @ projection_b[: shape[0]] @ np.diag(d) @ a[:, : shape[1]]
         np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=0, atol=1e-5)
         x = rng.standard_normal((3, shape[1])).astype(np.float32)
-        wanted = layer.base(paddle.to_tensor(x)).numpy() + x @ delta.T
-        np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), wanted, rtol=0, atol=1e-5)
+        expected = layer.base(paddle.to_tensor(x)).numpy() + x @ delta.T
+        np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), expected, rtol=0, atol=1e-5)
 
 
 def test_vera_trains_two_vectors_per_layer_and_stores_projections_once(tmp_path: Path):
@@ -127,14 +127,14 @@ def test_vera_two_shards_give_unsharded_output():
     model = get_peft_model(tiny_model(), VeRAConfig(rank=6))
     layer = dict(adapter_layers(model.base_model))["model.layers.0.mlp.up_proj"]
     layer.vera_lambda_b.set_value(paddle.linspace(-1, 1, layer.out_features))
-    whole = layer.delta_weight().numpy()
+    full = layer.delta_weight().numpy()
     assert layer.sharding_axes("colwise") == {"vera_lambda_d": None, "vera_lambda_b": 0}
     assert layer.sharding_axes("rowwise") == {"vera_lambda_d": None, "vera_lambda_b": None}
     half = layer.out_features // 2
     b, layer.first_output = layer.vera_lambda_b.numpy(), half
     layer.base.out_features = half
     layer.vera_lambda_b = layer.new_parameter(b[half:])
-    np.testing.assert_allclose(layer.delta_weight().numpy(), whole[half:], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(layer.delta_weight().numpy(), full[half:], rtol=0, atol=1e-6)
 
 
 def test_vera_training_lowers_loss():

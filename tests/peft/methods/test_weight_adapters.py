@@ -62,20 +62,20 @@ def test_weight_adapter_delta_weight_matches_forward(method: str):
 @pytest.mark.parametrize("method", METHODS)
 def test_weight_adapter_two_shards_give_unsharded_output(method: str, style: str):
     """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
-    whole = random_layer(METHODS[method])
-    axes = whole.sharding_axes(style)
-    assert axes.keys() == whole.own_state().keys()
+    full = random_layer(METHODS[method])
+    axes = full.sharding_axes(style)
+    assert axes.keys() == full.own_state().keys()
     base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
     x = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
     inputs = np.split(x, 2, 1) if style == "rowwise" else [x, x]
-    parts = [part_of(whole, axes, base_axis, index)(paddle.to_tensor(inputs[index])).numpy() for index in range(2)]
+    parts = [part_of(full, axes, base_axis, index)(paddle.to_tensor(inputs[index])).numpy() for index in range(2)]
     joined = {"colwise": np.concatenate(parts, 1), "rowwise": sum(parts), "replicated": parts[0]}[style]
-    np.testing.assert_allclose(joined, whole(paddle.to_tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(joined, full(paddle.to_tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def part_of(whole: LinearAdapter, axes: dict[str, int | None], base_axis: int | None, index: int) -> LinearAdapter:
+def part_of(full: LinearAdapter, axes: dict[str, int | None], base_axis: int | None, index: int) -> LinearAdapter:
     """One of two devices' share of a layer."""
-    part = copy.deepcopy(whole)
+    part = copy.deepcopy(full)
     for name, axis in {**axes, "base.weight": base_axis}.items():
         *path, leaf = name.split(".")
         owner: Any = part
@@ -116,9 +116,9 @@ def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: 
     loaded = PeftModel.from_pretrained(model(), tmp_path).adapter_state()
     assert all(np.array_equal(tensor.numpy(), loaded[name].numpy()) for name, tensor in state.items())
     name, layer = next(adapter_layers(adapted))
-    wanted = (layer.base.weight.astype("float32") + layer.delta_weight()).astype(dtype).numpy()
+    expected = (layer.base.weight.astype("float32") + layer.delta_weight()).astype(dtype).numpy()
     merged = dict(adapted.merge_and_unload().named_parameters())[f"{name.removeprefix('base_model.')}.weight"]
-    assert np.array_equal(merged.numpy(), wanted)
+    assert np.array_equal(merged.numpy(), expected)
 
 
 @pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)

@@ -56,6 +56,6 @@ def test_weight_adapter_peft_adapter_round_trips(case: str, tmp_path: Path):
     load(case).save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, theirs)
     lists = "feedforward_modules"  # of IA3; in any order
-    written, wanted = shared.check_config_fields(tmp_path, theirs, but=("target_modules", "peft_version", lists))
+    written, expected = shared.check_config_fields(tmp_path, theirs, but=("target_modules", "peft_version", lists))
     if lists in written:
-        assert sorted(written[lists]) == sorted(wanted[lists])
+        assert sorted(written[lists]) == sorted(expected[lists])

@@ -110,8 +110,8 @@ def test_estimate_memory_quantized_weights_count_as_stored(algo, double: bool):
     layers = quantized_linears(quantized).values()
     assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
     assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
-    kept = sum(math.prod(p.shape) for p in quantized.parameters())
-    assert estimate_memory(plain, **STEP, packed=packed).weights == 4 * kept + packed.num_bytes
+    stored = sum(math.prod(p.shape) for p in quantized.parameters())
+    assert estimate_memory(plain, **STEP, packed=packed).weights == 4 * stored + packed.num_bytes
 
 
 @pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
@@ -120,8 +120,8 @@ def test_estimate_memory_optimizer_equals_its_state(tmp_path, model, optim: str)
     optimizer = build_optimizer(model, make_config(tmp_path, optim=optim).optim)
     state = optimizer_state(optimizer, trainable_parameters(model))
     counters = ("step", "beta1_pow_acc", "beta2_pow_acc")
-    kept = sum(tensor.numpy().nbytes for name, tensor in state.items() if not name.endswith(counters))
-    assert estimate_memory(model, **STEP, optim=optim).optimizer == kept
+    stored = sum(tensor.numpy().nbytes for name, tensor in state.items() if not name.endswith(counters))
+    assert estimate_memory(model, **STEP, optim=optim).optimizer == stored
 
 
 def test_estimate_memory_every_recompute_plan_counts_its_regions():

@@ -120,15 +120,15 @@ def test_adamw_mini_blocks_of_a_query_projection_are_its_heads():
 
 
 @pytest.fixture(params=["native", "reference"])
-def way(request, monkeypatch):
+def implementation(request, monkeypatch):
     """Select the implementation of the 8-bit step."""
     if request.param == "native" and library.unavailable_reason() is not None:
-        pytest.skip(f"no native library: {library.unavailable_reason()}")
+        pytest.skip(f"C++ library unavailable: {library.unavailable_reason()}")
     choose = adamw_8bit.adamw_8bit_op.choose
     monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
 
 
-def test_adamw_8bit_steps_equal_bitsandbytes(way):
+def test_adamw_8bit_steps_equal_bitsandbytes(implementation):
     with np.load(DATA / "adamw_8bit.npz") as file:
         golden = dict(file)
     model = Toy({"weight": list(golden["start"].shape)})
@@ -160,7 +160,7 @@ def quantized(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
     return (levels[nearest] * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
-def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(monkeypatch, way):
+def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(monkeypatch, implementation):
     monkeypatch.setattr(adamw_8bit, "_SLICE", 5)
     shapes = {"weight": [64, 65], "lora_B": [65, 64], "small": [15, 17], "bias": [5000]}
     model = Toy(shapes)
