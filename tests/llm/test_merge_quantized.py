@@ -148,7 +148,7 @@ def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
         base, quantization_config=QuantizationConfig(algo="weight_only_int8")
     ).save_pretrained(int8)
     assert run("merge_lora_params.py", *merge[:2], "--output_path", tmp_path / "x", "--model_name_or_path", int8) == 2
-    assert "give the base of the training, or the original model" in capsys.readouterr().err
+    assert "use the base of the training run, or the original model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa"])
