@@ -1,6 +1,6 @@
 """Data, tensor, sequence, pipeline and sharded (ZeRO) parallelism of one model over several processes.
 
-Models and adapters know nothing of it. `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer.
+Models and adapters do not depend on it. `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer.
 
     16 processes = 2 replicas x 2 sharding ranks x 2 pipeline stages x 2 tensor ranks
 
@@ -11,7 +11,7 @@ Models and adapters know nothing of it. `trainer/build.py` fixes the order: mesh
 
     tensor ranks   slices of the same layers, same micro-batch: all-reduce in every layer
     stages         consecutive layers, same micro-batch: hidden states and their gradients are sent
-    sharding       different micro-batches: gradients are summed, and state is divided among owners
+    sharding       different micro-batches: gradients are summed, and each rank owns a part of the state (ZeRO)
     replicas       different micro-batches: gradients are summed
 
 | module | contents |
@@ -25,11 +25,11 @@ Models and adapters know nothing of it. `trainer/build.py` fixes the order: mesh
 | `pipeline/` | stages, schedule, runtime, and the cost model that balances stages |
 | `zero` | sharding of optimizer state, gradients and parameters by owners (ZeRO stages 1 to 3) |
 | `collectives` | differentiable collectives, and gradient sums in buckets |
-| `gloo` | what Paddle's gloo groups lack, rendezvous, barrier without a timeout |
+| `gloo` | collectives that Paddle's gloo groups lack, rendezvous, barrier without a timeout |
 | `load` | reads each rank's own slices of the weights |
 | `gather` | gathers sharded tensors to the main process for saving |
 | `paddlenlp_shards` | merges models that PaddleNLP saved as one file per rank |
 
-What a process holds of a tensor is its `Placement` (sharding_spec.py): the shard, the pipeline stages that hold it, the
-owner under ZeRO. Readers and writers of files follow it, so that every layout reads and writes the same files.
+The `Placement` of a tensor (sharding_spec.py) records the process's shard, the pipeline stages that hold the tensor,
+and its owner under ZeRO. Code that reads and writes files follows it, so all layouts read and write the same files.
 """

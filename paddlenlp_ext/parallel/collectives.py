@@ -7,7 +7,7 @@
     reduce_from_group    all-reduce    identity
 
 All ranks of a group must call them in the same order, in the forward and in the backward pass.
-Gradients and values are sent in buckets of 64 MiB.
+Gradients and parameter values are sent in buckets of 64 MiB.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters of which any rank has a gradient; ranks that have none get zeros."""
-    wanted = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
-    dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=group)
-    present = [parameter for parameter, flag in zip(parameters, wanted.numpy(), strict=True) if flag]
+    """Return the parameters that have a gradient on any rank; where it is missing, set it to zeros."""
+    has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
+    dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
+    present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
     for parameter in present:
         if parameter.grad is None:
             parameter.grad = paddle.zeros_like(parameter)
@@ -49,7 +49,7 @@ def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[
 
 @paddle.no_grad()
 def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
-    """All-reduce gradients over `group`, in place; a gradient that no rank has stays None."""
+    """All-reduce gradients over `group`, in place; a gradient that is missing on all ranks stays None."""
     if not parameters:
         return
     present = fill_missing_gradients(parameters, group)
@@ -69,7 +69,7 @@ def copy_to_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
 
 
 def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
-    """Return the sum of `x` over the ranks; the backward pass hands the gradient to each rank unchanged."""
+    """Return the sum of `x` over the ranks; the backward pass leaves the gradient unchanged."""
     return _ReduceFromGroup.apply(x, group)
 
 

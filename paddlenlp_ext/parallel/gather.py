@@ -49,13 +49,13 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
     """
     gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
-    offers = _tensor_sources(mesh, own)
-    names = sorted(offers)
+    sources = _tensor_sources(mesh, own)
+    names = sorted(sources)
     if mesh.is_main:
         lazy = {}
         for number, name in enumerate(names):
-            read = partial(_request, mesh, number, offers[name], own.get(name))
-            lazy[name] = LazyTensor(offers[name].shape, offers[name].dtype, read)
+            read = partial(_request, mesh, number, sources[name], own.get(name))
+            lazy[name] = LazyTensor(sources[name].shape, sources[name].dtype, read)
         try:
             write(lazy)
         finally:
@@ -63,60 +63,61 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
             gloo_barrier()
         return
     while (number := _broadcast_number(mesh, _DONE)) != _DONE:
-        _answer(mesh, offers[names[number]], own.get(names[number]))
+        _answer(mesh, sources[names[number]], own.get(names[number]))
     gloo_barrier()
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
     """Return the source of each tensor: the first process, or first tensor-parallel rank, that holds it."""
-    mine = []
+    local = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
-        mine = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
-    everyone: list[list[tuple[str, _TensorSource]]] = []
-    dist.all_gather_object(everyone, mine, group=mesh.world.group)
-    offers: dict[str, _TensorSource] = {}
-    for of_one in everyone:
-        for name, offer in of_one:
-            offers.setdefault(name, offer)
-    return offers
+        local = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
+    by_process: list[list[tuple[str, _TensorSource]]] = []
+    dist.all_gather_object(by_process, local, group=mesh.world.group)
+    sources: dict[str, _TensorSource] = {}
+    for of_one_process in by_process:
+        for name, source in of_one_process:
+            sources.setdefault(name, source)
+    return sources
 
 
-def _request(mesh: Mesh, number: int, offer: _TensorSource, own: Any) -> Any:
-    """Return the full tensor as NumPy array, on the main process; every process takes part, so that none times out."""
+def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
+    """Return the full tensor as a NumPy array on the main process; all processes take part, so none times out."""
     _broadcast_number(mesh, number)
-    if offer.holder == _MAIN:
+    if source.holder == _MAIN:
         return _gather_shards(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
-    return _broadcast(mesh, offer, None).numpy()
+    return _broadcast(mesh, source, None).numpy()
 
 
-def _answer(mesh: Mesh, offer: _TensorSource, own: Any) -> None:
-    """Take part in gathering one tensor, on all processes but the main one."""
-    whole = None
-    if offer.holder in mesh.tensor.ranks:
-        whole = own if shard_of(own) is None else _gather_shards(mesh, own)
-    if offer.holder != _MAIN:
-        _broadcast(mesh, offer, whole if offer.holder == mesh.world.index else None)
+def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
+    """Take part in gathering one tensor, on a process that is not the main one."""
+    full = None
+    if source.holder in mesh.tensor.ranks:
+        full = own if shard_of(own) is None else _gather_shards(mesh, own)
+    if source.holder != _MAIN:
+        _broadcast(mesh, source, full if source.holder == mesh.world.index else None)
 
 
-def _broadcast(mesh: Mesh, offer: _TensorSource, whole: paddle.Tensor | None) -> paddle.Tensor:
+def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) -> paddle.Tensor:
     """Broadcast the holder's tensor to all processes: over gloo, a send between two would desynchronize the others."""
-    values = (
-        paddle.empty(list(offer.shape), getattr(paddle, offer.dtype)) if whole is None else whole.detach().contiguous()
-    )
+    if full is None:
+        values = paddle.empty(list(source.shape), getattr(paddle, source.dtype))
+    else:
+        values = full.detach().contiguous()
     if values.size:
-        dist.broadcast(values, src=offer.holder, group=mesh.world.group)
+        dist.broadcast(values, src=source.holder, group=mesh.world.group)
     return values
 
 
 def _gather_shards(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
     """Return the full tensor from the shards of the tensor-parallel ranks."""
-    cut = shard_of(part)
-    assert cut is not None
-    return all_gather_cat(part.detach(), cut.axis, shard_sizes(cut.size, mesh.tensor.size), mesh.tensor.group)
+    shard = shard_of(part)
+    assert shard is not None
+    return all_gather_cat(part.detach(), shard.axis, shard_sizes(shard.size, mesh.tensor.size), mesh.tensor.group)
 
 
 def _broadcast_number(mesh: Mesh, number: int) -> int:
     """Broadcast a number from the main process and return it."""
-    told = paddle.to_tensor([number], dtype="int64")
-    dist.broadcast(told, src=_MAIN, group=mesh.world.group)
-    return int(told.numpy()[0])
+    tensor = paddle.to_tensor([number], dtype="int64")
+    dist.broadcast(tensor, src=_MAIN, group=mesh.world.group)
+    return int(tensor.numpy()[0])

@@ -1,18 +1,18 @@
 """Support for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
 Collectives
-    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. They are added here, made of the
-    collectives that exist. All are synchronous: a call returns when the data has arrived.
+    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. They are built here from the existing
+    collectives. All are synchronous: a call returns when the data has arrived.
 
 Rendezvous
     Paddle's gloo groups publish their addresses in the launcher's key-value store under the rank within the group
-    ("0", "1", ...), the same keys for every group. With several groups a process may read the address of another
-    group, and the connection is refused or hangs: rarely with two processes, nearly always with more. Each group
-    therefore gets a key-value store of its own.
+    ("0", "1", ...), with the same keys for every group. With several groups a process may read the address of another
+    group; the connection then is refused or hangs, rarely with two processes and nearly always with more. Therefore
+    each group gets a key-value store of its own.
 
 Barrier without a timeout
-    A gloo collective gives up after 30 seconds, and Paddle offers no way to change that. Before work that may take one
-    process longer, such as writing a checkpoint, all processes meet in `gloo_barrier`, which polls the launcher's
+    A gloo collective times out after 30 seconds, and Paddle offers no way to change that. Where one process may take
+    longer than the others, as in writing a checkpoint, all processes call `gloo_barrier`, which polls the launcher's
     store. It takes about 50 ms and is therefore not part of a training step: ranks whose steps differ by more than
     30 seconds cannot train together over gloo.
 """
@@ -57,7 +57,10 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
 
 
 def _store_at(address: str, serves: bool = False) -> Any:
-    """Connect to the key-value store at `address`, or serve it; it waits for one client because gloo waits itself."""
+    """Connect to the key-value store at `address`, or start it.
+
+    The server waits for one client only, its own process: gloo itself waits for the other processes.
+    """
     host, _, port = address.rpartition(":")
     return tcp_store(host, int(port), serves, 1)
 
@@ -70,7 +73,7 @@ def _free_address() -> str:
         return f"{host}:{probe.getsockname()[1]}"
 
 
-_SAME_BUT_FOR_THE_STREAM = (
+_ON_CALC_STREAM = (
     "all_reduce",
     "all_gather",
     "all_gather_into_tensor",
@@ -99,14 +102,14 @@ class _Done:
 
 
 def install_gloo_collectives() -> None:
-    """Add the missing collectives to the class of gloo groups, and the device number that pipelines read.
+    """Add the missing collectives to Paddle's class of gloo groups, and set the device number that pipelines read.
 
     Groups created afterwards use a key-value store of their own.
     """
     group_class = gloo_group_class()
     group_class.create = create_group
-    for name in _SAME_BUT_FOR_THE_STREAM:
-        setattr(group_class, f"{name}_on_calc_stream", _at_once(name))
+    for name in _ON_CALC_STREAM:
+        setattr(group_class, f"{name}_on_calc_stream", _synchronous(name))
     for name, function in (
         ("reduce_scatter_tensor", _reduce_scatter_tensor),
         ("reduce_scatter", _reduce_scatter),
@@ -118,7 +121,9 @@ def install_gloo_collectives() -> None:
     set_missing_device_id()
 
 
-def _at_once(name: str) -> Callable[..., Any]:
+def _synchronous(name: str) -> Callable[..., Any]:
+    """Return a method that calls the collective `name` and waits for its result."""
+
     def call(group: Any, *arguments: Any) -> Any:
         task = getattr(group, name)(*arguments, True)
         task.wait()
@@ -128,15 +133,17 @@ def _at_once(name: str) -> Callable[..., Any]:
 
 
 def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that accepts and ignores Paddle's last argument, the flag for a synchronous call."""
+
     def call(group: Any, *arguments: Any) -> Any:
         return function(group, *arguments[:-1])
 
     return call
 
 
-def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any) -> _Done:
-    """Compute this rank's slice, along the first axis, of the all-reduced tensor."""
-    total = whole.detach().clone()
+def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, terms: paddle.Tensor, op: Any) -> _Done:
+    """Set `out` to this rank's slice, along the first axis, of the all-reduced `terms`."""
+    total = terms.detach().clone()
     group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
     out.set_value(total[group.rank() * rows : (group.rank() + 1) * rows])
@@ -151,12 +158,12 @@ def _all_to_all(group: Any, received: list[paddle.Tensor], sent: list[paddle.Ten
     """Send part i of `sent` to rank i, by an all-gather: Paddle's gloo has no direct all-to-all."""
     sizes = [part.size for part in sent]
     flat = paddle.concat([part.detach().reshape([-1]) for part in sent])
-    everyone = paddle.empty([group.size() * flat.size], flat.dtype)
-    group.all_gather_into_tensor(everyone, flat, True).wait()
+    gathered = paddle.empty([group.size() * flat.size], flat.dtype)
+    group.all_gather_into_tensor(gathered, flat, True).wait()
     start = sum(sizes[: group.rank()])
     for source, target in enumerate(received):
         first = source * flat.size + start
-        target.set_value(everyone[first : first + target.size].reshape(target.shape))
+        target.set_value(gathered[first : first + target.size].reshape(target.shape))
     return _Done()
 
 
@@ -168,7 +175,7 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
-_meetings = itertools.count()
+_barrier_numbers = itertools.count()
 
 
 def uses_gloo() -> bool:
@@ -180,7 +187,7 @@ def gloo_barrier() -> None:
     """Wait for all processes of the run without a timeout; a no-op for backends other than gloo."""
     if world_size() == 1 or not uses_gloo():
         return
-    store, name = launcher_store(), f"paddlenlp_ext/meeting/{next(_meetings)}"
+    store, name = launcher_store(), f"paddlenlp_ext/barrier/{next(_barrier_numbers)}"
     arrived, pause = _add(store, name, 1), _FIRST_PAUSE
     while arrived < world_size():
         time.sleep(pause)  # the store's own wait polls only ten times a second

@@ -14,7 +14,7 @@ from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def load_shards(model: nn.Layer, source: WeightSource) -> None:
-    """Load the base weights of a model that was built without values and sharded; adapter values stay unchanged.
+    """Load the base weights of a sharded model that was built without values; the adapter's values stay unchanged.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
@@ -33,13 +33,8 @@ def load_shards(model: nn.Layer, source: WeightSource) -> None:
 
 
 def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the parameters of the model without its adapters', by their names in files."""
-    adapters = {
-        id(parameter)
-        for _, layer in adapter_layers(decoder)
-        for name, parameter in layer.named_parameters()
-        if not name.startswith("base.")
-    }
+    """Return the parameters of the base model, by their names in files; parameters of adapters are left out."""
+    adapters = {id(parameter) for _, layer in adapter_layers(decoder) for parameter in layer.own_parameters()}
     return {
         ".".join(part for part in name.split(".") if part != "base"): parameter
         for name, parameter in decoder.named_parameters()

@@ -6,8 +6,9 @@ Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, 
     replica 0   [ 0 | 1 ]   -->   [ 2 | 3 ]        | tensor ranks: shards of the same layers
     replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
 
-A replica axis is data x sharding; with sharding (ZeRO) replicas also share optimizer state, gradients or parameters.
-Paddle's `fleet` creates the groups. With a single process no group is created.
+The replicas are the product of the data and the sharding axis. Replicas along the sharding axis (ZeRO) also divide
+optimizer state, gradients or parameters among themselves. Paddle's `fleet` creates the groups. With a single process no
+group is created.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class ProcessAxis:
         size: number of processes along the axis.
         group: Paddle's communication group; None with one process.
         ranks: global ranks, in order.
-        pairs: for a pipeline: index of a neighbour in the ring to a group of this process and that neighbour.
-            Point-to-point messages need it: gloo numbers the messages of a group, and other members would lose count.
+        pairs: for a pipeline, the group of this process and a neighbour in the ring, by the neighbour's index.
+            Point-to-point messages need such a group: gloo numbers the messages of a group, and other members would
+            lose count.
     """
 
     index: int = 0
@@ -57,7 +59,7 @@ class Mesh:
     Attributes:
         degrees: sizes of the axes.
         data, sharding, pipeline, tensor: one axis each.
-        replicas: data and sharding together; each replica has its own micro-batches.
+        replicas: product of the data and the sharding axis; each replica has its own micro-batches.
         world: all processes.
     """
 
@@ -89,7 +91,7 @@ class Mesh:
 
 @lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Join the other processes; cached, so that a second call with the same layout reuses its groups."""
+    """Connect to the other processes; cached, so that a second call with the same layout reuses its groups."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.utils.log_util import set_log_level
 
@@ -130,8 +132,8 @@ def _pipeline(groups: Any) -> ProcessAxis:
         return replace(axis, pairs={1 - axis.index: axis.group} if axis.group else {})
     pairs: dict[int, Any] = {}
     for ring in groups.topology().get_comm_list("pipe"):
-        for place, one in enumerate(ring):
-            other = ring[(place + 1) % axis.size]
+        for position, one in enumerate(ring):
+            other = ring[(position + 1) % axis.size]
             pair = dist.new_group([one, other])
             if rank() in (one, other):
                 pairs[axis.ranks.index(other if rank() == one else one)] = pair
@@ -144,6 +146,6 @@ def _replicas(groups: Any) -> ProcessAxis:
         return _axis(groups.get_data_parallel_group())
     if groups.get_data_parallel_world_size() == 1:
         return _axis(groups.get_sharding_parallel_group())
-    every = sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
-    made = [dist.new_group(ranks) for ranks in every]
-    return _axis(next(group for group in made if rank() in group.ranks))
+    members = sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
+    replica_groups = [dist.new_group(ranks) for ranks in members]
+    return _axis(next(group for group in replica_groups if rank() in group.ranks))

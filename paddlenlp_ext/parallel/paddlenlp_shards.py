@@ -4,10 +4,10 @@ Such a folder holds `model_state.tp00_pp00.pdparams` and so on: `tp` counts tens
 
     names          start with the family (`llama.layers.0...`)
     linear weight  stored as [in, out]
-    shards         every tensor rank stores its slice of what the family's plan shards; a vocabulary that is not
-                   divisible is stored in full by all
+    shards         every tensor rank stores its slice of the parameters that the family's plan shards; a vocabulary
+                   that is not divisible is stored in full by every rank
 
-Models that this project saves are full already and need no merge.
+Models that this project saves are unsharded and need no merge.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def merge_saved_shards(
 
     Args:
         folder: PaddleNLP's folder, with its config.json.
-        tensor_degree, pipeline_degree: degrees of the run that wrote it; 0 and 1: not split along that axis.
+        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 and 1: not split along this axis.
         output: folder for the model; None: `folder` itself.
 
     Raises:
-        ValueError: files are missing, hold other tensors than config.json describes, or nothing is split.
+        ValueError: files are missing or hold other tensors than config.json describes, or both degrees are at most 1.
     """
     files = shard_files(folder, tensor_degree, pipeline_degree)
     content = _hf_config(folder)
@@ -84,7 +84,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     """Return the files by tensor rank, then by stage.
 
     Raises:
-        ValueError: nothing is split, or files are missing; the message names those that exist.
+        ValueError: both degrees are at most 1, or files are missing; the message names those that exist.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
         raise ValueError("nothing to merge: --tp and --pp are both at most 1; give the degrees of the original run")
@@ -93,18 +93,24 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     files = [[folder / f"model_state.{'_'.join(filter(None, (t, p)))}.pdparams" for p in stages] for t in tensor]
     missing = [file.name for rank in files for file in rank if not file.is_file()]
     if missing:
-        there = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
-        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(there[:8])}")
+        found = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
+        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(found[:8])}")
     return files
 
 
 def _hf_config(folder: Path) -> dict[str, Any]:
-    """Return config.json as Hugging Face writes it: no pipeline class, and the dtype as `torch_dtype`."""
+    """Return config.json in Hugging Face's form: architectures without "Pipe", and the dtype as `torch_dtype`.
+
+    Raises:
+        ValueError: the dtype is not supported.
+    """
     content = read_json_object(folder / "config.json")
     content["architectures"] = [name.removesuffix("Pipe") for name in content.get("architectures") or []]
     stored = content.pop("dtype", None) or content.get("torch_dtype") or "float32"
     if stored not in _FORMATS:
-        raise ValueError(f"{folder / 'config.json'}: dtype {json.dumps(stored)} is none of {', '.join(_FORMATS)}")
+        raise ValueError(
+            f"{folder / 'config.json'}: dtype {json.dumps(stored)} is not supported; use one of {', '.join(_FORMATS)}"
+        )
     content["torch_dtype"] = stored
     for key in ("tensor_parallel_degree", "tensor_parallel_rank", "pipeline_parallel_degree", "paddlenlp_version"):
         content.pop(key, None)
@@ -126,6 +132,11 @@ def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str
 
 
 def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
+    """Check that every tensor rank stores the model's parameters.
+
+    Raises:
+        ValueError: names are missing or surplus.
+    """
     for number, rank in enumerate(ranks):
         missing = sorted(wanted - set(rank))
         unexpected = sorted(set(rank) - wanted - {"lm_head.weight"})
@@ -149,20 +160,24 @@ def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
 
 
 def _to_out_in(value: np.ndarray, name: str) -> np.ndarray:
-    """Transpose a linear weight from [in, out] to [out, in]; the embedding has the same layout in both."""
+    """Transpose a linear weight from [in, out] to [out, in]; the embedding has one layout in both libraries."""
     is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
     return value.T if is_linear else value
 
 
 def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int | None) -> tuple[np.ndarray, bool]:
-    """Return the full tensor, and whether it was joined from several shards."""
+    """Return the full tensor, and whether it was joined from several shards.
+
+    Raises:
+        ValueError: the shards do not make a tensor of the model's shape.
+    """
     if parts[0].shape == shape:
         return parts[0], False
     if axis is not None and len(parts) > 1:
-        whole = np.concatenate(parts, axis)
-        if whole.shape == shape:
-            return whole, True
+        full = np.concatenate(parts, axis)
+        if full.shape == shape:
+            return full, True
     raise ValueError(
-        f"{name}: {len(parts)} parts of shape {list(parts[0].shape)} do not make the {list(shape)} that config.json "
-        "describes; check --tp"
+        f"{name}: {len(parts)} shards of shape {list(parts[0].shape)} do not make the shape {list(shape)} that "
+        "config.json describes; check --tp"
     )

@@ -21,14 +21,14 @@ from paddlenlp_ext.sharding_spec import placement_of
 
 
 class DistributedProcesses:
-    """Processes of a mesh as the trainer sees them.
+    """Process group of all processes of a mesh; implements `trainer.process_group.ProcessGroup`.
 
     Micro-batches are distributed over the replicas (data x sharding). The tensor and pipeline ranks of a replica work
     on the same micro-batch.
 
     Args:
         mesh: the run's mesh.
-        sharding: ZeRO over the sharding axis; None without it.
+        sharding: ZeRO over the sharding axis; None without ZeRO.
     """
 
     def __init__(self, mesh: Mesh, sharding: Sharding | None = None) -> None:
@@ -45,17 +45,18 @@ class DistributedProcesses:
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Return the Euclidean norm of all gradients, each counted once.
 
-        A gradient under ZeRO is counted by the parameter's owner. Gradients of sharded parameters (Paddle's own mark
-        `is_distributed`) are summed over the tensor ranks, and everything over the pipeline stages.
+        Under ZeRO, the owner of a parameter counts its gradient. The squares are summed over the sharding ranks, those
+        of sharded parameters (Paddle's flag `is_distributed`) also over the tensor ranks, and all over the pipeline
+        stages.
         """
         counted = [(p, p.grad) for p in parameters if p.grad is not None and self._counts(p)]
-        cut = sum_of_squares(gradient for p, gradient in counted if p.is_distributed)
-        whole = sum_of_squares(gradient for p, gradient in counted if not p.is_distributed)
+        sharded = sum_of_squares(gradient for p, gradient in counted if p.is_distributed)
+        full = sum_of_squares(gradient for p, gradient in counted if not p.is_distributed)
         if self.sharding is not None:
-            cut, whole = _reduced([cut, whole], self.mesh.sharding.group, dist.ReduceOp.SUM)
+            sharded, full = _reduced([sharded, full], self.mesh.sharding.group, dist.ReduceOp.SUM)
         if self.mesh.tensor.size > 1:
-            cut = _reduced([cut], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
-        total = cut + whole
+            sharded = _reduced([sharded], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
+        total = sharded + full
         if self.mesh.pipeline.size > 1:
             total = _reduced([total], self.mesh.pipeline.group, dist.ReduceOp.SUM)[0]
         return math.sqrt(total)
@@ -85,9 +86,9 @@ class DistributedProcesses:
 
     def union(self, names: set[str]) -> set[str]:
         """Return the union of all processes' sets of names."""
-        everyone: list[set[str]] = []
-        dist.all_gather_object(everyone, names, group=self.mesh.world.group)
-        return set().union(*everyone)
+        by_process: list[set[str]] = []
+        dist.all_gather_object(by_process, names, group=self.mesh.world.group)
+        return set().union(*by_process)
 
     def barrier(self) -> None:
         """Wait for all processes of the run, without a timeout."""
@@ -95,7 +96,7 @@ class DistributedProcesses:
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """All-reduce gradients over the replicas, in place; a gradient that no rank has stays None."""
+        """All-reduce gradients over the replicas, in place; a gradient that no replica has stays None."""
         if self.sharding is not None:
             self.sharding.sum_gradients(list(parameters))
         elif self.size > 1:
@@ -116,7 +117,7 @@ class DistributedProcesses:
         return nullcontext() if self.sharding is None else self.sharding.gathered_parameters()
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum the gradients of which a process has only a part.
+        """Sum gradients of which each process has computed only a part, in place.
 
         Full parameters with `needs_tp_reduce` are summed over the tensor ranks. Parameters that several pipeline
         stages hold are summed over these stages.
@@ -133,6 +134,7 @@ class DistributedProcesses:
 
 
 def _reduced(values: list[float], group: Any, op: Any) -> list[float]:
+    """Return each value reduced by `op` over `group`, in double precision."""
     tensor = paddle.to_tensor(values, dtype="float64")
     dist.all_reduce(tensor, op=op, group=group)
     return [float(value) for value in tensor.numpy()]

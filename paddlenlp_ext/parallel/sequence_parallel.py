@@ -39,27 +39,27 @@ class SequenceShards:
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
-    def shard_shape(self, whole: Sequence[int]) -> list[int]:
+    def shard_shape(self, full_shape: Sequence[int]) -> list[int]:
         """Return the shape [B, P, D] of a rank's part of hidden states [B, S, D]."""
-        batch, length, width = whole
+        batch, length, width = full_shape
         return [batch, -(-length // self.axis.size), width]
 
-    def split(self, whole_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's part [B, P, D] of [B, S, D], which is equal on all ranks."""
-        self.length = whole_BSD.shape[1]
-        return _Split.apply(whole_BSD, self.axis)
+    def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Return this rank's part [B, P, D] of [B, S, D], which is equal on all ranks; the backward pass gathers."""
+        self.length = full_BSD.shape[1]
+        return _Scatter.apply(full_BSD, self.axis, _local_part)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
         """Gather parts to [B, S, D] for layers that compute the same on every rank; the backward pass splits."""
-        return _GatherReplicated.apply(part_BPD, self.length, self.axis)
+        return _Gather.apply(part_BPD, self.length, self.axis, _local_part)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
         """Gather parts to [B, S, D] for column-parallel layers; the backward pass reduce-scatters."""
-        return _Gather.apply(part_BPD, self.length, self.axis)
+        return _Gather.apply(part_BPD, self.length, self.axis, _reduce_scatter)
 
     def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
         """Sum [B, S, D] over the ranks and return this rank's part [B, P, D]; the backward pass gathers."""
-        return _ReduceScatter.apply(terms_BSD, self.axis)
+        return _Scatter.apply(terms_BSD, self.axis, _reduce_scatter)
 
 
 def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
@@ -77,24 +77,24 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
         raise ValueError("sequence_parallel: ReFT picks positions of whole sequences; set sequence_parallel: false")
     decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: (sequence.split(inputs[0]), *inputs[1:]))
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
-    seen = [*decoder.norm.parameters()]
+    partial = [*decoder.norm.parameters()]
     for layer in decoder.layers:
-        seen += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
+        partial += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # next to attention or MLP
-            seen += [parameter for name, parameter in adapter.named_parameters() if not name.startswith("base.")]
-    for parameter in seen:
-        set_placement(parameter, needs_tp_reduce=True)  # a rank sees only some of the positions
+            partial += adapter.own_parameters()
+    for parameter in partial:  # a rank computes their gradients over some of the positions only
+        set_placement(parameter, needs_tp_reduce=True)
 
 
-def _part(whole: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
+def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     """Return this rank's positions, zero-padded to the common length."""
-    batch, length, width = whole.shape
+    batch, length, width = full.shape
     size = -(-length // axis.size)
-    part = whole[:, axis.index * size : (axis.index + 1) * size]
+    part = full[:, axis.index * size : (axis.index + 1) * size]
     missing = size - part.shape[1]
     if missing:
-        part = paddle.concat([part, paddle.zeros([batch, missing, width], whole.dtype)], axis=1)
+        part = paddle.concat([part, paddle.zeros([batch, missing, width], full.dtype)], axis=1)
     return part.contiguous()
 
 
@@ -116,44 +116,26 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
     return part
 
 
-class _Split(PyLayer):
-    @staticmethod
-    def forward(ctx, whole, axis):
-        ctx.length, ctx.axis = whole.shape[1], axis
-        return _part(whole, axis)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return _all_gather(gradient, ctx.length, ctx.axis)
-
-
-class _GatherReplicated(PyLayer):
-    @staticmethod
-    def forward(ctx, part, length, axis):
-        ctx.axis = axis
-        return _all_gather(part, length, axis)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return _part(gradient, ctx.axis)
-
-
 class _Gather(PyLayer):
+    """All-gather parts; the backward pass returns this rank's part of the gradient, by `to_part`."""
+
     @staticmethod
-    def forward(ctx, part, length, axis):
-        ctx.axis = axis
+    def forward(ctx, part, length, axis, to_part):
+        ctx.axis, ctx.to_part = axis, to_part
         return _all_gather(part, length, axis)
 
     @staticmethod
     def backward(ctx, gradient):
-        return _reduce_scatter(gradient, ctx.axis)
+        return ctx.to_part(gradient, ctx.axis)
 
 
-class _ReduceScatter(PyLayer):
+class _Scatter(PyLayer):
+    """Return this rank's part, by `to_part`; the backward pass all-gathers the gradient."""
+
     @staticmethod
-    def forward(ctx, terms, axis):
-        ctx.length, ctx.axis = terms.shape[1], axis
-        return _reduce_scatter(terms, axis)
+    def forward(ctx, full, axis, to_part):
+        ctx.length, ctx.axis = full.shape[1], axis
+        return to_part(full, axis)
 
     @staticmethod
     def backward(ctx, gradient):

@@ -13,56 +13,56 @@ AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight
 
 
 @paddle.no_grad()
-def shard_parameter(layer: nn.Layer, name: str, cut_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
+def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
     """Replace a layer's parameter or buffer by this rank's shard.
 
     Args:
         layer: the layer that owns the tensor.
         name: the tensor's name in the layer.
-        cut_axis: the axis to shard.
+        shard_axis: the tensor's axis to shard.
         axis: the tensor-parallel ranks.
-        even: require shards of equal length.
+        even: whether to require shards of equal length.
 
     Raises:
-        ValueError: the ranks cannot have equal shards, and `even` requires them.
+        ValueError: `even` is set, and the number of ranks does not divide the axis.
     """
-    whole = own_parameters(layer).get(name)
-    is_parameter = whole is not None
-    whole = whole if is_parameter else own_buffers(layer)[name]
-    size = whole.shape[cut_axis]
+    full = own_parameters(layer).get(name)
+    is_parameter = full is not None
+    full = full if is_parameter else own_buffers(layer)[name]
+    size = full.shape[shard_axis]
     if even and size % axis.size:
         raise ValueError(
-            f"tensor_parallel_degree {axis.size} does not divide {name} {list(whole.shape)} of {type(layer).__name__} "
-            f"along its axis {cut_axis}; choose a degree or an adapter size that divides {size}"
+            f"tensor_parallel_degree {axis.size} does not divide {name} {list(full.shape)} of {type(layer).__name__} "
+            f"along its axis {shard_axis}; choose a degree or an adapter size that divides {size}"
         )
-    cut = local_shard(size, cut_axis, axis)
-    if not has_storage(whole):  # built without values; the shard's values are loaded later
-        shape = [*whole.shape[:cut_axis], cut.stop - cut.start, *whole.shape[cut_axis + 1 :]]
-        part = paddle.zeros(shape, whole.dtype)
+    shard = local_shard(size, shard_axis, axis)
+    if not has_storage(full):  # built without values; the shard's values are loaded later
+        shape = [*full.shape[:shard_axis], shard.stop - shard.start, *full.shape[shard_axis + 1 :]]
+        part = paddle.zeros(shape, full.dtype)
     else:
-        part = whole[cut.index].clone()
+        part = full[shard.index].clone()
     if not is_parameter:
         part.stop_gradient = True
         own_buffers(layer)[name] = part
     else:
         new = layer.create_parameter(
-            list(part.shape), dtype=whole.dtype, default_initializer=nn.initializer.Constant(0.0)
+            list(part.shape), dtype=full.dtype, default_initializer=nn.initializer.Constant(0.0)
         )
         new.set_value(part)
-        new.stop_gradient = whole.stop_gradient
+        new.stop_gradient = full.stop_gradient
         new.is_distributed = True
         own_parameters(layer)[name] = part = new
-    set_placement(part, shard=cut, is_on_stage=is_on_stage(whole))
-    if not is_on_stage(whole):
+    set_placement(part, shard=shard, is_on_stage=is_on_stage(full))
+    if not is_on_stage(full):
         free_storage(part)
-    return cut
+    return shard
 
 
-def local_shard(size: int, cut_axis: int, axis: ProcessAxis) -> Shard:
+def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:
     """Return the slice of `size` indices that this rank holds."""
     sizes = shard_sizes(size, axis.size)
     start = sum(sizes[: axis.index])
-    return Shard(cut_axis, start, start + sizes[axis.index], size)
+    return Shard(shard_axis, start, start + sizes[axis.index], size)
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
@@ -71,8 +71,8 @@ def shard_sizes(size: int, parts: int) -> list[int]:
 
 
 def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
-    """Remove a parameter from all ranks but the first: after an all-reduce it must be added once."""
+    """Remove a parameter from all ranks except the first: after an all-reduce it must be added once."""
     if axis.index == 0:
-        getattr(layer, name).is_distributed = True  # the gradient norm counts it once, as it does shards
+        getattr(layer, name).is_distributed = True  # the gradient norm counts the parameter once, like a shard
     else:
         setattr(layer, name, None)

@@ -6,8 +6,8 @@
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
     replicated   full                    applied to local heads, so that its gradient is summed over the ranks
 
-Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives, so that a base layer and its
-adapters share one reduction. Parameter names and the model's own code do not change.
+Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives. A base layer and its adapters
+therefore share one all-reduce. Parameter names and the model's own code do not change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _TPCollectives:
 
 
 def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
-    """Shard a model with its adapters, in place; before the call all ranks hold the same model.
+    """Shard a model and its adapters in place; before the call all ranks hold the same model.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
@@ -56,11 +56,12 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
         sequence: sequence parallelism between the sharded layers (sequence_parallel.py); None: without it.
 
     Raises:
-        ValueError: a size is not divisible by the ranks, or an adapter cannot be sharded; the message says what works.
+        ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded; the message names what
+            works.
     """
-    passage = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
+    collectives = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
     if sequence is not None:
-        passage = _TPCollectives(sequence.gather, sequence.reduce_scatter)
+        collectives = _TPCollectives(sequence.gather, sequence.reduce_scatter)
     decoder = getattr(model, "base_model", model)
     assert isinstance(decoder, CausalLM)
     check_sizes(decoder.config, axis.size)
@@ -77,8 +78,8 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
             _mark_partial_gradients(outermost)
         else:
             parent = name.rpartition(".")[0]
-            shared = inputs.setdefault(parent, _SharedInput(passage.enter))
-            if not _shard_linear(outermost, style, axis, shared, passage.leave):
+            shared = inputs.setdefault(parent, _SharedInput(collectives.enter))
+            if not _shard_linear(outermost, style, axis, shared, collectives.leave):
                 decoder.remote_parameters.add(f"{_without_adapters(name)}.bias")
     _shard_lm_head(decoder, axis)
     if sequence is not None:
@@ -86,28 +87,28 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
 
 
 def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationConfig | None) -> None:
-    """Refuse a model that cannot be sharded over `degree` ranks, by its shapes alone.
+    """Check by shapes only that a model can be sharded over `degree` ranks.
 
     Args:
-        model: a `CausalLM` that is not quantized, or has no values.
+        model: a `CausalLM` that is not quantized yet; values are not needed.
         degree: number of tensor-parallel ranks.
-        quantization: how the base will be quantized, or is stored.
+        quantization: requested or stored quantization of the base; None for none.
 
     Raises:
-        ValueError: as `check_sizes`, or shards that would split blocks of quantized weights.
+        ValueError: `check_sizes` fails, or shards would split blocks of quantized weights.
     """
     check_sizes(model.config, degree)
     if quantization is None or degree == 1:
         return
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
-        linear, cut_axis = layer_at(model, name), AXES[styles[name]]
+        linear, shard_axis = layer_at(model, name), AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers gives each layer one algorithm"
         shape = (linear.out_features, linear.in_features)
-        size = shape[cut_axis]
+        size = shape[shard_axis]
         try:
             sharded_block_size(
-                chosen.algo, shape, block_size_of(chosen, shape[1]), Shard(cut_axis, 0, size // degree, size)
+                chosen.algo, shape, block_size_of(chosen, shape[1]), Shard(shard_axis, 0, size // degree, size)
             )
         except ValueError as error:
             raise ValueError(
@@ -117,10 +118,10 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
 
 
 def check_sizes(config: Any, degree: int) -> None:
-    """Refuse a degree that does not divide heads or features; no weights are needed.
+    """Check that the degree divides the numbers of heads and features; no weights are needed.
 
     Raises:
-        ValueError: names the largest smaller degree that works.
+        ValueError: it does not; the message names the largest smaller degree that works.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -157,7 +158,7 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
 
 
 class TensorParallelGroup:
-    """Ranks that hold the shards of an adapter, as the adapter sees them.
+    """Ranks that hold the shards of an adapter; implements `peft.layers.ShardGroup`.
 
     Args:
         axis: the tensor-parallel ranks.
@@ -191,7 +192,7 @@ class _SharedInput:
             self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._copied
         self._left -= 1
-        if self._left == 0:  # the last reader: free it
+        if self._left == 0:  # free the copy after its last reader
             self._source = self._copied = None
         return (result, *inputs[1:])
 
@@ -207,7 +208,7 @@ def _without_adapters(name: str) -> str:
 
 
 def _unwrap(layer: nn.Layer) -> tuple[list[AdapterLayer], nn.Layer]:
-    """Return the adapters of a layer from the outside in, and the base layer."""
+    """Return the adapters of a layer, outermost first, and the base layer."""
     adapters = []
     while isinstance(layer, AdapterLayer):
         adapters.append(layer)
@@ -222,7 +223,11 @@ def _shard_linear(
     shared: _SharedInput,
     leave: Callable[[paddle.Tensor], paddle.Tensor],
 ) -> bool:
-    """Shard a linear layer and its adapters; return False if this rank drops the bias (row-parallel: rank 0 has it)."""
+    """Shard a linear layer and its adapters.
+
+    Returns:
+        False if this rank dropped the bias: of a row-parallel layer only rank 0 holds it.
+    """
     adapters, base = _unwrap(outermost)
     assert isinstance(base, Linear | QuantizedLinear)
     has_bias = base.bias is not None
@@ -242,26 +247,27 @@ def _shard_linear(
 
 
 def _shard_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxis) -> None:
-    cut_axis = AXES[style]
+    shard_axis = AXES[style]
     if isinstance(base, QuantizedLinear):
-        base.shard_weight(local_shard((base.out_features, base.in_features)[cut_axis], cut_axis, axis))
+        base.shard_weight(local_shard((base.out_features, base.in_features)[shard_axis], shard_axis, axis))
     else:
-        shard_parameter(base, "weight", cut_axis, axis)
+        shard_parameter(base, "weight", shard_axis, axis)
         base.out_features, base.in_features = base.weight.shape
 
 
 def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_partial_gradients: bool) -> None:
-    """Shard an adapter's own tensors; mark full ones whose gradients are partial sums."""
-    for name, cut_axis in adapter.sharding_axes(style).items():
+    """Shard an adapter's own tensors; mark full parameters whose gradients are partial sums."""
+    for name, shard_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
-        if cut_axis is not None:
-            shard_parameter(owner, leaf, cut_axis, axis)
+        if shard_axis is not None:
+            shard_parameter(owner, leaf, shard_axis, axis)
         elif has_partial_gradients and leaf in own_parameters(owner):
             set_placement(own_parameters(owner)[leaf], needs_tp_reduce=True)
     adapter.set_tensor_parallel_shard(style, TensorParallelGroup(axis))
 
 
 def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
+    """Return the sublayer that holds the tensor with the dotted `name`, and the last component of the name."""
     parent, _, leaf = name.rpartition(".")
     return layer_at(layer, parent), leaf
 
@@ -273,16 +279,16 @@ def _mark_partial_gradients(layer: nn.Layer) -> None:
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
     adapters, base = _unwrap(outermost)
-    cut = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
+    shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Linear):
         if adapters:
             raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
         return
     assert isinstance(base, Embedding)
-    replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, cut, axis))
+    replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
 
 
 def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
-    cut = shard_of(model.head_weight())
-    assert cut is not None, "the plan shards embedding and lm_head along the vocabulary"
-    model.vocab_parallel = VocabParallelHead(cut, shard_sizes(cut.size, axis.size), axis)
+    shard = shard_of(model.head_weight())
+    assert shard is not None, "the plan shards embedding and lm_head along the vocabulary"
+    model.vocab_parallel = VocabParallelHead(shard, shard_sizes(shard.size, axis.size), axis)

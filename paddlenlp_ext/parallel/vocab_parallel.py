@@ -23,33 +23,33 @@ class VocabParallelEmbedding(nn.Layer):
 
     Args:
         weight: this rank's rows [U, D].
-        cut: the slice of rows.
+        shard: the slice of rows.
         axis: the tensor-parallel ranks.
     """
 
-    def __init__(self, weight: paddle.Tensor, cut: Shard, axis: ProcessAxis) -> None:
+    def __init__(self, weight: paddle.Tensor, shard: Shard, axis: ProcessAxis) -> None:
         super().__init__()
-        self.weight, self._cut, self._axis = weight, cut, axis
+        self.weight, self._shard, self._axis = weight, shard, axis
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         """Map ids [...] to vectors [..., D]: look up local rows, zeros for others, then all-reduce."""
-        is_own = (input_ids >= self._cut.start) & (input_ids < self._cut.stop)
-        own_ids = paddle.where(is_own, input_ids - self._cut.start, paddle.zeros_like(input_ids))
+        is_own = (input_ids >= self._shard.start) & (input_ids < self._shard.stop)
+        own_ids = paddle.where(is_own, input_ids - self._shard.start, paddle.zeros_like(input_ids))
         vectors = embedding(self.weight, own_ids)
         return reduce_from_group(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
 
 
 class VocabParallelHead:
-    """Row slices of the lm_head, and the logits and loss over them.
+    """Logits and loss of an lm_head whose rows are sharded; implements `models.decoder.ShardedLMHead`.
 
     Args:
-        cut: this rank's slice of rows.
+        shard: this rank's slice of rows.
         sizes: number of rows of every rank.
         axis: the tensor-parallel ranks.
     """
 
-    def __init__(self, cut: Shard, sizes: list[int], axis: ProcessAxis) -> None:
-        self.cut, self.sizes, self.axis = cut, sizes, axis
+    def __init__(self, shard: Shard, sizes: list[int], axis: ProcessAxis) -> None:
+        self.shard, self.sizes, self.axis = shard, sizes, axis
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
         """Gather logits [..., U] to [..., V]; not differentiable."""
@@ -78,7 +78,7 @@ class VocabParallelHead:
 
 
 class _CrossEntropy(PyLayer):
-    """Chunked loss with three all-reduces a chunk: maximum logits, argmax, and sums."""
+    """Loss in chunks of positions, with three all-reduces per chunk: maximum logits, argmax, and sums."""
 
     @staticmethod
     def forward(ctx, hidden_RD, weight_UD, labels_R, head, chunk, needs_grad, counter):
@@ -115,17 +115,17 @@ def _chunk(
     logits_RU: paddle.Tensor, labels_R: paddle.Tensor, head: VocabParallelHead
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
     """Return the gradient of the logits [R, U], the losses [R] and the number of correct predictions."""
-    group, start = head.axis.group, head.cut.start
-    is_own_R = ((labels_R >= start) & (labels_R < head.cut.stop)).astype("float32")
+    group, start = head.axis.group, head.shard.start
+    is_own_R = ((labels_R >= start) & (labels_R < head.shard.stop)).astype("float32")
     own_labels_R = paddle.clip(labels_R - start, 0, logits_RU.shape[1] - 1)
     largest_R = own_largest_R = logits_RU.max(axis=1)
     largest_R = largest_R.clone()
     dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
     exponentials_RU = (logits_RU - largest_R.unsqueeze(1)).exp()
     picked_R = paddle.take_along_axis(logits_RU, own_labels_R.unsqueeze(1), axis=1).squeeze(1) * is_own_R
-    # As argmax counts: correct if the label's logit is the largest, and the first of equal ones.
+    # Like argmax, the first of several equal logits counts as the largest.
     first_R = paddle.where(
-        own_largest_R == largest_R, logits_RU.argmax(axis=1) + start, paddle.full_like(labels_R, head.cut.size)
+        own_largest_R == largest_R, logits_RU.argmax(axis=1) + start, paddle.full_like(labels_R, head.shard.size)
     )
     dist.all_reduce(first_R, op=dist.ReduceOp.MIN, group=group)
     sums_2R = paddle.stack([_row_sums(exponentials_RU), picked_R])
@@ -138,7 +138,7 @@ def _chunk(
 
 
 def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
-    """Return row sums [R], in blocks: Paddle's own sum on the CPU adds sequentially and loses digits."""
+    """Return row sums [R], added up in blocks: Paddle's sum on the CPU adds sequentially, which is less accurate."""
     width = 256
     missing = -values_RU.shape[1] % width
     blocks = F.pad(values_RU, [0, missing]) if missing else values_RU

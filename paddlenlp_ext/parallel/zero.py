@@ -1,18 +1,18 @@
 """ZeRO (arXiv:1910.02054): sharding ranks, which have different micro-batches, divide state among themselves.
 
-    stage   a parameter's owner alone holds                 communication
+    stage   held only by a parameter's owner                communication
     1       optimizer state; it updates the parameter       broadcast of updated values, once a step
-    2       and its gradient                                reduce to the owner, layer by layer in the backward pass
-    3       and its value between forward/backward passes   broadcast before, free after each layer
+    2       and the gradient                                reduce to the owner, layer by layer in the backward pass
+    3       and the value, between a layer's computations   broadcast before each layer, freed after it
 
-Full parameters are assigned to owners, not slices of them, so that any optimizer works as on one process. An adapter
-has few parameters, whose gradients and values all ranks keep because rank-choosing methods read them; stage 3 then
-shards the frozen base only.
+Each parameter is assigned to one owner as a whole tensor. It is not sliced, so any optimizer works as on one process.
+An adapter has few parameters. All ranks keep their gradients and values, because methods that choose ranks read them;
+stage 3 then shards only the frozen base.
 
-Order in stage 3: a decoder layer's parameters are gathered before its forward pass and released after it, gathered
-again before its backward pass, and released once its gradients are reduced, which happens when the layer below has
-finished its backward pass. Parameters outside the layers (embedding, last norm, lm_head; a tied pair is one parameter)
-stay for the whole micro-batch. All sharding ranks must run the same layers in the same order.
+Order in stage 3: a decoder layer's parameters are gathered before its forward pass and released after it. They are
+gathered again before its backward pass, and released when its gradients are reduced, after the layer below has finished
+its backward pass. Parameters outside the layers (embedding, last norm, lm_head; a tied pair is one parameter) stay
+gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Reduce = Callable[[list[paddle.Tensor]], None]
 
 
 class ParameterGatherer:
-    """Hooks on a model that reduce gradients to their owners, and gather and release values.
+    """Manager of the hooks on a model that reduce gradients to their owners, and gather and release values.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
         parameters: the parameters to handle; `Placement.owner` is the index of their owner.
         axis: the sharding ranks.
-        reduce: sums gradients of some parameters at their owners.
-        gathers_values: whether values are sharded too (stage 3); otherwise every rank always holds them.
+        reduce: function that sums the gradients of the given parameters at their owners.
+        gathers_values: whether only owners hold the values (stage 3); otherwise every rank always holds them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ParameterGatherer:
         self._layers = [_Unit(own, axis, gathers_values) for own in _of_each_layer(decoder.layers, parameters)]
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
         self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, gathers_values)
-        self._in_backward, self._stays = False, False
+        self._in_backward, self._keeps_gathered = False, False
         self._left = set(range(len(self._layers)))  # layers whose backward pass is not finished
         decoder.embed_tokens.register_forward_pre_hook(self._gather_others)
         decoder.layers[0].register_forward_pre_hook(self._gather_others)
@@ -78,15 +78,15 @@ class ParameterGatherer:
         self._in_backward = False
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Return a context in which all values are here."""
-        self._stays = True
+    def gathered(self) -> Iterator[None]:
+        """Return a context in which every rank holds all values."""
+        self._keeps_gathered = True
         for unit in (self._others, *self._layers):
             unit.gather()
         try:
             yield
         finally:
-            self._stays = False
+            self._keeps_gathered = False
             for unit in (self._others, *self._layers):
                 unit.release()
 
@@ -97,17 +97,17 @@ class ParameterGatherer:
         def begin(gradient: paddle.Tensor) -> None:
             self._in_backward = True
 
-        if not (self._stays or output.stop_gradient):
+        if not (self._keeps_gathered or output.stop_gradient):
             output.register_hook(begin)
 
     def _before_layer(self, index: int) -> Callable[..., None]:
         def is_done(gradient: paddle.Tensor) -> None:
-            # One layer late: the gradients of biases and the like may come after the input's.
+            # Finish only the layers above: some gradients of this layer, as of biases, may come after the input's.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
             self._layers[index].gather()
-            if paddle.is_grad_enabled() and not (self._stays or inputs[0].stop_gradient):
+            if paddle.is_grad_enabled() and not (self._keeps_gathered or inputs[0].stop_gradient):
                 inputs[0].register_hook(is_done)
 
         return hook
@@ -117,11 +117,11 @@ class ParameterGatherer:
             self._layers[index].gather()
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
-            if self._stays:
+            if self._keeps_gathered:
                 return
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 output.register_hook(begin)
-            if not self._in_backward:  # a layer recomputed in the backward pass needs its values at once
+            if not self._in_backward:  # recomputation: the backward pass of the layer follows at once
                 self._layers[index].release()
 
         return hook
@@ -134,7 +134,7 @@ class ParameterGatherer:
 
 
 class _Unit:
-    """Parameters whose gradients are reduced together, and whose values are gathered and released together."""
+    """Group of parameters: gradients are reduced together, values are gathered and released together."""
 
     def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, gathers_values: bool) -> None:
         self.parameters, self._axis, self._is_gathered = parameters, axis, True
@@ -144,7 +144,7 @@ class _Unit:
 
     @paddle.no_grad()
     def gather(self) -> None:
-        """Receive every value from its owner; a no-op if the values are here."""
+        """Receive every value from its owner; a no-op if the values are gathered already."""
         if self._is_gathered:
             return
         for parameter in self._gathered_values:
@@ -158,7 +158,7 @@ class _Unit:
         self._is_gathered = True
 
     def release(self) -> None:
-        """Free the values of other owners; shapes stay."""
+        """Free the values that other ranks own; the parameters keep their shapes."""
         for parameter in self._gathered_values:
             if placement_of(parameter).is_gathered_copy and has_storage(parameter):
                 free_storage(parameter)
@@ -166,18 +166,18 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return, per layer, the parameters that no other layer uses."""
+    """Return for each layer those of `parameters` that only this layer uses."""
     ids = {id(parameter) for parameter in parameters}
-    members = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
-    readers = Counter(id(parameter) for own in members for parameter in own)
-    return [[parameter for parameter in own if readers[id(parameter)] == 1] for own in members]
+    by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
+    num_users = Counter(id(parameter) for own in by_layer for parameter in own)
+    return [[parameter for parameter in own if num_users[id(parameter)] == 1] for own in by_layer]
 
 
 class Sharding:
     """ZeRO over the sharding ranks; `Placement` holds each parameter's owner.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, equal on all of these ranks.
+        model: a `CausalLM` or `PeftModel`, equal on all sharding ranks.
         mesh: the run's mesh.
         stage: 1, 2 or 3.
 
@@ -190,21 +190,21 @@ class Sharding:
         is_adapter = isinstance(model, PeftModel)
         # A layer that AdaLoRA pruned to rank 0 has empty parameters: nothing to assign.
         trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p) and p.size]
-        lent = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
-        frozen = [parameter for parameter in lent if parameter.stop_gradient]
-        self._give_owners(trained, stays_with_all=is_adapter or stage == 1)
+        gathered = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
+        frozen = [parameter for parameter in gathered if parameter.stop_gradient]
+        self._assign_owners(trained, stays_with_all=is_adapter or stage == 1)
         _choose_owners(frozen, self.axis.size)
-        scattered = trained if stage >= 2 and not is_adapter else []
-        self._scattered = {id(parameter) for parameter in scattered}
-        self._broadcast = [] if lent and not is_adapter else trained
-        shared = lent or scattered
+        reduced = trained if stage >= 2 and not is_adapter else []
+        self._reduced_to_owner = {id(parameter) for parameter in reduced}
+        self._broadcast = [] if gathered and not is_adapter else trained
+        hooked = gathered or reduced
         self._gatherer = (
-            ParameterGatherer(model, shared, self.axis, self._reduce, gathers_values=bool(lent)) if shared else None
+            ParameterGatherer(model, hooked, self.axis, self._reduce, gathers_values=bool(gathered)) if hooked else None
         )
 
     @property
     def forward_is_collective(self) -> bool:
-        """True if every forward pass needs all ranks."""
+        """True if a forward pass is a collective operation, which all ranks must run (stage 3)."""
         return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
@@ -213,10 +213,10 @@ class Sharding:
             self._gatherer.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """Sum every gradient over all replicas at the end of an optimizer step's micro-batches."""
-        sum_gradients([p for p in parameters if id(p) not in self._scattered], self._replicas.group)
+        """Sum every gradient over all replicas, after the last micro-batch of an optimizer step."""
+        sum_gradients([p for p in parameters if id(p) not in self._reduced_to_owner], self._replicas.group)
         if self._data.size > 1:
-            own = [p for p in parameters if id(p) in self._scattered and self.is_owner(p)]
+            own = [p for p in parameters if id(p) in self._reduced_to_owner and self.is_owner(p)]
             sum_gradients(own, self._data.group)
 
     def is_owner(self, parameter: paddle.Tensor) -> bool:
@@ -235,15 +235,20 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which every process holds all values, as generation needs."""
-        return nullcontext() if self._gatherer is None else self._gatherer.whole()
+        """Return a context in which every process holds all values, as generation requires."""
+        return nullcontext() if self._gatherer is None else self._gatherer.gathered()
 
-    def _give_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
+    def _assign_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
+        """Assign the trained parameters to owners.
+
+        Raises:
+            ValueError: a rank would own nothing, and `stays_with_all` is False.
+        """
         _choose_owners(trained, self.axis.size)
         for parameter in trained:
             set_placement(parameter, is_updated_here=self.is_owner(parameter))
         owners = {_owner(parameter) for parameter in trained}
-        if not stays_with_all and len(owners) < self.axis.size:  # every rank knows this, so all raise together
+        if not stays_with_all and len(owners) < self.axis.size:  # computed alike on all ranks, so all raise
             raise ValueError(
                 f"sharding_parallel_degree {self.axis.size}: too large for {len(trained)} trainable parameters, "
                 f"of which every process needs one; choose at most {len(owners)}"
@@ -254,8 +259,8 @@ class Sharding:
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
-        """Sum gradients at their owners, in place, and free them elsewhere."""
-        wanted = [parameter for parameter in parameters if id(parameter) in self._scattered]
+        """Sum gradients at their owners, in place, and free them on the other ranks."""
+        wanted = [parameter for parameter in parameters if id(parameter) in self._reduced_to_owner]
         if not wanted:
             return
         for owner, members in self._by_owner(fill_missing_gradients(wanted, self.axis.group)):
@@ -277,10 +282,14 @@ class Sharding:
 
 
 def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
-    """Assign owners by size, equally on all tensor ranks, although one of them may hold additional biases."""
-    alone = [p for p in parameters if p.is_distributed and shard_of(p) is None]
-    with_parts = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
-    for members in (with_parts, alone):
+    """Assign owners by size.
+
+    All tensor ranks choose alike, although the first one also holds biases of row-parallel layers: those are assigned
+    after all other parameters.
+    """
+    first_rank_only = [p for p in parameters if p.is_distributed and shard_of(p) is None]
+    on_all_ranks = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
+    for members in (on_all_ranks, first_rank_only):
         sizes = [math.prod(full_shape(parameter)) for parameter in members]
         for parameter, owner in zip(members, balanced_owners(sizes, ranks), strict=True):
             set_placement(parameter, owner=owner)
@@ -293,7 +302,7 @@ def _owner(parameter: paddle.Tensor) -> int:
 
 
 def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return an owner for each size: the largest first, to the rank with the smallest total."""
+    """Return an owner for each size; sizes are assigned from the largest to the rank with the smallest total."""
     owners, totals = [0] * len(sizes), [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owners[index] = totals.index(min(totals))

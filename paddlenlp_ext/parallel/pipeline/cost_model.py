@@ -6,8 +6,8 @@
     attention, per seen key      2         5 (scores are recomputed)       + 2
     lm_head                      as a matrix, for target tokens only
 
-Costs are counted, not timed: every start must split the model in the same way, or a resumed run would not reproduce
-the bits of an uninterrupted one.
+Costs are counted, not timed: every start must split the model in the same way, or a resumed run would not reproduce an
+uninterrupted one bit for bit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
 
-_LOOKED_AT = 512
+_MAX_SAMPLED_ROWS = 512
 
 
 class Row(Protocol):
-    """Tokenized row, as far as it is read here: `loss_mask` marks the target tokens, bool [L]."""
+    """Tokenized row; only its `loss_mask` is read, which marks the target tokens, bool [L]."""
 
     @property
     def loss_mask(self) -> Any:
@@ -57,16 +57,18 @@ class FlopEstimate:
     def from_rows(
         cls, rows: Rows | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
-        """Estimate from a sample of some hundred rows, each one document.
+        """Estimate from a sample of at most 512 rows, each of them one document.
 
-        Without rows, every token counts as a target token and attention as free.
+        Without rows, every token counts as a target token, and the cost of attention is ignored.
         """
-        some = [rows[index].loss_mask[1:] for index in range(0, len(rows), -(-len(rows) // _LOOKED_AT))] if rows else []
-        slots = sum(len(learned) for learned in some)
-        if not slots:
+        step = -(-len(rows) // _MAX_SAMPLED_ROWS) if rows else 1
+        masks = [rows[index].loss_mask[1:] for index in range(0, len(rows), step)] if rows else []
+        num_tokens = sum(len(mask) for mask in masks)
+        if not num_tokens:
             return cls(trains_matrices=trains_matrices, recompute=recompute)
-        share = sum(int(learned.sum()) for learned in some) / slots
-        return cls(share, sum(len(learned) ** 2 for learned in some) / 2 / slots, trains_matrices, recompute)
+        target_fraction = sum(int(mask.sum()) for mask in masks) / num_tokens
+        keys = sum(len(mask) ** 2 for mask in masks) / 2 / num_tokens
+        return cls(target_fraction, keys, trains_matrices, recompute)
 
     def layer_cost(self, config: Any) -> float:
         """Return the cost of a layer, averaged over the layers."""
@@ -74,17 +76,22 @@ class FlopEstimate:
         projections = 2 * config.hidden_size * (queries + keys)
         mlp = 3 * config.hidden_size * config.intermediate_size
         attention = queries * self.keys
-        ways = 3 if self.trains_matrices else 2
-        return (
-            ways * (projections + mlp) + 7 * attention + self._recompute_cost(projections, mlp, 2 * attention, config)
-        )
+        products = 3 if self.trains_matrices else 2  # forward, input gradient, weight gradient
+        recompute = self._recompute_cost(projections, mlp, 2 * attention, config)
+        return products * (projections + mlp) + 7 * attention + recompute
 
     def lm_head_cost(self, config: Any) -> float:
-        """Return the cost of the lm_head with the loss."""
+        """Return the cost of the lm_head, averaged over all tokens."""
         return (3 if self.trains_matrices else 2) * self.target_fraction * config.vocab_size * config.hidden_size
 
     def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:
         if self.recompute is None:
             return 0.0
-        again = {"full": projections + mlp + attention, "full_attn": projections + attention, "core_attn": attention}
-        return again[self.recompute.granularity] * (1 - len(self.recompute.excluded_layers) / config.num_hidden_layers)
+        recomputed = {
+            "full": projections + mlp + attention,
+            "full_attn": projections + attention,
+            "core_attn": attention,
+        }
+        return recomputed[self.recompute.granularity] * (
+            1 - len(self.recompute.excluded_layers) / config.num_hidden_layers
+        )

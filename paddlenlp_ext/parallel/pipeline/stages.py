@@ -1,9 +1,9 @@
 """Assignment of layers to pipeline stages.
 
-The first chunk has the embedding; the last one has the last norm and the lm_head. If lm_head and embedding are tied,
-both hold the weight. Chunks are consecutive layers of balanced cost, the lm_head included. A process knows the shapes
-of the parameters that other stages hold, without values: names, and decisions over the whole model, are the same
-everywhere.
+Chunks are consecutive layers of balanced cost, the lm_head included. The first chunk has the embedding; the last chunk
+has the last norm and the lm_head. If lm_head and embedding are tied, both chunks hold the weight. A process knows the
+names and shapes of the parameters that other stages hold, without values. Decisions that depend on all parameters are
+therefore the same on every stage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StagePlan:
         degree: number of processes.
         bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1, and belongs to process c % degree.
         loads: cost of each chunk in multiplications per token (cost_model.py); the last one includes the lm_head.
-        is_tied: whether the lm_head is the embedding.
+        is_tied: whether lm_head and embedding share their weight.
     """
 
     degree: int
@@ -54,7 +54,7 @@ class StagePlan:
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the processes that hold the parameter `name`; all, if it belongs to no layer and neither end."""
+        """Return the processes that hold a parameter; all, if it belongs to no layer, embedding, norm or lm_head."""
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -62,11 +62,11 @@ class StagePlan:
             return (chunk % self.degree,)
         if ".embed_tokens." in f".{name}":
             return (0, self.last) if self.is_tied and name.endswith(".weight") else (0,)
-        plain = name.removeprefix("base_model.")
-        return (self.last,) if plain.startswith(("model.norm.", "lm_head.")) else tuple(range(self.degree))
+        base_name = name.removeprefix("base_model.")
+        return (self.last,) if base_name.startswith(("model.norm.", "lm_head.")) else tuple(range(self.degree))
 
     def table(self) -> str:
-        """Return a line per process: its layers, and its share of the cost relative to an even split."""
+        """Return a line per process: its layers, and its cost relative to an even split."""
         even = sum(self.loads) / self.degree
         lines = []
         for process in range(self.degree):
@@ -87,7 +87,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
         work: cost of a token; by default all weights train and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks; the message names what works.
+        ValueError: there are fewer layers than chunks; the message names a value that works.
     """
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
@@ -104,7 +104,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
 
 
 def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
-    """Set the stages of each tensor, and free the values of those that process `own` does not hold."""
+    """Set the stages of each tensor, and free the values of the tensors that process `own` does not hold."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         stages = plan.holders(name)
         set_placement(tensor, stages=stages, is_on_stage=own in stages)
@@ -122,30 +122,30 @@ def allocate_own_parameters(model: nn.Layer) -> None:
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this process is the first of those that hold a tensor, the one that counts it."""
+    """Return whether this process counts a tensor in sums over stages: it is the first stage that holds the tensor."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
 
 @paddle.no_grad()
 def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
-    """Sum gradients of parameters that several stages hold over these stages, in place.
+    """Sum the gradients of each parameter that several stages hold over these stages, in place.
 
     Args:
         parameters: this stage's parameters, in the model's order.
         axis: the pipeline's processes.
     """
     shared = [parameter for parameter in parameters if len(placement_of(parameter).stages) > 1]
-    of_all = [parameter for parameter in shared if len(placement_of(parameter).stages) == axis.size]
-    if of_all:
-        sum_gradients(of_all, axis.group)
+    on_all_stages = [parameter for parameter in shared if len(placement_of(parameter).stages) == axis.size]
+    if on_all_stages:
+        sum_gradients(on_all_stages, axis.group)
     for parameter in shared:
         if len(placement_of(parameter).stages) < axis.size:
             _sum_at_ends(parameter, axis)
 
 
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
-    """Sum the gradients of two stages on the first one, and send the sum back."""
+    """Sum the gradients of the first and the last stage on the first one, and send the sum back."""
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = paddle.zeros_like(parameter)
@@ -165,9 +165,8 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
     """Return the bounds that minimize the largest chunk's cost, then the sum of squares; no chunk is empty."""
-    best: dict[int, tuple[float, float, tuple[int, ...]]] = {
-        0: (0, 0, (0,))
-    }  # layers assigned -> largest cost, sum of squares, bounds
+    # number of layers assigned -> (largest cost, sum of squares, bounds)
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0, 0, (0,))}
     for chunk in range(num_chunks):
         longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for taken, (largest, squares, bounds) in best.items():
