@@ -1,4 +1,4 @@
-"""Forward and backward passes of the micro-batches of a step: one after the other, or through a pipeline.
+"""Forward and backward passes of the micro-batches of a step, in sequence or through a pipeline.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, V vocabulary.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import paddle
@@ -16,8 +17,20 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 
-MicroBatchContext = Callable[[int], AbstractContextManager[Any]]
-"""Returns the context of a micro-batch's forward pass, by its number: random seed, number format, noise."""
+
+@dataclass(frozen=True)
+class ScaledBatch:
+    """Micro-batch of a training step, with the factor of its loss.
+
+    Attributes:
+        batch: arrays of the micro-batch.
+        scale: factor of the loss sum before the backward pass; a micro-batch of scale 0 does not count.
+        context: returns the context of the forward pass: random seed, number format, noise.
+    """
+
+    batch: PackedBatch
+    scale: float
+    context: Callable[[], AbstractContextManager[Any]]
 
 
 def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
@@ -49,21 +62,12 @@ def loss_of_hidden(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Pack
 class ForwardBackward(Protocol):
     """Schedule of the micro-batches of one process."""
 
-    def run(
-        self,
-        batches: Sequence[PackedBatch],
-        scales: Sequence[float],
-        context: MicroBatchContext,
-        after_micro_batch: Callable[[], None],
-    ) -> paddle.Tensor:
+    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
         """Accumulate the gradients of the micro-batches.
 
         Args:
-            batches: the micro-batches.
-            scales: factor of each micro-batch's loss sum before its backward pass; a micro-batch of scale 0 does not
-                count.
-            context: returns the context of each forward pass.
-            after_micro_batch: called when forward and backward of a micro-batch are done.
+            micro_batches: the micro-batches, with their scales.
+            after_micro_batch: called after the forward and backward pass of a micro-batch.
 
         Returns:
             The sum of the unscaled losses that this process computed; 0 on a pipeline stage without lm_head.
@@ -71,36 +75,30 @@ class ForwardBackward(Protocol):
         ...
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return loss sum and number of correct predictions of a batch, as far as this process computed them."""
+        """Return the loss sum and the number of correct predictions of a batch, both 0 if another process has them."""
         ...
 
 
 class SequentialSchedule:
-    """Micro-batches one after the other, on a process that has all layers."""
+    """Micro-batches in sequence, on a process that has all layers."""
 
     def __init__(self, model: TrainableModel) -> None:
         self.model = model
 
-    def run(
-        self,
-        batches: Sequence[PackedBatch],
-        scales: Sequence[float],
-        context: MicroBatchContext,
-        after_micro_batch: Callable[[], None],
-    ) -> paddle.Tensor:
+    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
         """Accumulate the gradients of the micro-batches; see `ForwardBackward.run`."""
         total = paddle.zeros([], "float32")
-        for number, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
-            with context(number):
-                loss, _ = loss_sum(self.model, batch)
-            (loss * scale).backward()
+        for micro_batch in micro_batches:
+            with micro_batch.context():
+                loss, _ = loss_sum(self.model, micro_batch.batch)
+            (loss * micro_batch.scale).backward()
             after_micro_batch()
-            if scale:
+            if micro_batch.scale:
                 total += loss.detach()
         return total
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return loss sum and number of correct predictions of a batch."""
+        """Return the loss sum and the number of correct predictions of a batch."""
         loss, num_correct = loss_sum(self.model, batch)
         return float(loss), int(num_correct)
 
@@ -109,41 +107,36 @@ class PipelineSchedule:
     """Micro-batches interleaved over the stages of a pipeline (parallel/pipeline/runtime.py).
 
     Args:
-        model: its decoder's `stage` is the pipeline.
-        pipeline: this process's stage.
+        model: model whose decoder runs this stage.
+        pipeline: stage of this process.
     """
 
     def __init__(self, model: TrainableModel, pipeline: Pipeline) -> None:
         self.model, self.pipeline = model, pipeline
 
-    def run(
-        self,
-        batches: Sequence[PackedBatch],
-        scales: Sequence[float],
-        context: MicroBatchContext,
-        after_micro_batch: Callable[[], None],
-    ) -> paddle.Tensor:
+    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
         """Accumulate the gradients of the micro-batches; `after_micro_batch` is called once, after all of them."""
         total = paddle.zeros([], "float32")
 
         def forward(number: int, is_last_chunk: bool) -> paddle.Tensor | None:
             nonlocal total
-            with context(number):
-                hidden_BSD = hidden_states(self.model, batches[number])
+            micro_batch = micro_batches[number]
+            with micro_batch.context():
+                hidden_BSD = hidden_states(self.model, micro_batch.batch)
                 if not is_last_chunk:
                     return None
-                loss, _ = loss_of_hidden(self.model, hidden_BSD, batches[number])
+                loss, _ = loss_of_hidden(self.model, hidden_BSD, micro_batch.batch)
             total = total + loss.detach()
-            return loss * scales[number]
+            return loss * micro_batch.scale
 
-        self.pipeline.run(self._shapes(batches), forward, training=True)
+        self.pipeline.run(self._shapes([micro_batch.batch for micro_batch in micro_batches]), forward, training=True)
         after_micro_batch()
         return total
 
     def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return loss sum and number of correct predictions; zeros on all stages but the last.
+        """Return the loss sum and the number of correct predictions; both are 0 on all stages but the last.
 
-        Earlier stages go on with the next batch in the meantime.
+        Earlier stages continue with the next batch in the meantime.
         """
         measured = (0.0, 0)
 

@@ -1,8 +1,8 @@
 """One optimizer step: forward and backward of a global batch, gradient reduction, clipping, update.
 
 The loss of a step is the sum over the target tokens of the global batch (all micro-batches of all ranks) divided by
-their number. Each micro-batch's loss sum is scaled by that number before its backward pass, so gradients are summed,
-never averaged, and the update does not depend on how the global batch is split.
+their number. The loss sum of each micro-batch is divided by this number before its backward pass, so gradients are
+summed, never averaged, and the update does not depend on how the global batch is split.
 
 Random numbers are a function of the position in the run, so a resumed run draws the same ones without saving any
 generator state.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import paddle
@@ -24,7 +25,7 @@ from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import Optimizer
@@ -44,11 +45,11 @@ class StepOptions:
     """Options of an optimizer step.
 
     Attributes:
-        seed: of the run.
-        max_grad_norm: largest norm of all gradients; 0 disables clipping.
-        total_steps: of the run; some adapter methods follow a schedule.
+        seed: seed of the run.
+        max_grad_norm: maximum norm of all gradients together; 0 disables clipping.
+        total_steps: optimizer steps of the run; some adapter methods follow a schedule.
         noise: NEFTune noise on the embeddings, or None.
-        autocast: returns the context of a forward pass.
+        autocast: returns the number-format context of a forward pass.
     """
 
     seed: int
@@ -82,7 +83,7 @@ class OptimizerStep:
         Args:
             step_batch: the global batch.
             step: number of steps made before this one.
-            learning_rate: of this step.
+            learning_rate: learning rate of this step.
 
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
@@ -96,12 +97,12 @@ class OptimizerStep:
             raise ValueError(f"optimizer step {step + 1} has no target token: every label of its batch is masked")
 
         local_loss = self._run_micro_batches(micro_batches, step_batch, step, num_target_tokens)
-        # Within a replica: gradients of full parameters of which each tensor-parallel rank has seen a part are summed
-        # over these ranks, gradients of parameters that several pipeline stages hold over these stages.
+        # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
+        # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
-        # Only the last pipeline stage computes a loss, and each stage a part of the auxiliary one: sum over stages.
+        # Only the last pipeline stage computes the loss, each stage a part of the auxiliary loss: sum over the stages.
         replica_loss, auxiliary = self.process_group.sum_stages([local_loss, self._backward_auxiliary()])
-        # Over the replicas (data-parallel and sharding ranks): all gradients and the loss.
+        # Over the replicas (data-parallel and sharding ranks): sum all gradients and the loss.
         self.process_group.sum_gradients(self.parameters)
         loss = self.process_group.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
 
@@ -113,9 +114,9 @@ class OptimizerStep:
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds)
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
-        """Let an adapter method read gradients of the first batches before a fresh run; the gradients are dropped.
+        """Let an adapter method read gradients of the first batches before a new run; the gradients are then dropped.
 
-        Every rank reads the same batches, so all ranks start from the adapter of a single-process run.
+        Every rank reads the same batches, so all ranks start from the same adapter as a single-process run.
         """
         micro_batches = (packs for step_batch in step_batches for packs in step_batch.micro_batches)
         batches = enumerate(map(self.collate_rows, micro_batches))
@@ -123,11 +124,7 @@ class OptimizerStep:
         def run_batch() -> None:
             number, batch = next(batches)
             scale = 1.0 / max(1, batch.num_target_tokens)
-
-            def context(_: int) -> AbstractContextManager[None]:
-                return self._micro_batch_context(batch, 0, number)
-
-            self.forward_backward.run([batch], [scale], context, lambda: None)
+            self.forward_backward.run([self._scaled(batch, scale, 0, number)], lambda: None)
 
         with self.process_group.gathered_parameters():
             self.model.before_training(run_batch)
@@ -152,39 +149,39 @@ class OptimizerStep:
     def _run_micro_batches(
         self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, num_target_tokens: int
     ) -> float:
-        """Accumulate the gradients of the local micro-batches; return the sum of the losses that this process computed.
+        """Accumulate the gradients of the local micro-batches; return the sum of their losses on this process.
 
-        With ZeRO-3 every forward and backward pass gathers parameters, so all ranks must run equally many. A rank
-        with fewer micro-batches runs a dummy micro-batch of scale 0, so that the collectives match and its gradients
-        do not count.
+        With ZeRO-3 every forward and backward pass gathers parameters, so all ranks must run equally many. A rank with
+        fewer micro-batches runs a dummy micro-batch of scale 0: the collectives match, and its gradients do not count.
         """
-        indices, batches = list(micro_batches), list(micro_batches.values())
-        scales = [1.0 / num_target_tokens] * len(batches)
-        num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(batches)
+        scale = 1.0 / num_target_tokens
+        scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
+        num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
         if self.process_group.forward_is_collective and num_missing:
-            indices, batches = [*indices, 0], [*batches, self.collate_rows(step_batch.micro_batches[0])]
-            scales, num_missing = [*scales, 0.0], 0
-
-        def context(number: int) -> AbstractContextManager[None]:
-            return self._micro_batch_context(batches[number], step, indices[number])
-
-        loss = self.forward_backward.run(batches, scales, context, self.process_group.after_micro_batch)
+            dummy = self.collate_rows(step_batch.micro_batches[0])
+            scaled.append(self._scaled(dummy, 0.0, step, 0))
+            num_missing = 0
+        loss = self.forward_backward.run(scaled, self.process_group.after_micro_batch)
         for _ in range(num_missing):  # without a forward pass, the gradient reduction after it is still collective
             self.process_group.after_micro_batch()
         return float(loss)
 
+    def _scaled(self, batch: PackedBatch, scale: float, step: int, micro_batch: int) -> ScaledBatch:
+        """Return a micro-batch with its loss scale and the context of its forward pass."""
+        return ScaledBatch(batch, scale, partial(self._micro_batch_context, batch, step, micro_batch))
+
     @contextmanager
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
-        """Run a forward pass with the micro-batch's random seed, number format and noise."""
+        """Run the block, a forward pass, with the micro-batch's random seed, number format and noise."""
         noise = self.options.noise
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
         with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
             yield
 
     def _backward_auxiliary(self) -> float:
-        """Add the gradients of the adapter's auxiliary loss; return the value of this stage's part.
+        """Add the gradients of the adapter's auxiliary loss; return the part of the loss on this stage.
 
-        Each replica adds its share, so that the sum over replicas counts the loss once per step.
+        Each replica scales the loss by 1 / replicas, so that the sum over replicas counts it once per step.
         """
         loss = self.model.auxiliary_loss()
         if loss is None:
@@ -194,7 +191,7 @@ class OptimizerStep:
 
     # -- update -------------------------------------------------------------------------------------------------------
     def _clip(self, loss: float) -> float:
-        """Clip the reduced gradients; return their norm before clipping, taken over all processes.
+        """Clip the reduced gradients; return their norm before clipping, over all processes.
 
         Raises:
             NonFiniteError: the loss or the norm is not finite; the gradients are dropped.
@@ -218,7 +215,7 @@ class OptimizerStep:
 
 
 def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
-    """Drop gradients instead of zeroing them: a zero gradient moves a parameter that a resumed run leaves alone."""
+    """Drop gradients instead of zeroing them: a zero gradient would still move a parameter, unlike in a resumed run."""
     for parameter in parameters:
         parameter.clear_gradient(False)  # by position: Paddle ignores the keyword
 
@@ -230,7 +227,7 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     |---|---|---|---|
     | GPU | O1 | cast to bf16 | float32 |
     | GPU | O2 | bf16 | bf16 |
-    | CPU | O1, O2 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 where frozen |
+    | CPU | O1, O2 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 if frozen |
     """
     dtype = precision.compute_dtype
     assert dtype != "float16", "checked by config.validation: gradients would need loss scaling"
@@ -249,8 +246,8 @@ def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
 def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
     """Seed Paddle's generators, now and in each layer of the model, from the position of a micro-batch.
 
-    Dropout and noise then depend on the position alone, and not on the layers that this process runs. `micro_batch`
-    counts over the global batch, so the numbers are those of a single-process run.
+    Dropout and noise then depend only on the position, not on the layers that this process runs. `micro_batch` is an
+    index in the global batch, so the numbers equal those of a single-process run.
     """
     dropout_seed = micro_batch_seed(seed, step, micro_batch)
     paddle.seed(dropout_seed)
@@ -260,20 +257,20 @@ def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: i
 def describe_non_finite_step(
     error: NonFiniteError, step_batch: StepBatch, rows: Any, step: int, learning_rate: float
 ) -> NonFiniteError:
-    """Return the error with the rows of the step and where they come from.
+    """Return the error with the rows of the step and their locations.
 
     Args:
-        error: raised by `OptimizerStep.run`.
+        error: error that `OptimizerStep.run` raised.
         step_batch: the global batch of the step.
         rows: the TokenizedDataset; `rows.source(i)` returns (file, line).
         step: number of steps made before this one.
-        learning_rate: of the step.
+        learning_rate: learning rate of the step.
     """
     indices = step_batch.row_indices
     locations = ["row {} ({}:{})".format(row, *rows.source(row)) for row in indices[:_MAX_NAMED_ROWS]]
     num_more = len(indices) - len(locations)
     named = ", ".join(locations) + (f" and {num_more} more" if num_more else "")
     return NonFiniteError(
-        f"step {step + 1}: {error}. The step was not made, and nothing was saved from it. Its rows: {named}. Look at "
-        f"them, or lower learning_rate ({learning_rate:.3g} here)"
+        f"step {step + 1}: {error}. The step was not made, and nothing of it was saved. Its rows: {named}. Check them, "
+        f"or lower learning_rate ({learning_rate:.3g} in this step)"
     )

@@ -1,4 +1,4 @@
-"""The training loop: optimizer steps, and the evaluations, log entries and checkpoints between them."""
+"""Training loop: optimizer steps, and the evaluations, log entries and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Trainer:
         eval_rows: tokenized rows of the eval split (dev.json); None without evaluation.
         tokenizer: decodes generated text, and is saved next to the weights.
         callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
-        process_group: processes of the run; None: one.
+        process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: sequential.
 
     Attributes:
         state: progress of the run.
 
     Raises:
-        ValueError: the configuration asks for an evaluation without eval rows, or for something unavailable.
+        ValueError: the configuration requests an evaluation without eval rows, or an unavailable feature.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Trainer:
 
         Raises:
             NonFiniteError: loss or gradient norm is NaN or infinite; the last checkpoint is from an earlier step.
-            TrainingStopped: a signal asked for a stop; the run can be resumed.
-            ValueError: output_dir, checkpoint or configuration do not allow the run.
+            TrainingStopped: a signal requested a stop; the run can be resumed.
+            ValueError: output_dir, checkpoint or configuration is invalid.
         """
         order, step = self._prepare()
         is_alone = isinstance(self.process_group, SingleProcess)
@@ -151,7 +151,7 @@ class Trainer:
         """Load the weights of the best evaluation."""
         state = self.state
         if state.best_step is None:
-            logger.warning("load_best_model_at_end: no evaluation was made; the last weights are kept")
+            logger.warning("load_best_model_at_end: no evaluation was made, keeping the last weights")
         elif state.best_step != state.step:
             self.model.load_weights(str(checkpoint_folder(self.output_dir, state.best_step)))
             self._measured = None
@@ -159,7 +159,7 @@ class Trainer:
 
     # -- before the first step ----------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[DataOrder, OptimizerStep]:
-        """Build order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
+        """Build data order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
         if self.process_group.is_main:
@@ -169,7 +169,10 @@ class Trainer:
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)
         if warmup >= order.total_steps:
-            logger.warning("warm-up takes all %d steps: learning_rate is never reached", order.total_steps)
+            logger.warning(
+                "warm-up takes all %d steps, so learning_rate is never reached; lower warmup_steps or warmup_ratio",
+                order.total_steps,
+            )
         facts = data_order_facts(config, rows, self.process_group.size)
         if checkpoint is not None:
             self._resume_state(checkpoint, facts, order.total_steps)
@@ -221,18 +224,18 @@ class Trainer:
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
         best, wants_best = self.state.best_step, self.config.train.load_best_model_at_end
         if best is not None and wants_best and not checkpoint_folder(self.output_dir, best).is_dir():
-            logger.warning("the best checkpoint so far, of step %d, is missing: only later ones count", best)
+            logger.warning("the best checkpoint so far (step %d) is missing; only later evaluations count", best)
             self.state.forget_best()
         if best is not None and self.state.best_name != self.best.name:
             logger.warning(
-                "the best checkpoint so far was chosen by %s, metric_for_best_model is now %s: only later ones count",
+                "metric_for_best_model changed from %s to %s; only later evaluations count for the best checkpoint",
                 self.state.best_name,
                 self.best.name,
             )
             self.state.forget_best()
         if self.state.total_steps != total_steps:
             logger.warning(
-                "the run was planned for %d steps and now has %d: the learning rate follows the new number",
+                "the run was planned for %d steps and now has %d; the learning rate follows the new number",
                 self.state.total_steps,
                 total_steps,
             )
@@ -241,7 +244,7 @@ class Trainer:
     def _run(self, step_batches: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
         state = self.state
         if state.evaluation_due and self._evaluates:
-            self._evaluate_and_keep_best(signals)
+            self._evaluate_and_save_best(signals)
             if signals.received is not None:
                 self._stop(signals.received)
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
@@ -260,14 +263,14 @@ class Trainer:
                 self._stop(signals.received)
 
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> None:
-        """Log, evaluate and save if due. After a stop signal the evaluation is left to the resumed run."""
+        """Log, evaluate and save if due; after a stop signal, the evaluation is left to the resumed run."""
         train, state = self.config.train, self.state
         if state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
         if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch):
             state.evaluation_due = True
             if signals.received is None:
-                self._evaluate_and_keep_best(signals)
+                self._evaluate_and_save_best(signals)
         if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch):
             self._save()
 
@@ -314,8 +317,8 @@ class Trainer:
                 )
         return metrics
 
-    def _evaluate_and_keep_best(self, signals: StopSignals) -> None:
-        """Evaluate, log, and save the best model so far if it is loaded at the end; a signal interrupts this."""
+    def _evaluate_and_save_best(self, signals: StopSignals) -> None:
+        """Evaluate, log, and save a new best model if it is loaded at the end; a signal interrupts the evaluation."""
         state, metrics = self.state, None
         with signals.interruptible():
             metrics = self._measure()
@@ -338,7 +341,7 @@ class Trainer:
 
     def _save(self) -> None:
         train, state = self.config.train, self.state
-        if self._saved == (state.step, state.evaluation_due):  # this state is saved already
+        if self._saved == (state.step, state.evaluation_due):  # already saved
             return
         folder = checkpoint_folder(self.output_dir, state.step)
         save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.process_group)
