@@ -62,8 +62,8 @@ class BudgetSchedule:
             return self.initial
         if step >= self.last_update_step:
             return self.target
-        left = 1 - (step - self.warmup) / (self.last_update_step - self.warmup)
-        return int((self.initial - self.target) * left**3 + self.target)
+        remaining = 1 - (step - self.warmup) / (self.last_update_step - self.warmup)
+        return int((self.initial - self.target) * remaining**3 + self.target)
 
     def updates_ranks(self, step: int) -> bool:
         """Return whether singular values are selected after step `step`."""
@@ -117,20 +117,20 @@ class ImportanceAverages:
         scores = {}
         for name, layer in layers.items():
             mean = layer.mean_over_features
-            of_vectors = mean(self._importance(f"{name}.lora_A"), 1) + mean(self._importance(f"{name}.lora_B"), 0)
-            scores[name] = (self._importance(f"{name}.lora_E").flatten() + of_vectors).numpy()
+            vectors = mean(self._importance(f"{name}.lora_A"), 1) + mean(self._importance(f"{name}.lora_B"), 0)
+            scores[name] = (self._importance(f"{name}.lora_E").flatten() + vectors).numpy()
         return scores
 
     def _averages_of(self, key: str, like: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        kept = (self.averages.get(f"{key}.{kind}") for kind in ("sensitivity", "uncertainty"))
-        sensitivity, uncertainty = (paddle.zeros_like(like) if average is None else average for average in kept)
+        averages = (self.averages.get(f"{key}.{kind}") for kind in ("sensitivity", "uncertainty"))
+        sensitivity, uncertainty = (paddle.zeros_like(like) if average is None else average for average in averages)
         return sensitivity, uncertainty
 
     def _importance(self, key: str) -> paddle.Tensor:
         return self.averages[f"{key}.sensitivity"] * self.averages[f"{key}.uncertainty"]
 
 
-def select_kept_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
+def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
     """Select the `budget` triplets of the model with the highest scores.
 
     Triplets that tie with the best pruned one are pruned too.
@@ -140,11 +140,11 @@ def select_kept_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str
         budget: number of triplets to keep.
 
     Returns:
-        Layer -> bool [r], True for kept triplets.
+        Layer -> mask bool [r], True for triplets to keep.
     """
-    everything = np.concatenate(list(scores.values()))
-    num_cut = everything.size - budget
-    if num_cut <= 0:
+    all_scores = np.concatenate(list(scores.values()))
+    num_pruned = all_scores.size - budget
+    if num_pruned <= 0:
         return {name: np.ones(values.size, bool) for name, values in scores.items()}
-    threshold = np.partition(everything, num_cut - 1)[num_cut - 1]
+    threshold = np.partition(all_scores, num_pruned - 1)[num_pruned - 1]
     return {name: values > threshold for name, values in scores.items()}

@@ -39,8 +39,9 @@ class LoRALinearWithInit(LoRALinear):
 
     Args:
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
-        persist_init: keep A0 and B0 in the adapter's state; without, they must be recomputed on loading.
-        base_is_residual: the base was quantized without the initial factors, so that they are not subtracted again.
+        persist_init: save A0 and B0 with the adapter; otherwise they must be recomputed on loading.
+        base_is_residual: the initial factors were subtracted from the base before it was quantized, so that the layer
+            does not subtract them again.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files
@@ -59,7 +60,7 @@ class LoRALinearWithInit(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_is_residual = base_is_residual
-        # The factors that were subtracted from the base must be kept exactly.
+        # float32, because the factors must be exactly those that were subtracted from the base.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, self.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([self.out_features, rank], dtype=start_dtype)
@@ -103,14 +104,14 @@ class LoRALinearWithInit(LoRALinear):
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Shard A0 and B0 as A and B."""
-        cuts = super().sharding_axes(style)
-        return {**cuts, A_START: cuts[A_WEIGHT], B_START: cuts[B_WEIGHT]}
+        axes = super().sharding_axes(style)
+        return {**axes, A_START: axes[A_WEIGHT], B_START: axes[B_WEIGHT]}
 
 
 def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
     """Copy `value`, an unsharded tensor, or its local shard, into `tensor`."""
-    cut = shard_of(tensor)
-    tensor.set_value((value if cut is None else value[cut.index]).astype(tensor.dtype))
+    shard = shard_of(tensor)
+    tensor.set_value((value if shard is None else value[shard.index]).astype(tensor.dtype))
 
 
 METADATA_FIELD = "paddlenlp_ext"
@@ -163,9 +164,9 @@ class LoRAWithInitConfig(LoRAConfig):
             config = super().from_adapter_config(from_rank_2r_fields(fields))
             assert isinstance(config, LoRAWithInitConfig)
             return config.with_recorded_options(fields[METADATA_FIELD])
-        start = fields.get("init_lora_weights")
-        if start is not True:
-            raise ValueError(f"init_lora_weights={start!r} {cls.missing_init_reason}")
+        init = fields.get("init_lora_weights")
+        if init is not True:
+            raise ValueError(f"init_lora_weights={init!r} {cls.missing_init_reason}")
         return super().from_adapter_config(fields)
 
 
@@ -183,7 +184,7 @@ def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Invert `to_rank_2r`; tensors with other names are kept, and reported by the loader as unknown."""
+    """Invert `to_rank_2r`; tensors with other names are passed on, and the loader reports them as unexpected."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -204,21 +205,21 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
         fields: LoRA's fields for rank r; stored under `METADATA_FIELD`.
         recorded_fields: fields of the method; stored under `METADATA_FIELD`.
     """
-    wider = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
+    alpha_factor = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
         **fields,
         METADATA_FIELD: {"switch": variant, **{name: fields[name] for name in _OPTIONS}, **recorded_fields},
         "r": 2 * fields["r"],
         "rank_pattern": {name: 2 * rank for name, rank in fields["rank_pattern"].items()},
-        "lora_alpha": wider * fields["lora_alpha"],
-        "alpha_pattern": {name: wider * alpha for name, alpha in fields["alpha_pattern"].items()},
+        "lora_alpha": alpha_factor * fields["lora_alpha"],
+        "alpha_pattern": {name: alpha_factor * alpha for name, alpha in fields["alpha_pattern"].items()},
     }
 
 
 def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
     """Return whether the fields were written by `to_rank_2r_fields` for `variant`."""
-    mark = fields.get(METADATA_FIELD)
-    return isinstance(mark, Mapping) and mark.get("switch") == variant
+    metadata = fields.get(METADATA_FIELD)
+    return isinstance(metadata, Mapping) and metadata.get("switch") == variant
 
 
 def from_rank_2r_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

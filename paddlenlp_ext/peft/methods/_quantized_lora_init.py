@@ -33,7 +33,7 @@ SVD_CHOICES = ("fast", "exact")
 
 
 class InitialFactors(NamedTuple):
-    """Initial A [r, in] and B [out, r] of a layer, and the A' and B' that its base was quantized without."""
+    """Initial A [r, in] and B [out, r] of a layer, and the A' and B' that are removed from its base."""
 
     a: paddle.Tensor
     b: paddle.Tensor
@@ -77,7 +77,7 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
             return weight
         factors = self.find_initial_factors(name, weight, quantize_dequantize)
         self.initial_factors[name] = factors
-        return self._without(name, weight, factors.removed_a, factors.removed_b)
+        return self._subtract(name, weight, factors.removed_a, factors.removed_b)
 
     def before_quantizing_again(
         self,
@@ -86,16 +86,16 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         quantize_dequantize: QuantizeDequantize,
         tensors: Mapping[str, np.ndarray],
     ) -> paddle.Tensor:
-        """Remove the factors stored in the file; recomputed on another device, they might differ."""
+        """Subtract the factors that the file stores; factors recomputed on another device might differ."""
         names = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if not all(name in tensors for name in names):
             return super().before_quantizing_again(name, weight, quantize_dequantize, tensors)
         if not self.over_residual:
             return weight
         removed_a, removed_b = (paddle.to_tensor(tensors[name], place=weight.place) for name in names)
-        return self._without(name, weight, removed_a, removed_b)
+        return self._subtract(name, weight, removed_a, removed_b)
 
-    def _without(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+    def _subtract(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
         if not bool(b.any()):
             return weight
         return weight - self.rank_and_scaling(name)[1] * paddle.matmul(b, a)
@@ -127,8 +127,8 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         factors, is_stored = self.initial_factors.pop(name, None), self.init == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
-                f"{name}: the weight was quantized before this adapter saw it in full precision; load the original "
-                "model with weight_quantize_algo and this adapter's config together"
+                f"{name}: the weight was quantized without this adapter's config, so that its initial factors are "
+                "unknown; load the original model with weight_quantize_algo and this adapter's config together"
             )
         rank, scaling = self.rank_and_scaling(name)
         layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_is_residual=base.is_residual)
@@ -138,8 +138,8 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def recorded_fields(self, model: TrainableModel) -> dict[str, Any]:
-        lacking = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
-        return {**super().recorded_fields(model), "over_residual": lacking}
+        over_residual = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
+        return {**super().recorded_fields(model), "over_residual": over_residual}
 
     def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
         config = super().with_recorded_options(recorded_fields)

@@ -33,7 +33,7 @@ from paddlenlp_ext.peft.methods._adalora_allocator import (
     BudgetSchedule,
     ImportanceAverages,
     Triplets,
-    select_kept_ranks,
+    select_ranks,
 )
 from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -56,24 +56,24 @@ class AdaLoRAModel(PeftModel):
     def __init__(self, model: TrainableModel, peft_config: AdaLoRAConfig) -> None:
         super().__init__(model, peft_config)
         self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
-        self.kept: dict[str, np.ndarray] = {}
-        """Layer -> bool [r]: singular values kept by the last selection; empty before the first one."""
+        self.masks: dict[str, np.ndarray] = {}
+        """Layer -> bool [r], False for singular values that the last selection pruned; empty before the first one."""
 
     def layers(self) -> dict[str, AdaLoRALinear]:
         """Return the adapted layers with a rank above 0, by name."""
         return {name: layer for name, layer in adapter_layers_of(self.base_model, AdaLoRALinear) if layer.rank}
 
     def local_layers(self) -> dict[str, AdaLoRALinear]:
-        """Return the layers of this process (of its pipeline stage), by name."""
+        """Return the layers of this process's pipeline stage, by name."""
         return {name: layer for name, layer in self.layers().items() if layer.is_on_stage}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
         """Return this pipeline stage's part of the orthogonality loss, or None if it is off."""
-        own = self.local_layers().values()
-        distances = [distance for layer in own for distance in layer.orthogonality_errors()]
-        if not distances or self.peft_config.orth_reg_weight == 0:
+        layers = self.local_layers().values()
+        errors = [error for layer in layers for error in layer.orthogonality_errors()]
+        if not errors or self.peft_config.orth_reg_weight == 0:
             return None
-        return paddle.stack(distances).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
+        return paddle.stack(errors).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
         """Fill in unset schedule steps in this model's config, which files record; the run's config is unchanged."""
@@ -97,44 +97,44 @@ class AdaLoRAModel(PeftModel):
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.updates_ranks(step):
             scores, stage = self.importance.scores(layers), self.base_model.model.stage
-            self.kept = select_kept_ranks(scores if stage is None else stage.union(scores), schedule.budget(step))
+            self.masks = select_ranks(scores if stage is None else stage.union(scores), schedule.budget(step))
         if schedule.updates_ranks(step) or step > schedule.last_update_step:
-            for name, kept in self.kept.items():
+            for name, mask in self.masks.items():
                 if name in layers:
-                    layers[name].cut(kept)
+                    layers[name].prune(mask)
         if step >= schedule.last_update_step:
             self.importance.averages.clear()
 
     def training_state(self) -> dict[str, paddle.Tensor]:
         """Return the importance averages and the last selection of singular values."""
-        masks = {f"{name}.{_MASK}": paddle.to_tensor(kept.astype(np.float32)) for name, kept in self.kept.items()}
+        masks = {f"{name}.{_MASK}": paddle.to_tensor(mask.astype(np.float32)) for name, mask in self.masks.items()}
         return {**self.importance.averages, **masks}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Restore what `training_state` returned."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
-        self.kept = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
+        self.masks = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
         self.importance.averages, layers = {}, self.local_layers()
         for name in sorted(tensors.keys() - masks.keys()):
             layer_name, leaf, _ = name.rsplit(".", 2)
             if layer_name not in layers:
                 continue
-            cut = shard_of(layers[layer_name].triplets()[leaf])
-            average = paddle.to_tensor(tensors[name] if cut is None else tensors[name][cut.index])
-            set_placement(average, shard=cut)
+            shard = shard_of(layers[layer_name].triplets()[leaf])
+            average = paddle.to_tensor(tensors[name] if shard is None else tensors[name][shard.index])
+            set_placement(average, shard=shard)
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Save the triplets with a nonzero singular value, and record them in `rank_pattern`."""
         tensors = self.full_state(tensors)
-        kept = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
-        if not any(flags.any() for flags in kept.values()):  # not trained yet
-            kept = {name: np.ones_like(flags) for name, flags in kept.items()}
-        left, total = (sum(int(flags.sum()) for flags in kept.values()), sum(flags.size for flags in kept.values()))
-        logger.info("AdaLoRA: %d of %d ranks remain, in %d layers", left, total, sum(map(np.any, kept.values())))
-        config = self.peft_config.with_ranks(kept)
-        for name, flags in kept.items():
-            indices = np.flatnonzero(flags)
+        masks = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
+        if not any(mask.any() for mask in masks.values()):  # not trained yet
+            masks = {name: np.ones_like(mask) for name, mask in masks.items()}
+        remaining, total = sum(int(mask.sum()) for mask in masks.values()), sum(mask.size for mask in masks.values())
+        logger.info("AdaLoRA: %d of %d ranks remain, in %d layers", remaining, total, sum(map(np.any, masks.values())))
+        config = self.peft_config.with_ranks(masks)
+        for name, mask in masks.items():
+            indices = np.flatnonzero(mask)
             for leaf, axis in (("lora_A", 0), ("lora_E", 0), ("lora_B", 1)):
                 tensors[f"{name}.{leaf}"] = take_ranks(tensors[f"{name}.{leaf}"], indices, axis)
         self.write_files(folder, config.peft_type, config.to_adapter_config(self.base_model), tensors)
@@ -220,23 +220,23 @@ class AdaLoRAConfig(PeftConfig):
         Raises:
             ValueError: warmup and final steps do not fit into the run.
         """
-        decided = self.for_run(total_steps)
-        assert decided.tinit is not None and decided.tfinal is not None
+        config = self.for_run(total_steps)
+        assert config.tinit is not None and config.tfinal is not None
         return BudgetSchedule(
             initial=num_values,
             target=min(self.target_r * num_layers, num_values),
-            warmup=decided.tinit,
-            final=decided.tfinal,
+            warmup=config.tinit,
+            final=config.tfinal,
             interval=self.delta_t,
             total_steps=total_steps,
         )
 
-    def with_ranks(self, kept: Mapping[str, np.ndarray]) -> AdaLoRAConfig:
-        """Return this config for an adapter that keeps only some triplets of each layer (layer -> bool [r])."""
+    def with_ranks(self, masks: Mapping[str, np.ndarray]) -> AdaLoRAConfig:
+        """Return this config for an adapter that has only the triplets in `masks` (layer -> bool [r])."""
         pattern = dict(self.rank_pattern)
-        for name, flags in kept.items():
-            before, left = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(flags.tolist())
-            pattern[f"{name}.lora_E"] = [had and next(left) for had in before]
+        for name, mask in masks.items():
+            before, flags = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(mask.tolist())
+            pattern[f"{name}.lora_E"] = [had and next(flags) for had in before]
         return dataclasses.replace(self, rank_pattern=pattern)
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -338,16 +338,16 @@ class AdaLoRALinear(LinearAdapter):
             self.reduce_over_inputs(paddle.matmul(q, q, transpose_y=True)),
             self.reduce_over_outputs(paddle.matmul(p, p, transpose_x=True)),
         )
-        of_q, of_p = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
-        return of_q, of_p
+        q_error, p_error = ((gram - paddle.eye(self.rank)).norm() for gram in grams)
+        return q_error, p_error
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Return the mean of a matrix over features: axis 1 for Q's shape [r, in], axis 0 for P's shape [out, r]."""
-        over = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
-        size = over(paddle.full([], float(matrix.shape[axis])))
-        return over(matrix.sum(axis=axis)) / size
+        reduce = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
+        size = reduce(paddle.full([], float(matrix.shape[axis])))
+        return reduce(matrix.sum(axis=axis)) / size
 
     @paddle.no_grad()
-    def cut(self, kept: np.ndarray) -> None:
-        """Set the singular values that are False in `kept` (bool [r]) to zero."""
-        self.lora_E.set_value(np.where(kept[:, None], self.lora_E.numpy(), np.float32(0)))
+    def prune(self, mask: np.ndarray) -> None:
+        """Set the singular values that are False in `mask` (bool [r]) to zero."""
+        self.lora_E.set_value(np.where(mask[:, None], self.lora_E.numpy(), np.float32(0)))

@@ -26,7 +26,6 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import (
     linear_names,
-    matches,
     select_targets,
     shortest_targets,
     targets_from_peft,
@@ -34,6 +33,7 @@ from paddlenlp_ext.peft.inject import (
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.module_patterns import matches
 
 FEEDFORWARD = ("down_proj",)
 TARGETS = ("k_proj", "v_proj", *FEEDFORWARD)
@@ -132,7 +132,7 @@ class IA3Linear(LinearAdapter):
         return bias.astype("float32") * (self.ia3_l.astype("float32").flatten() - 1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the scaled features."""
-        cuts: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
-        assert style in cuts, f"a linear cannot be sharded {style}"
-        return {"ia3_l": cuts[style] if cuts[style] == int(self.scales_input) else None}
+        """Shard the scales if the features that they scale are sharded."""
+        axes: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
+        assert style in axes, f"a linear cannot be sharded {style}"
+        return {"ia3_l": axes[style] if axes[style] == int(self.scales_input) else None}

@@ -95,7 +95,7 @@ class LoKrConfig(LycorisConfig):
 
     @classmethod
     def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
-        """Keep the factors, which have the same layout [out, in]; drop each layer's copy of alpha."""
+        """Return the factors unchanged, because their layout is the same [out, in]; drop each layer's copy of alpha."""
         return None if name.endswith(".lokr_alpha") else (name, value)
 
 
@@ -151,17 +151,17 @@ class LoKrLinear(LinearAdapter):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Shard W1 along with the base: its rows (columns) are the slow index of outputs (inputs)."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
-        cut = {
+        axes = {
             "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
             "rowwise": {"lokr_w1": 1, "lokr_w1_b": 1},
             "replicated": {},
         }[style]
-        return {name: cut.get(name) for name in self.own_state()}
+        return {name: axes.get(name) for name in self.own_state()}
 
     def matrices(self, name: str) -> list[paddle.Tensor]:
         """Return the matrices whose product is the factor: one, or two if it is decomposed."""
-        whole = getattr(self, name, None)
-        return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if whole is None else [whole]
+        factor = getattr(self, name, None)
+        return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if factor is None else [factor]
 
     def _full_factor(self, name: str) -> paddle.Tensor:
         first, *rest = (matrix.astype("float32") for matrix in self.matrices(name))

@@ -191,14 +191,14 @@ class LoRALinear(LinearAdapter):
         self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], in one fused op where the base is frozen and reads the same x."""
+        """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""
         base = self.fusable_base()
         if base is None:
             return self.base(x) + self.lora_update(x)
         return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
 
     def fusable_base(self) -> FrozenLinear | None:
-        """Return the base's operands for a fused op with the update, or None if the two have to run apart."""
+        """Return the base's operands for an op that fuses base and update, or None if they cannot be fused."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -62,8 +62,10 @@ class LoRAGAModel(PeftModel):
         for name, layer in layers.items():
             gradient, layer.gradient = layer.gradient, None
             assert gradient is not None
-            whole = layer.full_gradient(gradient.total)
-            layer.set_initial_factors(*gradient_factors(whole, layer.rank, self.peft_config.ga_stable_gamma, name))
+            gradient_OI = layer.full_gradient(gradient.total)
+            layer.set_initial_factors(
+                *gradient_factors(gradient_OI, layer.rank, self.peft_config.ga_stable_gamma, name)
+            )
         logger.info(
             "LoRA-GA: %d layers start from the gradient of %d batches", len(layers), self.peft_config.ga_batches
         )
@@ -141,15 +143,15 @@ class LoRAGALinear(LoRALinearWithInit):
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
 
-    def full_gradient(self, part: paddle.Tensor) -> paddle.Tensor:
-        """Gather the gradient [out, in] of the unsharded weight from this rank's `part`."""
+    def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
+        """Gather the gradient [out, in] of the unsharded weight from each rank's `shard`."""
         if self.shard_group is None:
-            return part
-        return self.shard_group.all_gather(part, 0 if self.style == "colwise" else 1)
+            return shard
+        return self.shard_group.all_gather(shard, 0 if self.style == "colwise" else 1)
 
 
-def _collect(into: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> None:
-    into.add(gradient, x)
+def _collect(total: GradientSum, x: paddle.Tensor, gradient: paddle.Tensor) -> None:
+    total.add(gradient, x)
 
 
 def gradient_factors(
@@ -162,7 +164,7 @@ def gradient_factors(
     Args:
         gradient: float32 [out, in].
         rank: r.
-        gamma: of the scale f.
+        gamma: gamma in the scale f.
         name: dotted name of the layer, for errors.
 
     Raises:

@@ -169,8 +169,8 @@ class MoRALinear(LinearAdapter):
             block, width = block.astype(self.dtype), group.shape[-1]
             result = paddle.matmul(group, block[:, :width], transpose_y=True)
             if width < self.size:
-                again = fold_columns(block[:, width:], self.in_features)
-                result = result + paddle.matmul(groups[0][..., : again.shape[1]], again, transpose_y=True)
+                repeated = fold_columns(block[:, width:], self.in_features)
+                result = result + paddle.matmul(groups[0][..., : repeated.shape[1]], repeated, transpose_y=True)
             results.append(result)
         return results
 
@@ -180,8 +180,8 @@ class MoRALinear(LinearAdapter):
         if not self.rotated:
             return [a] * count
         left, right = a.chunk(2, axis=-1)  # R_j (u, v) = (u cos - v sin, v cos + u sin) for a group in halves u, v
-        turns = [(self.cos[j], self.sin[j]) for j in range(count)]
-        return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in turns]
+        rotations = [(self.cos[j], self.sin[j]) for j in range(count)]
+        return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in rotations]
 
     def delta_weight(self) -> paddle.Tensor:
         """Return the matrix of the map, float32 [out, in]: blocks by groups of y and x, truncated and folded."""
@@ -223,6 +223,6 @@ def fold_columns(matrix: paddle.Tensor, width: int) -> paddle.Tensor:
     """Fold a matrix [rows, any] to at most [rows, width] by adding column c + k * width to column c."""
     folded = matrix[:, :width]
     for start in range(width, matrix.shape[1], width):
-        again = matrix[:, start : start + width]
-        folded = folded + F.pad(again, [0, 0, 0, width - again.shape[1]])
+        block = matrix[:, start : start + width]
+        folded = folded + F.pad(block, [0, 0, 0, width - block.shape[1]])
     return folded

@@ -4,7 +4,7 @@
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
 LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r of them. B M is one matrix, so
-that a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `factors.save_as_lora`.
+that a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/factors.py:save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -41,9 +41,9 @@ class MoSLoRAModel(PeftModel):
         if not self.peft_config.mixer_to_lora:
             self.save_pretrained(folder, tensors)
             return
-        whole, factors = self.full_state(tensors), {}
+        state, factors = self.full_state(tensors), {}
         for name, layer in adapter_layers_of(self.base_model, MoSLoRALinear):
-            a, mixer, b = (whole[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
+            a, mixer, b = (state[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
             factors[name] = Factors(*_fold_mixer(a, mixer, b, layer.scaling))
         save_as_lora(self, folder, factors)
 

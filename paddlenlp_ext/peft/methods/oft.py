@@ -82,8 +82,8 @@ class OFTConfig(PeftConfig):
         names = select_targets(linear_names(model), self.target_modules, "oft_target_modules")
         sizes = sorted({as_linear(layer_at(model, name)).in_features for name in names})
         if self.block_size is not None and any(size % self.block_size for size in sizes):
-            taken = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
-            logger.info("oft_block_size %d does not divide the inputs of all layers; using %s", self.block_size, taken)
+            used = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
+            logger.info("oft_block_size %d does not divide the inputs of all layers; using %s", self.block_size, used)
         return names
 
     def block_size_of(self, in_features: int) -> int:
@@ -92,14 +92,16 @@ class OFTConfig(PeftConfig):
         Raises:
             ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
         """
-        asked = self.num_blocks if self.block_size is None else self.block_size
-        assert asked is not None
+        requested = self.num_blocks if self.block_size is None else self.block_size
+        assert requested is not None
         divisors = [divisor for divisor in range(1, in_features + 1) if in_features % divisor == 0]
-        nearest = min(divisors, key=lambda divisor: (abs(divisor - asked), divisor))
+        nearest = min(divisors, key=lambda divisor: (abs(divisor - requested), divisor))
         size = in_features // nearest if self.block_size is None else nearest
         if size == 1:
             key = "oft_num_blocks" if self.block_size is None else "oft_block_size"
-            raise ValueError(f"{key}={asked} gives blocks of 1 of {in_features} inputs; choose a divisor of them")
+            raise ValueError(
+                f"{key}={requested} would rotate blocks of 1 of {in_features} inputs; choose another divisor"
+            )
         return size
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:

@@ -85,11 +85,11 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
-        again = self.init == "recomputed"
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=not again)
+        is_recomputed = self.init == "recomputed"
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=not is_recomputed)
         if self.init != "stored" and has_values(base):
             layer.set_initial_factors(
-                *principal_factors(layer.base.weight_value(), rank, scaling, name, again or self.svd == "exact")
+                *principal_factors(layer.base.weight_value(), rank, scaling, name, is_recomputed or self.svd == "exact")
             )
         return layer
 
@@ -108,8 +108,8 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
         """Return whether the fields are PiSSA's, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
-        start = fields.get("init_lora_weights")
-        by_peft = isinstance(start, str) and start.startswith("pissa")
+        init = fields.get("init_lora_weights")
+        by_peft = isinstance(init, str) and init.startswith("pissa")
         return by_peft or super().claims(fields) or bool(fields.get("pissa"))
 
     @classmethod

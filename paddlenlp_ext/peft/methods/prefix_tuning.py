@@ -59,7 +59,7 @@ class PrefixModel(PeftModel):
         layers = [layer for _, layer in adapter_layers_of(model, PrefixAttention)]
         first = layers[0]
         if first.hidden_size is None:
-            if peft_config.init == "vocab" and self._own_layers():
+            if peft_config.init == "vocab" and self._layers_with_values():
                 self._init_from_tokens(first.seed)
         else:
             self.prefix_encoder = PrefixEncoder(
@@ -68,8 +68,8 @@ class PrefixModel(PeftModel):
             for layer in layers:
                 layer.encoder = (self.prefix_encoder,)
 
-    def _own_layers(self) -> list[PrefixAttention]:
-        """Return the layers whose weights are on this process: not in a dry run, nor on other pipeline stages."""
+    def _layers_with_values(self) -> list[PrefixAttention]:
+        """Return the layers whose base has values here: none in a dry run, and not those of other pipeline stages."""
         return [
             layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.k_proj)
         ]
@@ -79,9 +79,9 @@ class PrefixModel(PeftModel):
         """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
-        made = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
-        for layer in self._own_layers():
-            pair = made[layer.base.layer_index]
+        keys_and_values = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
+        for layer in self._layers_with_values():
+            pair = keys_and_values[layer.base.layer_index]
             layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
 
     def hidden_states(
@@ -95,14 +95,14 @@ class PrefixModel(PeftModel):
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         if cache is not None and cache.is_new:
-            own = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
-            cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in own})
+            layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
+            cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in layers})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
         inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load the adapter's tensors, also from one tensor for all layers, or from unshifted prefixes.
+        """Load the adapter's tensors; accepts one tensor for all layers, and unshifted prefixes.
 
         Args:
             tensors: name -> value; `prompt_embeddings` [P, layers * 2 * K * H] holds all layers.
@@ -111,10 +111,10 @@ class PrefixModel(PeftModel):
         Raises:
             ValueError: names or shapes do not match this model.
         """
-        own = dict(tensors)
+        converted = dict(tensors)
         layers = dict(adapter_layers_of(self.base_model, PrefixAttention))
-        if STORED in own:
-            stored = own.pop(STORED)
+        if STORED in converted:
+            stored = converted.pop(STORED)
             width = sum(2 * layer.width for layer in layers.values())
             if stored.ndim != 2 or stored.shape[1] != width:
                 raise ValueError(
@@ -122,10 +122,10 @@ class PrefixModel(PeftModel):
                     f"model need [tokens, {width}]; use the model that the prefix was trained with"
                 )
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
-                own[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
-        for name in [name for name in own if name.endswith(self.UNSHIFTED)]:
-            own[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(own.pop(name))
-        super().load_tensors(own, where)
+                converted[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
+        for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
+            converted[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(converted.pop(name))
+        super().load_tensors(converted, where)
 
     def _shift_keys(self, prefix_P2KH: np.ndarray) -> np.ndarray:
         """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P."""
@@ -133,8 +133,8 @@ class PrefixModel(PeftModel):
         num_tokens = keys_1PKH.shape[1]
         cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
         amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
-        turned = (apply_rope(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
-        return np.stack([turned, prefix_P2KH[:, 1]], axis=1)
+        rotated = (apply_rope(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
+        return np.stack([rotated, prefix_P2KH[:, 1]], axis=1)
 
     @staticmethod
     def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
@@ -246,17 +246,17 @@ class PrefixTuningConfig(PeftConfig):
         """
         if not self.projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
-        made = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
-        return {STORED: paddle.concat(made, axis=1), **tensors}
+        per_layer = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
+        return {STORED: paddle.concat(per_layer, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
-        """Return a config without projection if the file has only its result, as PEFT's files do."""
+        """Return a config without projection if the file has only the projected prefix, as PEFT's files do."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return dataclasses.replace(self, projection=False, projection_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`; the result of a stored projection is dropped and recomputed."""
+        """Invert `to_stored`; the prefix that a stored projection computes is dropped."""
         return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
 
     @classmethod

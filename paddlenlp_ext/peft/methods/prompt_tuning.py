@@ -72,30 +72,30 @@ class PromptModel(PeftModel):
             return super().hidden_states(input_ids, position_ids, document_lengths, cache)
         decoder = self.base_model.model
         prompt_PD = decoder.embed_tokens.vectors()
-        num_before = prompt_PD.shape[0]
+        num_prompt = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
                 cache.set_prefix(decoder_keys_and_values(decoder, prompt_PD))
             inputs = decoder.attention_inputs(
-                input_ids, position_ids, document_lengths, cache, first_position=num_before
+                input_ids, position_ids, document_lengths, cache, first_position=num_prompt
             )
             return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
         batch, length = input_ids.shape
         rows = [[length]] * batch if document_lengths is None else document_lengths
         if [sum(row) for row in rows] != [length] * batch:
             raise ValueError(f"document_lengths {rows} do not add up to input_ids of shape {[batch, length]}")
-        one_row = [document for row in rows for document in row]
-        inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [one_row], None)
+        documents = [document for row in rows for document in row]
+        inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [documents], None)
         if position_ids is None:
             position_ids = paddle.to_tensor(next(iter(inputs.layouts.values())).positions())
-        own_1T = position_ids.reshape([1, -1]) + num_before
+        positions_1T = position_ids.reshape([1, -1]) + num_prompt
         # One call for all positions: with some RoPE scalings the angles depend on the largest one.
-        cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_before).unsqueeze(0), own_1T], axis=1))
-        inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_before)
+        cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
+        inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_prompt)
         tokens_BSD = decoder.embed(input_ids)
         tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)
-        return decoder.forward_embeddings(x_1XD, inputs)[:, num_before:].reshape(tokens_BSD.shape)
+        return decoder.forward_embeddings(x_1XD, inputs)[:, num_prompt:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Return the shape of the hidden states inside the decoder: all rows in one, after the prompt vectors."""
@@ -243,9 +243,9 @@ def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray
     name = config.tokenizer_name_or_path or model_name
     if name is None:
         raise ValueError(
-            "prompt_tuning_init='text': the model names no tokenizer; set prompt_tuning_tokenizer_name_or_path"
+            "prompt_tuning_init='text': the model has no tokenizer; set prompt_tuning_tokenizer_name_or_path"
         )
     token_ids = load_tokenizer(name)(config.init_text)["input_ids"]
     if not token_ids:
-        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens; use a text with some words")
+        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens; use a longer text")
     return np.resize(np.asarray(token_ids, np.int64), config.num_tokens)

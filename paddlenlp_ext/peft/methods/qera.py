@@ -78,15 +78,17 @@ class QERAModel(PeftModel):
         }
         source = _open_original_weights(self.config.name_or_path) if layers else None
         self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers
-        lost = left = 0.0
+        error_before = error_after = 0.0
         for name, layer in layers.items():
             assert source is not None and layer.inputs is not None
             error = layer.quantization_error(source, name)
             a, b, before, after = minimize_output_error(error, layer.inputs.root, layer.rank, name)
             layer.set_correction(a, b)
-            layer.inputs, lost, left = None, lost + before, left + after
-        share = 1 - left / lost if lost else 0.0
-        logger.info("QERA: corrected %d layers, removing %.0f %% of the squared output error", len(layers), 100 * share)
+            layer.inputs, error_before, error_after = None, error_before + before, error_after + after
+        removed = 1 - error_after / error_before if error_before else 0.0
+        logger.info(
+            "QERA: corrected %d layers, removing %.0f %% of the squared output error", len(layers), 100 * removed
+        )
 
     def _record_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
         """Run the first batches while all layers record their inputs."""
@@ -184,8 +186,8 @@ class CorrelationRoot(NamedTuple):
         """Return matrix Q diag(scale) for a matrix [..., in]."""
         return (matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors)) * self.scale
 
-    def undone(self, matrix: paddle.Tensor) -> paddle.Tensor:
-        """Return matrix diag(scale)^-1 Q^T for a matrix [..., in]: the inverse of `times`."""
+    def times_inverse(self, matrix: paddle.Tensor) -> paddle.Tensor:
+        """Return matrix diag(scale)^-1 Q^T for a matrix [..., in], which inverts `times`."""
         matrix = matrix / self.scale
         return matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors, transpose_y=True)
 
@@ -268,8 +270,8 @@ class QERALinear(LoRALinearWithInit):
         error = weight - stored
         if not float(error.norm()) <= _MAX_RELATIVE_ERROR * float(weight.norm()):
             raise ValueError(
-                f"{name}: this base was not quantized from the weight in {source.path}, and qera needs the difference "
-                "of the two; train over the stored weights (continue_training: true)"
+                f"{name}: this base was not quantized from the weight in {source.path}, so that qera cannot compute "
+                "the quantization error; train over the stored weights (continue_training: true)"
             )
         return error
 
@@ -280,12 +282,12 @@ def _open_original_weights(name_or_path: str | None) -> WeightSource:
     Raises:
         ValueError: the model has no source, or its source is stored quantized.
     """
-    remedy = "load the original model with weight_quantize_algo, or train with lora alone"
+    remedy = "load the original model with weight_quantize_algo, or train with lora only"
     if not name_or_path:
-        raise ValueError(f"qera: needs the original weights, and this model was not loaded from a directory; {remedy}")
+        raise ValueError(f"qera: needs the original weights, but this model was not loaded from a directory; {remedy}")
     path = resolve_model(name_or_path)
     if from_quantization_config(read_model_config(path).get("quantization_config")) is not None:
-        raise ValueError(f"{name_or_path}: is stored quantized, and qera needs the original weights; {remedy}")
+        raise ValueError(f"{name_or_path}: is stored quantized, but qera needs the original weights; {remedy}")
     return open_weights(path)
 
 
@@ -310,12 +312,12 @@ def minimize_output_error(
         ValueError: the layer has fewer than `rank` triplets.
     """
     require_triplets(rank, error.shape, name)
-    seen = root.times(error)
-    u, s, v_t = leading_svd(seen, rank, name)
-    before = float(seen.square().sum())
+    weighted_error = root.times(error)
+    u, s, v_t = leading_svd(weighted_error, rank, name)
+    before = float(weighted_error.square().sum())
     after = max(before - float(s.square().sum()), 0.0)
-    share = s.sqrt()
-    return root.undone(v_t) * share.unsqueeze(1), u * share, before, after
+    half = s.sqrt()
+    return root.times_inverse(v_t) * half.unsqueeze(1), u * half, before, after
 
 
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

@@ -16,7 +16,7 @@ prompt shorter than n + m every position is changed once.
 | --- | --- |
 | training | everything before the last answer of the document, including earlier turns of a conversation |
 | generation | the prompt; generated tokens are not changed |
-| other | `prompt_lengths` if given, otherwise the whole document |
+| other | `prompt_lengths` if given, otherwise the full document |
 
 Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
@@ -102,13 +102,15 @@ def packed_documents(
     """
     prompts = document_lengths if prompt_lengths is None else prompt_lengths
     lengths = [length for row in document_lengths for length in row]
-    wanted = [length for row in prompts for length in row]
+    flat_prompts = [length for row in prompts for length in row]
     if [len(row) for row in prompts] != [len(row) for row in document_lengths] or any(
-        not 0 <= prompt <= length for prompt, length in zip(wanted, lengths, strict=True)
+        not 0 <= prompt <= length for prompt, length in zip(flat_prompts, lengths, strict=True)
     ):
         raise ValueError(f"prompt_lengths {prompts} do not match documents of {document_lengths} tokens")
     origins = np.cumsum([0, *lengths[:-1]]).tolist()
-    return [Document(origin, 0, end, prompt) for origin, end, prompt in zip(origins, lengths, wanted, strict=True)]
+    return [
+        Document(origin, 0, end, prompt) for origin, end, prompt in zip(origins, lengths, flat_prompts, strict=True)
+    ]
 
 
 def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, prompt_end: int) -> list[Document]:
@@ -164,7 +166,7 @@ class ReftModel(PeftModel):
 
         Args:
             input_ids, position_ids, document_lengths, cache: as in the base model.
-            prompt_lengths: prompt length of each document, for each row of the batch; None: the whole document or,
+            prompt_lengths: prompt length of each document, for each row of the batch; None: the full document or,
                 with a cache, the positions before its `prompt_end`.
 
         Raises:
@@ -288,7 +290,7 @@ class ReftLayer(AdapterLayer):
         """Map x [B, S, D] to [B, S, D]; positions come with `inputs`, so that recomputation uses the same ones."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
-        assert isinstance(chosen, SelectedPositions), "ReFT's layers run under ReftModel.hidden_states alone"
+        assert isinstance(chosen, SelectedPositions), "layers of ReFT run only in ReftModel.hidden_states"
         if chosen.index is None:
             return h_BSD
         h_TD = h_BSD.flatten(0, 1)

@@ -85,13 +85,13 @@ class SoRAModel(PeftModel):
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Save a plain LoRA of the ranks with nonzero gates; layers without any are left out."""
-        layers, whole, plain = self.layers(), self.full_state(tensors), {}
-        opened = {name: np.flatnonzero(whole[f"{name}.gate"].numpy()) for name in layers}
-        ranks = {name: indices.size for name, indices in opened.items() if indices.size}
+        layers, state, lora_tensors = self.layers(), self.full_state(tensors), {}
+        nonzero = {name: np.flatnonzero(state[f"{name}.gate"].numpy()) for name in layers}
+        ranks = {name: indices.size for name, indices in nonzero.items() if indices.size}
         if not ranks:
             first = next(iter(layers))
-            ranks, opened[first] = {first: 1}, np.array([0])
-            logger.warning("SoRA: every gate is zero, the adapter has no effect; lower sora_sparse_lambda")
+            ranks, nonzero[first] = {first: 1}, np.array([0])
+            logger.warning("SoRA: every gate is zero, so that the adapter has no effect; lower sora_sparse_lambda")
         total = sum(layer.rank for layer in layers.values())
         logger.info(
             "SoRA: %d of %d ranks remain, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)
@@ -100,10 +100,10 @@ class SoRAModel(PeftModel):
         fields = lora.to_adapter_config(self.base_model)
         fields["target_modules"] = shortest_targets(list(ranks), self.base_model)
         for name in ranks:
-            a, b, gate = (whole[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
-            a, b = gated_to_lora(a, b, gate, opened[name])
-            plain |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
-        self.write_files(folder, lora.peft_type, fields, plain)
+            a, b, gate = (state[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
+            a, b = gated_to_lora(a, b, gate, nonzero[name])
+            lora_tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        self.write_files(folder, lora.peft_type, fields, lora_tensors)
 
 
 @PEFT_METHODS.register("sora")
@@ -155,11 +155,11 @@ class SoRAConfig(PeftConfig):
     def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
         """Return the config of a LoRA with these ranks (layer -> rank) and this method's scale."""
         assert self.alpha is not None
-        scaling, usual = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
-        others = {name: rank for name, rank in ranks.items() if rank != usual}
+        scaling, common_rank = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
+        others = {name: rank for name, rank in ranks.items() if rank != common_rank}
         return LoRAConfig(
-            rank=usual,
-            alpha=scaling * usual,
+            rank=common_rank,
+            alpha=scaling * common_rank,
             dropout=self.dropout,
             rank_pattern=others,
             alpha_pattern={name: scaling * rank for name, rank in others.items()},

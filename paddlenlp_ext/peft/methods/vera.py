@@ -99,7 +99,7 @@ class VeRAModel(PeftModel):
         super().resume_from(stored)
         assert isinstance(stored.config, VeRAConfig)
         key = stored.config.projection_prng_key
-        assert key is not None, "a stored adapter names its key"
+        assert key is not None, "a stored config has the key"
         pairs = {
             id(layer.projections): layer.projections for _, layer in adapter_layers_of(self.base_model, VeRALinear)
         }
@@ -205,8 +205,8 @@ class VeRAConfig(PeftConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
-            "PaddleNLP's VeRA has a matrix A of its own in each layer, made from the base's weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}) or at random, and does not store it, so that the adapter cannot be "
+            "PaddleNLP's VeRA has a separate matrix A in each layer, from the base's weights (pissa_init="
+            f"{fields.get('pissa_init', False)!r}) or random, and does not store it, so that the adapter cannot be "
             "rebuilt from this folder; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
             "model, or train it again"
         )

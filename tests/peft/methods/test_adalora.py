@@ -19,7 +19,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.merge.files import merge_adapter
-from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, select_kept_ranks
+from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, select_ranks
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
@@ -226,13 +226,13 @@ def test_budget_schedule_follows_cubic_formula():
         BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
 
 
-def test_select_kept_ranks_keeps_best_of_all_layers():
+def test_select_ranks_keeps_best_of_all_layers():
     scores = {"a": np.array([5.0, 1.0, 3.0]), "b": np.array([2.0, 4.0])}
-    assert {name: kept.tolist() for name, kept in select_kept_ranks(scores, 3).items()} == {
+    assert {name: kept.tolist() for name, kept in select_ranks(scores, 3).items()} == {
         "a": [True, False, True],
         "b": [False, True],
     }
-    assert all(kept.all() for kept in select_kept_ranks(scores, 5).values())
+    assert all(kept.all() for kept in select_ranks(scores, 5).values())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_adalora_half_precision_base_keeps_singular_values_float32(tmp_path: Pat
     for layer in model.layers().values():
         assert (layer.lora_E.dtype, layer.lora_A.dtype) == (paddle.float32, paddle.float16)
         layer.lora_E.set_value(np.array([[0.5], [0.25], [1.0]], np.float32))
-        layer.cut(np.array([True, False, True]))
+        layer.prune(np.array([True, False, True]))
     model.save_finished(tmp_path)
     file = SafetensorsFile(tmp_path / "adapter_model.safetensors")
     assert {file.dtype(name) for name in file.names() if not name.endswith("lora_E")} == {"float16"}

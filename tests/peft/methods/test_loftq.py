@@ -142,7 +142,7 @@ def test_loftq_before_quantizing_changes_targets_only():
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_wrap_base_quantized_for_another_adapter_raises(config: Any, tmp_path: Path):
-    with pytest.raises(ValueError, match="quantized before this adapter saw it in full precision"):
+    with pytest.raises(ValueError, match="quantized without this adapter's config"):
         get_peft_model(quantized(LoRAConfig()), config)
     model = adapted(config)
     model.save_pretrained(tmp_path)

@@ -92,7 +92,7 @@ def test_prompt_init_text_is_truncated_or_repeated(monkeypatch: pytest.MonkeyPat
         vectors = model.adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
         assert np.array_equal(vectors, table[expected])
     assert asked == ["somewhere"] * 2
-    with pytest.raises(ValueError, match="the model names no tokenizer"):
+    with pytest.raises(ValueError, match="the model has no tokenizer"):
         prompted(init="text", init_text="do it")
 
 
