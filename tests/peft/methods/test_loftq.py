@@ -146,7 +146,7 @@ def test_wrap_base_quantized_for_another_adapter_raises(config: Any, tmp_path: P
         get_peft_model(quantized(LoRAConfig()), config)
     model = adapted(config)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="quantized before this adapter saw"):
+    with pytest.raises(ValueError, match="quantized without this adapter"):
         PeftModel.from_pretrained(quantized(LoRAConfig()), tmp_path)
 
 
