@@ -49,7 +49,7 @@ class DataConfig(OptionGroup):
     zero_padding: bool = option(
         False, aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
-    greedy_zero_padding: bool = option(False, help="pack rows, chosen so that they fill each sequence")
+    greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
     lazy: bool = option(False, help="read rows during training")
