@@ -63,7 +63,7 @@ def threads_per_process() -> int:
 
 
 def _local_ranks() -> int:
-    """Return the number of local ranks; without GPUs the launcher exports only the ranks' addresses."""
+    """Return the number of local ranks; without GPUs it is counted from the addresses that the launcher exports."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
@@ -78,7 +78,7 @@ def _container_cpus() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Return the hardware threads that share a core with `cpu`, in the kernel's notation; if unknown, `cpu` alone."""
+    """Return the hardware threads that share a core with `cpu`, in the kernel's notation; if unknown, only `cpu`."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return path.read_text().strip() if path.exists() else str(cpu)
 
@@ -97,7 +97,7 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc reuse freed buffers: a fresh buffer costs a page fault per 4 KiB, more than the arithmetic on it.
+    """Make glibc reuse freed buffers: a new buffer costs a page fault per 4 KiB, more than the arithmetic on it.
 
     Skipped if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES), or with another C library.
     """

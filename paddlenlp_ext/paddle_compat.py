@@ -1,9 +1,9 @@
-"""Private interfaces of PaddlePaddle that this package relies on, each behind a named function.
+"""Private interfaces of PaddlePaddle that this package relies on, each wrapped in a named function.
 
-Paddle may rename any of them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so that a new
-Paddle release breaks, and is repaired, in this file. Importing it checks the installed release:
+Paddle may rename any of them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so support for
+a new Paddle release is added in this file. Importing it checks the installed release:
 
-    3.3.x                    tested: nothing is said
+    3.3.x                    tested: no message
     another release          `UserWarning` that names the tested one
     a name below is missing  `ImportError` that names it and the release to install
 """
@@ -32,11 +32,11 @@ _REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def check_release(version: str, required: tuple[tuple[Any, tuple[str, ...]], ...] = _REQUIRED) -> None:
-    """Warn about an untested Paddle release, and refuse one that lacks a private name that is needed.
+    """Warn about an untested Paddle release, and check that it has the private names that are needed.
 
     Args:
         version: Paddle's version, such as "3.3.1".
-        required: objects of Paddle, and names that each must have.
+        required: objects of Paddle, each with the names that it must have.
 
     Raises:
         ImportError: a name is missing.
@@ -66,7 +66,7 @@ empty_unchecked: Callable[..., paddle.Tensor] = paddle._C_ops.empty
 
 
 def has_storage(tensor: paddle.Tensor) -> bool:
-    """Return whether a tensor has memory for its values; not so under `LazyGuard` and after `free_storage`."""
+    """Return whether a tensor has memory for its values; False under `LazyGuard` and after `free_storage`."""
     return tensor._is_initialized()
 
 
@@ -76,7 +76,7 @@ def free_storage(tensor: paddle.Tensor) -> None:
 
 
 def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
-    """Let `target` use the memory of `source`, without a copy."""
+    """Make `target` use the memory of `source`, without a copy."""
     source._share_buffer_to(target)
 
 
@@ -114,7 +114,7 @@ def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[
 
 
 def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:
-    """Return the state tensors: kind, such as "moment1", to parameter name to tensor."""
+    """Return the state tensors by kind, such as "moment1", and by parameter name."""
     return optimizer._accumulators
 
 
@@ -126,7 +126,7 @@ def master_weights(optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Te
 def parameter_groups(optimizer: paddle.optimizer.Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups as given to the optimizer."""
     groups = optimizer._param_groups
-    assert groups is not None, "every optimizer here is given its parameters"
+    assert groups is not None, "every optimizer of this package is given its parameters"
     return cast("list[dict[str, Any]]", groups)
 
 
@@ -167,9 +167,9 @@ def launcher_store() -> Any:
 def set_missing_device_id() -> None:
     """Set the device number that pipelines read and that Paddle leaves unset without devices."""
     if not hasattr(ParallelEnv, "_device_id"):
-        setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances alone)
+        setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances only)
 
 
 def forget_hybrid_groups() -> None:
-    """Let the next `fleet.init` of this process create new groups instead of returning the existing ones."""
+    """Make the next `fleet.init` of this process create new groups instead of returning the existing ones."""
     topology._HYBRID_PARALLEL_GROUP = None

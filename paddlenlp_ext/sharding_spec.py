@@ -2,8 +2,8 @@
 
 A tensor plan maps layer name patterns to styles. Only `parallel/shard_parameters.py` knows which axis a style shards.
 
-`placement_of(tensor)` is read anywhere; only `parallel/` changes it, through `set_placement`. A tensor without a
-placement is full, is held by this process, and is updated here: `Placement()`, the state of every single-process run.
+Any module may read `placement_of(tensor)`; only `parallel/` changes it, through `set_placement`. A tensor without a
+placement is full, and this process holds and updates it: `Placement()`, the state of every single-process run.
 This module does not import Paddle.
 """
 
@@ -54,11 +54,11 @@ class Placement:
     Attributes:
         shard: slice that this tensor-parallel rank holds; None for a full tensor.
         stages: pipeline stages that hold the tensor, in ascending order; empty without a pipeline.
-        is_on_stage: False if this process's stage does not hold the tensor and knows its shape only.
+        is_on_stage: False if this process's pipeline stage does not hold the tensor's values, only its shape.
         owner: sharding rank that updates the parameter (ZeRO); None if it is not assigned.
         is_updated_here: False if another sharding rank updates the parameter and broadcasts its new value.
-        is_gathered_copy: True if the value belongs to another rank and is here only while gathered (ZeRO stage 3).
-        needs_tp_reduce: True for a full parameter of which this tensor-parallel rank sees a part of the gradient:
+        is_gathered_copy: True if another rank owns the value and this one holds it only while gathered (ZeRO stage 3).
+        needs_tp_reduce: True for a full parameter of whose gradient each tensor-parallel rank computes only a part:
             gradients have to be summed over the tensor-parallel ranks.
     """
 
@@ -100,7 +100,7 @@ def full_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def is_on_stage(tensor: Any) -> bool:
-    """Return whether this pipeline stage holds the tensor; of other stages' tensors it knows the shape only."""
+    """Return whether this pipeline stage holds the tensor's values; of other stages' tensors it has only the shape."""
     return placement_of(tensor).is_on_stage
 
 

@@ -38,17 +38,17 @@ class AutoModelForCausalLM:
         """Load a model in evaluation mode. A model that was saved quantized is loaded quantized.
 
         Args:
-            name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id where there is a network, or
-                a `ModelSource` that was resolved before.
+            name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id (needs a network), or a
+                resolved `ModelSource`.
             dtype: format of the parameters: float32, bfloat16 or float16.
-            use_flash_attention: False selects attention in plain Paddle where a flash kernel could run, on a GPU.
+            use_flash_attention: False selects attention in plain Paddle on a GPU, instead of a flash kernel.
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
 
         Raises:
-            ValueError: no such model, an unsupported architecture, tensors of another model, or `quantization_config`
-                for a model that is stored quantized.
+            ValueError: no such model, an unsupported architecture, tensors that do not match the model, or
+                `quantization_config` for a model that is stored quantized.
         """
         source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
         if quantization_config is not None:
@@ -61,10 +61,10 @@ class AutoModelForCausalLM:
     def from_config(
         cls, config: Mapping[str, Any], *, seed: int = 0, dtype: str = "float32", name_or_path: str | None = None
     ) -> CausalLM:
-        """Build a model with random weights from a config.json dict; the same seed gives the same weights.
+        """Build a model with random weights from a config.json dict; equal seeds make equal weights.
 
         Args:
-            config: the dict.
+            config: contents of config.json.
             seed: seed of the weights.
             dtype: format of the parameters: float32, bfloat16 or float16.
             name_or_path: name by which the user refers to the model, if any.
@@ -80,7 +80,7 @@ class AutoModelForCausalLM:
 
 
 def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attention: bool = True) -> CausalLM:
-    """Build the decoder of a source with the shapes of its parameters and no values; `load_values` reads those.
+    """Build the decoder of a source without the values of its parameters; `load_values` reads them.
 
     Raises:
         ValueError: an unsupported architecture.
@@ -101,7 +101,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     In a pipeline, only the layers of this stage are read.
 
     Raises:
-        ValueError: the stored tensors are another model's, or quantization is requested for weights that are stored
+        ValueError: the stored tensors do not match the model, or quantization is requested for weights that are stored
             quantized.
     """
     if source.quantization is None:

@@ -19,10 +19,10 @@ class DecoderConfig:
     """Sizes and options of a decoder.
 
     Attributes:
-        windows: sliding window of each layer, None where a layer sees its whole document.
-        tensor_plan: table of how the family's weights are sharded (sharding_spec.py).
+        windows: sliding window of each layer; None for a layer that attends to the full document.
+        tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         source: the config.json dict, written back by `save_pretrained`.
-        name_or_path: name by which the user refers to the model, None if it was not loaded.
+        name_or_path: name by which the user refers to the model; None for a model that was not loaded.
     """
 
     model_type: str
@@ -93,12 +93,12 @@ class DecoderConfig:
 
     @property
     def n_head(self) -> int:
-        """Number of attention heads, as PaddleNLP's configs call it too."""
+        """Number of attention heads, under its name in PaddleNLP's configs."""
         return self.num_attention_heads
 
     @property
     def n_layer(self) -> int:
-        """Number of layers, as PaddleNLP's configs call it too."""
+        """Number of layers, under its name in PaddleNLP's configs."""
         return self.num_hidden_layers
 
     def attention_shape(self, layer_index: int) -> AttentionShape:
@@ -133,7 +133,7 @@ class _Reader:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)
 
     def value(self, key: str) -> Any:
-        """Return the first value given for `key`; None if it is null or absent everywhere."""
+        """Return the first value that is set for `key`; None if it is null or absent everywhere."""
         for layer in self._layers:
             if key in layer:
                 return layer[key]

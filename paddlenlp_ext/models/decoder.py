@@ -82,7 +82,7 @@ class Decoder(nn.Layer):
         stage: this process's stage of a pipeline; None if this process runs all layers.
         recompute_plan: activations to recompute in the backward pass, None for none.
         dropout_seed: seed of the random numbers of a training pass. Each layer's seed also depends on its index, so the
-            numbers are the same whichever layers a process runs. None: use the generators as they are.
+            numbers do not depend on which layers a process runs. None continues Paddle's random state.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -170,13 +170,13 @@ class ShardedLMHead(Protocol):
     """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
-        """Gather the logits of the full vocabulary from this device's logits."""
+        """Gather the logits of the full vocabulary from the shards of all ranks."""
         ...
 
     def cross_entropy(
         self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor
     ) -> tuple[paddle.Tensor, int]:
-        """Compute `ops.linear_cross_entropy.linear_cross_entropy` with this device's rows of the weight."""
+        """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
         ...
 
 
@@ -184,7 +184,7 @@ class CausalLM(TrainableModel):
     """Decoder with a language-model head; parameter names are those of Hugging Face.
 
     Attributes:
-        quantization: how the linear layers are quantized, None for full precision.
+        quantization: quantization of the linear layers; None for weights in floating point.
         vocab_parallel: sharding of embedding and lm_head along the vocabulary, None if they are not sharded.
         remote_parameters: names of parameters that only other processes hold.
         generation_config: keys of generation_config.json.
@@ -257,7 +257,7 @@ class CausalLM(TrainableModel):
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Recompute activations in the backward pass instead of saving them; `plan` None recomputes whole layers.
+        """Recompute activations in the backward pass instead of saving them; `plan` None recomputes all layers in full.
 
         Raises:
             ValueError: the plan names layers that the model does not have.
@@ -267,7 +267,7 @@ class CausalLM(TrainableModel):
         self.model.recompute_plan = plan
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the random numbers of the next training pass; None uses the generators as they are."""
+        """Set the seed of the next training pass's random numbers; None continues Paddle's random state."""
         self.model.dropout_seed = seed
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
@@ -289,7 +289,7 @@ class CausalLM(TrainableModel):
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts; arguments as `generation.padded.generate_for`'s."""
+        """Continue prompts of token ids; arguments as in `generation.padded.generate_for`."""
         return generate_for(self, prompts, **options)
 
     @property
@@ -315,7 +315,7 @@ class CausalLM(TrainableModel):
         Args:
             folder: created if absent.
             max_shard_bytes: size at which the next file begins.
-            tensors: the tensors to write in place of `tensors_to_save()`, for example gathered from shards.
+            tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
         """
         dtype = self.dtype_name
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
@@ -326,8 +326,8 @@ class CausalLM(TrainableModel):
         """Load the weights of a saved model with the same configuration.
 
         Raises:
-            ValueError: the stored tensors are another model's; the message lists missing, unexpected and misshapen
-                ones.
+            ValueError: the stored tensors do not match the model; the message lists missing, unexpected and misshapen
+                tensors.
         """
         load_weights(self, open_weights(folder), self.remote_parameters)
 

@@ -20,6 +20,6 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
 
 
 def random_weight(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
-    """Return the initial fp32 values of the matrix with this name under this seed."""
+    """Return the initial fp32 values of the matrix with this name, for this seed."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

@@ -1,4 +1,4 @@
-"""Location of a model: resolved once per run and handed to whatever reads a part of it.
+"""Location of a model's files: resolved once per run, then passed to the code that reads config, weights or tokenizer.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks or downloads at most once)
@@ -29,7 +29,7 @@ class ModelSource:
     """A model's files and the quantization to load them with; files are read on first use.
 
     Attributes:
-        name: the model as the user named it; messages and saved adapters repeat it.
+        name: the model as the user named it, for messages and saved adapters.
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
@@ -50,16 +50,16 @@ class ModelSource:
         """Find the files of a model.
 
         Args:
-            name_or_path: anything `resolve_model` takes.
-            tokenizer: model to take the tokenizer from; None: the model itself.
-            quantization: how to quantize the linear layers while loading.
+            name_or_path: anything that `resolve_model` accepts.
+            tokenizer: model whose tokenizer is used; None: the model itself.
+            quantization: quantization to apply to the linear layers while loading.
 
         Raises:
-            ValueError: no such model; the message says what was looked for.
+            ValueError: no such model; the message names the places that were searched.
         """
         name, path = os.fspath(name_or_path), resolve_model(name_or_path)
-        is_its_own = tokenizer is None or os.fspath(tokenizer) == name
-        return cls(name, path, path if is_its_own else resolve_model(tokenizer), quantization)
+        has_own_tokenizer = tokenizer is None or os.fspath(tokenizer) == name
+        return cls(name, path, path if has_own_tokenizer else resolve_model(tokenizer), quantization)
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelSource:

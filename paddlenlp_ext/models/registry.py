@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.registry import Registry
 
 
 class ConfigReader(Protocol):
-    """Interface through which a family reads its config: values of the file over defaults."""
+    """Interface through which a family reads its config: values of the file take precedence over defaults."""
 
     def value(self, key: str) -> Any:
         """Return the value of `key`; None if it is null or absent."""
@@ -24,7 +24,7 @@ class ConfigReader(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a decoder family: default config values, differences from Llama, sharding of the weights.
+    """Decoder family: default config values, differences from Llama, sharding of the weights.
 
     Attributes:
         architecture: class name in config.json for transformers and inference servers.

@@ -1,7 +1,7 @@
 """Causal self-attention with grouped heads: projections, optional q/k norms, rotary embedding, attention op.
 
-Several documents packed into one row do not see each other, and each counts its positions from 0. With
-`document_lengths` [[3, 2]], x marks the keys that a query reads:
+Documents packed into one row do not attend to each other, and each counts its positions from 0. With
+`document_lengths` [[3, 2]], x marks the keys that a query attends to:
 
     document        a a a b b
     position_ids    0 1 2 0 1
@@ -12,7 +12,7 @@ Several documents packed into one row do not see each other, and each counts its
           b 0             x
           b 1             x x
 
-A learned prefix stands before every document: each query also reads all P positions of the prefix.
+A learned prefix precedes every document: each query also attends to all P positions of the prefix.
 
 Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, D hidden.
 """
@@ -53,7 +53,7 @@ class KeyValueCache(Protocol):
         scale: float,
         implementation: str | None,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer and return the attention of the new queries over all, [B, S, N, H]."""
+        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, H]."""
         ...
 
 
@@ -65,10 +65,10 @@ class AttentionInputs:
         cos, sin: rotation tables of the positions, fp32 [B, S, H].
         layouts: document layout for each window that a layer uses (None: no window); empty when decoding with a cache.
         cache: keys and values of earlier steps, None outside generation.
-        prefix: learned keys and values of one layer, placed before those of every document. A cache holds its own
+        prefix: learned keys and values of one layer, which precede those of every document. A cache holds its own
             prefix.
-        num_shared: number of positions at the start of the (only) row that every document sees. The layouts describe
-            the positions after them.
+        num_shared: number of positions at the start of the (only) row that every document attends to. The layouts
+            describe the positions after them.
         adapter_inputs: data of this pass for an adapter around the layers; no other code reads it.
     """
 
@@ -145,23 +145,25 @@ class Attention(nn.Layer):
         q_BSNH: paddle.Tensor,
         k_BSKH: paddle.Tensor,
         v_BSKH: paddle.Tensor,
-        given: tuple[paddle.Tensor, ...],
+        prefix_tensors: tuple[paddle.Tensor, ...],
         layout: AttentionLayout,
         shared: int,
     ) -> paddle.Tensor:
-        prefix = (given[0].astype(k_BSKH.dtype), given[1].astype(v_BSKH.dtype)) if given else None
+        prefix = None
+        if prefix_tensors:
+            prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))
         if not shared:
             return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix)
         assert prefix is None, "shared positions and a learned prefix exclude each other"
         q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
         q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
-        alone = AttentionLayout.from_documents([[shared]], self.window)
-        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, alone, self.scale, self.implementation)
+        shared_layout = AttentionLayout.from_documents([[shared]], self.window)
+        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, shared_layout, self.scale, self.implementation)
         prefix = (k_1PKH[0], v_1PKH[0])
         rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, self.scale, self.implementation, prefix)
         return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
     def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
-        # Infer the number of heads from the projection: under tensor parallelism a device holds only some of them.
+        # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.
         x_BSNH = x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])
         return x_BSNH if norm is None else norm(x_BSNH)

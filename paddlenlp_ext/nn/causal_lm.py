@@ -98,7 +98,7 @@ def causal_lm_forward(
         input_ids: [B, S]. Token ids, mask and labels may be NumPy arrays, as a tokenizer returns them.
         attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
         labels: [B, S], -100 for positions without a target; `labels[:, i]` is the label of `input_ids[:, i]`.
-        document_lengths: lengths of the documents in each row, in place of a mask.
+        document_lengths: lengths of the documents in each row, instead of a mask.
         prompt_lengths_of: function from targets [B, S] and document lengths to the argument `prompt_lengths` of
             `hidden_states`, for models that take it.
         inputs: further arguments of `hidden_states`.
@@ -111,7 +111,7 @@ def causal_lm_forward(
     labels = None if labels is None else _as_tensor(labels)
     if attention_mask is not None:
         if document_lengths is not None or inputs.get("cache") is not None:
-            raise ValueError("attention_mask: document_lengths or a cache is given too; give one of the three")
+            raise ValueError("attention_mask: document_lengths or a cache is set too; pass only one of the three")
         document_lengths = _documents_of(attention_mask, input_ids.shape)
     if document_lengths is not None:
         inputs["document_lengths"] = document_lengths
@@ -140,7 +140,7 @@ def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[l
     """
     if list(attention_mask.shape) != list(shape):
         raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}; it must be that of input_ids, {shape}"
+            f"attention_mask has shape {list(attention_mask.shape)}; it must have the shape of input_ids, {shape}"
         )
     mask_BS = attention_mask.astype("bool").numpy()
     if mask_BS.all():
@@ -164,7 +164,7 @@ def _targets(labels: paddle.Tensor, shape: Sequence[int], document_lengths: Docu
         ValueError: the shape differs from `shape`.
     """
     if list(labels.shape) != list(shape):
-        raise ValueError(f"labels have shape {list(labels.shape)}; it must be that of input_ids, {shape}")
+        raise ValueError(f"labels have shape {list(labels.shape)}; they must have the shape of input_ids, {shape}")
     end_B1 = paddle.full([shape[0], 1], IGNORED_LABEL, dtype="int64")
     targets_BS = paddle.concat([labels.astype("int64")[:, 1:], end_B1], axis=1)
     if document_lengths is None:

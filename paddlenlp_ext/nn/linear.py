@@ -28,12 +28,12 @@ class Linear(nn.Layer):
     def compute_dtype(self) -> paddle.dtype:
         """Dtype of the activations and of adapters on this layer."""
         dtype = activation_dtype(self.weight.dtype)
-        assert isinstance(dtype, paddle.dtype), "the dtype of a tensor gives a dtype"
+        assert isinstance(dtype, paddle.dtype), "activation_dtype maps a dtype to a dtype"
         return dtype
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [out, in]. The result must not be written to: it may be the parameter itself."""
+        """Return the weight as float32 [out, in]; it may be the parameter itself, so the caller must not change it."""
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -15,9 +15,9 @@ def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str)
 
 
 class _FromArray(nn.initializer.Initializer):
-    """Initializer that copies an array at once.
+    """Initializer that copies an array in one call.
 
-    Paddle's `Assign` passes every number as a Python object, which takes a second for each ten million.
+    Paddle's `Assign` passes every number as a Python object, which takes a second per ten million numbers.
     """
 
     def __init__(self, value: np.ndarray) -> None:

@@ -89,7 +89,7 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
     Args:
         region: name of the region.
         function: function of the tensors and of parameters; other values that it reads must not require gradients.
-        arguments: tensors; at "full_attn" also other objects.
+        arguments: tensors; for "full_attn" also other objects.
     """
     state = _current[-1]
     if state is None:
@@ -103,7 +103,7 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matrix product precision of its first run: bf16 products may be off by then."""
+    """Recompute a block with the matmul precision of its first run: bf16 matmuls may be disabled by then."""
     return recompute(capture_precision(function), *arguments)
 
 

@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Layer):
-    """Normalize the last axis, of `size`, and scale it by a learned weight that is initialized to one."""
+    """Normalization of the last axis, of length `size`, followed by a trained scale that is initialized to one."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-_NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_NON_SCALING_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,29 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
 
-        Contradictions are resolved as transformers does: `rope_scaling` wins, and so does an
-        `original_max_position_embeddings` next to it.
+        Contradictions are resolved as in transformers: `rope_scaling` takes precedence over `rope_parameters`, and a
+        top-level `original_max_position_embeddings` over the one inside them.
 
         Raises:
             ValueError: an unknown rope type, an odd head dimension, or settings that differ by layer type.
         """
-        given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if any(isinstance(value, Mapping) for value in given.values()):
+        settings = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if any(isinstance(value, Mapping) for value in settings.values()):
             raise ValueError(
-                f"rope settings by layer type ({', '.join(given)}) are not supported; use one for all layers"
+                f"rope settings by layer type ({', '.join(settings)}) are not supported; use one for all layers"
             )
-        rope_type = given.get("rope_type") or given.get("type") or "default"
+        rope_type = settings.get("rope_type") or settings.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"unknown rope type {rope_type!r} in config.json; known: {', '.join(ROPE_TYPES)}")
         if head_dim % 2:
             raise ValueError(
                 f"head_dim {head_dim} in config.json must be even: rotary embedding rotates pairs of channels"
             )
-        rotated_share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        rotated_share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         if rotated_share not in (None, 1, 1.0):
             raise ValueError(f"partial_rotary_factor {rotated_share} in config.json is not supported; only 1.0 is")
-        theta = given.get("rope_theta", config.get("rope_theta"))
-        scaling = {key: value for key, value in given.items() if key not in _NOT_SCALING}
+        theta = settings.get("rope_theta", config.get("rope_theta"))
+        scaling = {key: value for key, value in settings.items() if key not in _NON_SCALING_KEYS}
         trained = config.get("original_max_position_embeddings")
         if trained is not None and rope_type in ("llama3", "yarn"):
             scaling["original_max_position_embeddings"] = trained
@@ -91,34 +91,35 @@ class RopeSettings:
         return max(self.max_position_embeddings, int(self.number("factor", 1.0) * trained))
 
 
-def _plain(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
+def _unscaled(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
+    """Return the inverse frequencies without scaling, fp32 [H / 2]."""
     exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
     return (1.0 / np.power(np.float32(settings.theta if theta is None else theta), exponents)).astype(np.float32)
 
 
 def _default(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    return _plain(settings), 1.0
+    return _unscaled(settings), 1.0
 
 
 def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    return _plain(settings) / np.float32(settings.number("factor")), 1.0
+    return _unscaled(settings) / np.float32(settings.number("factor")), 1.0
 
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Increase the base beyond the trained context, so that the slowest frequency just covers the length."""
+    """Increase the base for lengths beyond the trained context, so that the slowest frequency covers the length."""
     factor, dim, trained = settings.number("factor"), settings.head_dim, settings.max_position_embeddings
     stretch = factor * max(length, trained) / trained - (factor - 1)
-    return _plain(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
+    return _unscaled(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Stretch long wavelengths by `factor`, keep short ones, and interpolate between by the number of turns."""
+    """Stretch long wavelengths by `factor`, keep short ones, and interpolate in between by the number of turns."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     trained = settings.number("original_max_position_embeddings")
-    plain = _plain(settings)
-    turns = trained * plain / (2 * math.pi)
+    unscaled = _unscaled(settings)
+    turns = trained * unscaled / (2 * math.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (plain * (keep + (1 - keep) / settings.number("factor"))).astype(np.float32), 1.0
+    return (unscaled * (keep + (1 - keep) / settings.number("factor"))).astype(np.float32), 1.0
 
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -135,11 +136,13 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001), 0.0, 1.0)
-    plain = _plain(settings)
-    return (plain * (1 - ramp) + plain / factor * ramp).astype(np.float32), _yarn_temperature(settings, factor)
+    unscaled = _unscaled(settings)
+    return (unscaled * (1 - ramp) + unscaled / factor * ramp).astype(np.float32), _yarn_temperature(settings, factor)
 
 
 def _yarn_temperature(settings: RopeSettings, factor: float) -> float:
+    """Return the factor of the cosine and sine tables."""
+
     def temperature(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -160,19 +163,21 @@ ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] =
 
 
 class RotaryEmbedding:
-    """Compute the cosine and sine tables of given positions; no parameters."""
+    """Cosine and sine tables of positions; has no parameters."""
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
-        self._make(0)  # report a missing number now, not at the first batch
+        self._inverse_frequencies(0)  # raise for a missing number now, not at the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, H]."""
         depends_on_length = self.settings.rope_type == "dynamic"
-        inverse_frequencies, amplitude = self._make(int(position_ids_BS.max()) + 1 if depends_on_length else 0)
+        length = int(position_ids_BS.max()) + 1 if depends_on_length else 0
+        inverse_frequencies, amplitude = self._inverse_frequencies(length)
         frequencies_H = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
         angles_BSH = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_H
         return angles_BSH.cos() * amplitude, angles_BSH.sin() * amplitude
 
-    def _make(self, length: int) -> tuple[np.ndarray, float]:
+    def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
+        """Return the inverse frequencies, fp32 [H / 2], and the factor of the tables."""
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)

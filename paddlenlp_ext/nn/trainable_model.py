@@ -14,14 +14,14 @@ from paddle import nn
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
 
-    The first group of methods is implemented by every model. The second group are hooks of the training loop: they do
-    nothing here, and an adapter method overrides the ones it needs.
+    Every model implements the first group of methods. The second group are hooks of the training loop: they do nothing
+    here, and an adapter method overrides the ones it needs.
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
-        vocab_parallel: sharded embedding and lm_head; None while they are full.
+        vocab_parallel: sharded lm_head; None if it is not sharded.
         quantization: quantization of the linear layers; None for weights in floating point.
-        remote_parameters: names of the parameters that only other processes hold.
+        remote_parameters: names of parameters that only other processes hold.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
@@ -52,7 +52,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the next forward pass's random numbers; None uses Paddle's generators as they are."""
+        """Set the seed of the next forward pass's random numbers; None continues Paddle's random state."""
         raise NotImplementedError
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
@@ -68,7 +68,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the model or adapter; `tensors` replaces `tensors_to_save()` where these are shards."""
+        """Write the model or adapter; `tensors` replaces `tensors_to_save()` if this process holds only shards."""
         raise NotImplementedError
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
@@ -81,17 +81,17 @@ class TrainableModel(nn.Layer):
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def plan_steps(self, total_steps: int) -> None:
-        """Plan a schedule. Called before the first step of every run, fresh or resumed, and in a dry run.
+        """Plan a schedule; called before the first step of every new or resumed run, and in a dry run.
 
         Raises:
             ValueError: the method's schedule does not fit the number of steps.
         """
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Prepare the adapter before the first step of a fresh run.
+        """Prepare the adapter before the first step of a new run.
 
         Args:
-            run_batch: runs forward and backward on the next batch.
+            run_batch: function that runs forward and backward pass of the next batch.
         """
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
@@ -103,16 +103,16 @@ class TrainableModel(nn.Layer):
 
         Args:
             step: number of the step, counted from 1.
-            total_steps: of the run.
-            learning_rate: of the step, before `learning_rate_scale`.
+            total_steps: number of steps of the run.
+            learning_rate: learning rate of the step, before `learning_rate_scale`.
         """
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that a resumed run needs besides weights and optimizer state."""
+        """Return the tensors that a resumed run needs in addition to weights and optimizer state."""
         return {}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load the result of `training_state`; the weights have been loaded before."""
+        """Load the result of `training_state`, after the weights."""
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Return the factor of a parameter's learning rate."""
@@ -123,5 +123,8 @@ class TrainableModel(nn.Layer):
         return True
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the result of a finished run: by default `save_pretrained`, or a smaller adapter than was trained."""
+        """Write the result of a finished run, by default with `save_pretrained`.
+
+        A method whose final adapter is smaller than the trained one overrides this.
+        """
         self.save_pretrained(folder, tensors=tensors)

@@ -146,7 +146,7 @@ def test_forward_invalid_inputs_raise():
     with pytest.raises(ValueError, match="labels have shape"):
         model(ids, labels=ids[:, 1:])
     for other in ({"document_lengths": [[7]]}, {"cache": KVCache([0])}):
-        with pytest.raises(ValueError, match="give one of the three"):
+        with pytest.raises(ValueError, match="pass only one of the three"):
             model(ids, paddle.ones([1, 7]), **other)
 
 
