@@ -1,1 +1,1 @@
-"""Command-line programs behind the scripts in `llm/`."""
+"""Command-line programs that the scripts in `llm/` call."""

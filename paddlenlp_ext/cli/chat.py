@@ -21,7 +21,7 @@ class TextStream:
         self._written = ""
 
     def put(self, token: int) -> None:
-        """Write the text that this token completes."""
+        """Write the text that `token` completes."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
         if text.endswith(_INCOMPLETE_CHARACTER) or not text.startswith(self._written):
@@ -29,7 +29,7 @@ class TextStream:
         self._write(text)
 
     def close(self) -> str:
-        """Write the remaining text and a line break; return the whole text."""
+        """Write the remaining text and a line break; return the full text."""
         text = self._decode(self._tokens)
         self._write(text)
         self._output.write("\n")
@@ -56,14 +56,14 @@ def chat(
         model: the decoder.
         encode_prompt: function from (question, earlier turns) to prompt ids.
         decode: function from token ids to text.
-        source: lines to answer, standard input by default; a terminal is shown a prompt, a pipe is not.
+        source: lines to answer, standard input by default; a prompt is shown if it is a terminal.
         output: stream for the answers, standard output by default.
         options: further arguments of `generate`.
     """
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # log lines of the first pass appear before the conversation
+        generate(model, [[0]], max_new_tokens=1)  # the log lines of a first forward pass appear before the conversation
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":

@@ -1,7 +1,4 @@
-"""Dry run: the plan and the memory of a run from its configuration, its rows and the model's shapes.
-
-No weight is read.
-"""
+"""Dry run: steps and memory of a run, from its configuration, its rows and the model's shapes; no weight is read."""
 
 from __future__ import annotations
 
@@ -44,12 +41,12 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class ModelOutline:
-    """A model with the shapes of its parameters and no values.
+    """Model with the shapes of its parameters, without values.
 
     Attributes:
         model: the decoder with its adapter, not quantized.
-        num_base_parameters: parameters of the decoder alone.
-        packed: size of the weights that are quantized while loading, or stored so.
+        num_base_parameters: number of parameters of the decoder without its adapter.
+        packed: size of the weights that are quantized while loading, or stored quantized.
     """
 
     model: CausalLM | PeftModel
@@ -65,7 +62,7 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
     Args:
         config: the run's configuration.
         data: result of `load_data(config)`.
-        console: output; by default standard output.
+        console: console to print to; None: standard output.
 
     Raises:
         ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be split as
@@ -84,11 +81,10 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
 
 
 def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | None = None) -> ModelOutline:
-    """Build the model of a run from its shapes and check that it can be split as `degrees` says.
+    """Build the model of a run from its shapes, and check that it can be split into `degrees`.
 
     Raises:
-        ValueError: a split that the model's shapes do not allow, or a pattern of weight_quantize_algo that matches no
-            layer.
+        ValueError: the model's shapes do not allow the split, or a pattern of weight_quantize_algo matches no layer.
     """
     degrees = degrees or Degrees()
     base = build_skeleton(source)
@@ -112,9 +108,9 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
     if data.train_rows is not None and order is not None:
-        rows, account = data.train_rows, data.train_rows.stats
-        table.add_row("train rows", f"{len(rows):,} of {account.num_read:,} read")
-        table.add_row("train tokens", f"{account.num_tokens:,}, of them {account.num_target_tokens:,} target tokens")
+        rows, stats = data.train_rows, data.train_rows.stats
+        table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
+        table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
         first_epoch = _first_epoch(order)
         packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
         table.add_row("packs per epoch", _packs(config, int(rows.lengths.sum()), packs))
@@ -173,7 +169,7 @@ def estimate_run(
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:
-    """Return the numerics of the backend that computes on the configured device, in the configured format."""
+    """Return the numerics of the backend for the configured device and number format."""
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF

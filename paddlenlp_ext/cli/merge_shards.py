@@ -1,4 +1,4 @@
-"""Command line that merges a checkpoint of PaddleNLP with one file per rank. Loads Paddle after the arguments."""
+"""Command line that merges a PaddleNLP checkpoint with one file per rank. Paddle is loaded after parsing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def merge_shards(argv: Sequence[str]) -> str:
-    """Merge the shards that `argv` names, and return a line that describes the result.
+    """Merge the shards that `argv` names; return one line that describes the result.
 
     Raises:
         ValueError: as in `merge_saved_shards`.
@@ -32,9 +32,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--model_name_or_path", required=True, type=Path, help="folder written by PaddleNLP")
-    parser.add_argument("--tensor_parallel_degree", "--tp", type=int, required=True, help="tensor ranks of the run")
-    parser.add_argument("--pipeline_parallel_degree", "--pp", type=int, required=True, help="stages of the run")
-    parser.add_argument("--output_path", type=Path, help="folder of the merged model; default: the same folder")
+    parser.add_argument(
+        "--tensor_parallel_degree", "--tp", type=int, required=True, help="tensor-parallel degree of the run"
+    )
+    parser.add_argument(
+        "--pipeline_parallel_degree", "--pp", type=int, required=True, help="pipeline-parallel degree of the run"
+    )
+    parser.add_argument("--output_path", type=Path, help="folder of the merged model; default: model_name_or_path")
     parser.add_argument("--device", default="cpu", help="accepted for compatibility, no effect: nothing is computed")
     parser.add_argument(
         "--allow_pickle", action="store_true", help="read the .pdparams files; objects other than arrays are refused"

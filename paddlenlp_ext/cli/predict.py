@@ -1,4 +1,4 @@
-"""Prediction: load a model, with an adapter or without, then answer a file of rows or chat in the terminal."""
+"""Prediction: load a model, with or without an adapter, then answer a file of rows or chat in the terminal."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ logger = get_logger("paddlenlp_ext.predict")
 
 
 def predict(arguments: PredictorArguments) -> None:
-    """Answer the rows of `arguments.data_file`, or chat in the terminal where no file is given.
+    """Answer the rows of `arguments.data_file`, or chat in the terminal if there is none.
 
     Raises:
-        ValueError: a model, adapter, template or file that cannot be used; rows are read before the model is loaded.
+        ValueError: a model, adapter, template or file cannot be used; rows are read before the model is loaded.
     """
     if arguments.data_file is not None:
         check_output_file(arguments.output_file, arguments.data_file)
@@ -66,11 +66,11 @@ def predict(arguments: PredictorArguments) -> None:
 def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the folder of the adapter or None.
 
-    An adapter folder given as `model_name_or_path` is the adapter. Its base is the one that its adapter_config.json
-    names, else the one in the run_config.json next to it.
+    `model_name_or_path` may be an adapter folder. Its base is named in its adapter_config.json, else in the
+    run_config.json next to it.
 
     Raises:
-        ValueError: an adapter without a base, a base that cannot be found, or two adapters.
+        ValueError: the adapter names no base, the base cannot be found, or there are two adapters.
     """
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
@@ -79,18 +79,18 @@ def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | No
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:
         raise ValueError(
-            f"--model_name_or_path {named} is itself an adapter, and --lora_path names another; give the base model"
+            f"--model_name_or_path {named} is itself an adapter, and --lora_path names another; pass the base model"
         )
     for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
         base = json.loads((named / file).read_text(encoding="utf-8")).get(key) if (named / file).is_file() else None
         if base:
             resolve_base(base, named, f"--model_name_or_path BASE --lora_path {named}")
             return base, str(named)
-    raise ValueError(f"{named} does not name its base model; give --model_name_or_path BASE --lora_path {named}")
+    raise ValueError(f"{named} does not name its base model; pass --model_name_or_path BASE --lora_path {named}")
 
 
 def has_tokenizer(folder: str) -> bool:
-    """Return True if a run saved its tokenizer next to its adapter."""
+    """Return whether a run saved its tokenizer next to its adapter."""
     return (Path(folder).expanduser() / "tokenizer_config.json").is_file()
 
 
@@ -101,7 +101,7 @@ def choose_template(
 
     Args:
         requested: `--chat_template`.
-        folders: folders where the run may have left its run_config.json; the first one found counts.
+        folders: folders that may hold the run_config.json of the training run; the first file found counts.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
@@ -116,7 +116,7 @@ def choose_template(
     key = "autoregressive" if settings.get("autoregressive") else "chat_template"
     option = "none" if key == "autoregressive" else settings.get(key)
     if option not in (None, "none") and not Path(option).expanduser().exists():
-        raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; give --chat_template FILE")
+        raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; pass --chat_template FILE")
     logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)
     return load_template(option, tokenizer)
 
@@ -133,13 +133,13 @@ def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_leng
 
 
 def load_model(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
-    """Load the model, with the adapter merged into its weights where the method and the base allow it.
+    """Load the model, with the adapter merged into its weights if the method and the base allow it.
 
-    A base that was quantized during training is quantized in the same way again, unless it is stored quantized.
+    A base that was quantized during training is quantized in the same way, unless it is stored quantized.
 
     Raises:
-        ValueError: an unknown device, a dtype that the device does not support, or prompts and answers longer than the
-            model's context.
+        ValueError: the device is unknown or does not support the dtype, or prompt and answer may exceed the model's
+            context.
     """
     choose_device(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())

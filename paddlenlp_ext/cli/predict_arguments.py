@@ -1,7 +1,7 @@
 """Command line of llm/predict/predictor.py.
 
-Names, meanings and defaults are PaddleNLP's, so that its command lines run unchanged; only `device` and `dtype` may be
-left out here. Arguments that are not implemented are accepted at their neutral value. Paddle is not imported, so a
+Names, meanings and defaults are those of PaddleNLP, whose command lines run unchanged; `device` and `dtype` are
+optional here. Arguments that are not implemented are accepted at their neutral value. Paddle is not imported, so a
 mistyped argument is reported at once.
 """
 
@@ -27,10 +27,10 @@ class PredictorArguments(OptionGroup):
     model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
     lora_path: str | None = option(None, help="adapter folder, of any method")
     prefix_path: str | None = option(None, help="adapter folder, as --lora_path (PaddleNLP's key for prefix tuning)")
-    data_file: str | None = option(None, help="rows to answer, one JSON object a line; unset: chat in the terminal")
+    data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
     output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     chat_template: str | None = option(
-        None, help="Jinja or JSON file, or none; unset: the template of the training, else the tokenizer's own"
+        None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
@@ -52,7 +52,7 @@ class PredictorArguments(OptionGroup):
 
     @property
     def adapter_path(self) -> str | None:
-        """Return the adapter folder, whichever argument named it."""
+        """Adapter folder, from either argument."""
         return self.lora_path or self.prefix_path
 
     def decoding_options(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "num_beams": 1,
     "tensor_parallel_degree": 1,
 }
-"""Arguments of PaddleNLP's predictor that are not implemented -> the value that asks for nothing."""
+"""Arguments of PaddleNLP's predictor that are not implemented -> the value that has no effect."""
 
 
 def _compat_key(name: str, neutral: Any) -> CompatKey:
@@ -113,8 +113,8 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
 
     Raises:
         ConfigError: unknown arguments (the nearest known one is named), values of the wrong type or out of range, or
-            arguments that ask for what is not implemented.
-        ValueError: arguments that contradict each other; or a launcher started several processes.
+            arguments that request unimplemented features.
+        ValueError: arguments contradict each other, or a launcher started several processes.
     """
     values, _ = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
     if world_size() > 1:  # each would answer every row, and all would write to the same file
@@ -135,5 +135,5 @@ def _check(arguments: PredictorArguments) -> None:
     if wanted > arguments.total_max_length:
         raise ValueError(
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, "
-            f"more than --total_max_length {arguments.total_max_length}; lower the two or raise the third"
+            f"more than --total_max_length {arguments.total_max_length}; lower one of the first two or raise the third"
         )

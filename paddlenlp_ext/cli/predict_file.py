@@ -23,7 +23,7 @@ logger = get_logger("paddlenlp_ext.predict")
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """Prompt with the question and the reference answer ("" if none) for its line of the output."""
+    """Prompt, with the question and the reference answer ("" if none) for its output line."""
 
     prompt_ids: Sequence[int]
     src: Any
@@ -31,7 +31,7 @@ class PredictionRow:
 
 
 def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
-    """Check, before time is spent on answers, that they can be written.
+    """Check that answers can be written, before any is generated.
 
     Raises:
         ValueError: the output file is the data file or a directory, or its directory is not writable.
@@ -43,9 +43,9 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
         )
     if output.is_dir():
         raise ValueError(f"--output_file {output_file} is a directory; name a file in it")
-    place = next(path for path in output.absolute().parents if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_file {output_file}: {place} is not a writable directory; choose another path")
+    folder = next(path for path in output.absolute().parents if path.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_file {output_file}: {folder} is not a writable directory; choose another path")
 
 
 def predict_file(
@@ -98,7 +98,7 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
     started = time.perf_counter()
     done = tokens = 0
 
-    def account() -> str:
+    def summary() -> str:
         seconds = max(time.perf_counter() - started, 1e-9)
         return f"{done} of {num_rows} rows, {tokens} new tokens, {tokens / seconds:.1f} tokens/s"
 
@@ -111,7 +111,7 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
 
             def advance(num_tokens: int) -> None:
                 count(num_tokens)
-                show(account())
+                show(summary())
 
             yield advance
     else:
@@ -121,11 +121,11 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
             nonlocal next_line
             count(num_tokens)
             if time.perf_counter() >= next_line and done < num_rows:
-                logger.info(account())
+                logger.info(summary())
                 next_line = time.perf_counter() + _SECONDS_PER_LOG_LINE
 
         yield advance
-    logger.info(account())
+    logger.info(summary())
 
 
 @contextmanager

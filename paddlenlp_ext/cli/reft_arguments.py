@@ -14,13 +14,13 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     `--max_length` counts prompt and answer together here, as in PaddleNLP, and decoding is greedy.
 
     Raises:
-        ValueError: no tokens left for answers, or a folder with the adapter of another method.
+        ValueError: no tokens are left for answers, or the folder holds an adapter of another method.
     """
     parser = argparse.ArgumentParser(
         prog="reft_predictor.py", description="Answer a file of rows with a ReFT model.", allow_abbrev=False
     )
     parser.add_argument("--model_name_or_path", required=True, help="base model")
-    parser.add_argument("--reft_path", required=True, help="folder of the interventions")
+    parser.add_argument("--reft_path", required=True, help="folder of the ReFT adapter")
     parser.add_argument("--data_file", required=True, help="rows to answer, one JSON object per line")
     parser.add_argument("--output_file", default="output.json", help='file for the lines {"src", "tgt", "output"}')
     parser.add_argument("--batch_size", type=int, default=1, help="prompts decoded together")
@@ -37,13 +37,15 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     arguments["max_length"] = new_tokens = arguments["max_length"] - arguments["src_length"]
     if new_tokens < 1:
         total, prompt = arguments["total_max_length"], arguments["src_length"]
-        raise ValueError(f"--max_length {total} leaves no tokens after --src_length {prompt}; raise it, or lower that")
+        raise ValueError(
+            f"--max_length {total} leaves no tokens after --src_length {prompt}; raise the first or lower the second"
+        )
     arguments["decode_strategy"] = "greedy_search"
     return [word for name, value in arguments.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def check_reft(folder: Path) -> None:
-    """Check the adapter's method; other faults of the folder are reported where it is loaded.
+    """Check the method of the adapter; loading it reports other errors in the folder.
 
     Raises:
         ValueError: the folder holds an adapter of another method.
@@ -51,4 +53,6 @@ def check_reft(folder: Path) -> None:
     config = folder / "adapter_config.json"
     found = json.loads(config.read_text(encoding="utf-8")).get("peft_type") if config.is_file() else "REFT"
     if found != "REFT":
-        raise ValueError(f"--reft_path {folder} holds an adapter of type {found}; use predictor.py, which takes any")
+        raise ValueError(
+            f"--reft_path {folder} holds an adapter of type {found}; use predictor.py, which accepts any method"
+        )

@@ -1,4 +1,4 @@
-"""Program behind llm/run_finetune.py: print rows, print the plan of a run, or run it."""
+"""Main program of llm/run_finetune.py: print rows, print the plan of a run, or train and evaluate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_finetune(argv: Sequence[str]) -> None:
-    """Read the configuration from files and command line, and do what it asks for.
+    """Read the configuration from files and command line, then preview rows, do a dry run, or run.
 
     Args:
         argv: the command line without the program's name.

@@ -36,7 +36,7 @@ def noise_scale(document_lengths: Sequence[Sequence[int]], hidden_size: int, alp
 
 
 class EmbeddingNoise:
-    """Hook that adds noise to the output of a model's token embedding, within `documents(...)` and in training mode."""
+    """Hook that adds noise to the output of a model's token embedding, in training mode and inside `documents(...)`."""
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha

@@ -138,7 +138,7 @@ def test_predictor_adapter_without_base_uses_run_config(base, adapter, data_file
     fields = json.loads((adapter / "adapter_config.json").read_text())
     (orphan / "adapter_config.json").write_text(json.dumps({**fields, "base_model_name_or_path": None}))
     (orphan / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match="does not name its base model; give --model_name_or_path BASE --lora_path"):
+    with pytest.raises(ValueError, match="does not name its base model; pass --model_name_or_path BASE --lora_path"):
         answers(orphan, data_file)
     (orphan / "run_config.json").write_text(json.dumps({"model_name_or_path": str(base)}))
     save_tokenizer(orphan)

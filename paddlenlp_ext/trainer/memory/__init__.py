@@ -1,1 +1,1 @@
-"""Estimate of the peak memory of a training step, from shapes alone."""
+"""Estimate of the peak memory of a training step, from shapes only."""

@@ -1,6 +1,6 @@
-"""Bytes per token that the decoder's layers save for the backward pass, from shapes alone.
+"""Bytes per token that the decoder's layers save for the backward pass, from shapes only.
 
-Tensors with one number per position (a norm's scale, a softmax's sum) are left out.
+Tensors with one element per position (a norm's scale, a softmax's sum) are ignored.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 
 @dataclass(frozen=True)
 class Numerics:
-    """Number formats and fused ops of a backend, as far as they decide the size of saved activations.
+    """Number formats and fused ops of a backend that determine the size of saved activations.
 
     Attributes:
-        hidden: bytes per number of the hidden states between layers, which the norms save.
-        attention: bytes per number of queries, keys, values, attention's result, and any other output of a linear.
-        product: bytes per number as matrix products and the gate read it.
-        native: whether the C++ library computes. It recomputes the feed-forward's inner product in the backward pass
+        hidden: bytes per element of the hidden states between layers, which the norms save.
+        attention: bytes per element of queries, keys, values, attention's result, and any other output of a linear.
+        product: bytes per element of the inputs of matrix products and of the gate.
+        native: whether the C++ library runs the ops. It recomputes the product of gate and up in the backward pass
             (ops/saved_tensors.py), and its frozen linears save nothing.
-        on_gpu: whether a GPU computes. Norms, rotation and gate are several ops there, each saving its input.
-        autocast: whether each product casts its input and saves a copy of its own.
+        on_gpu: whether a GPU runs the ops. Norms, rotation and gate consist of several ops there, each of which saves
+            its input.
+        autocast: whether each product casts its input and saves its own copy.
     """
 
     hidden: float = 4.0
@@ -35,12 +36,12 @@ class Numerics:
 
     @property
     def result(self) -> float:
-        """Bytes per number of attention's result that o_proj saves in addition to attention."""
+        """Bytes per element of attention's result that o_proj saves in addition to attention."""
         return 0.0 if self.product == self.attention else self.product
 
     @property
     def gated(self) -> float:
-        """Bytes per number of the gate's product that down_proj saves."""
+        """Bytes per element of the gate's product that down_proj saves."""
         return 0.0 if self.native else self.product
 
 
@@ -60,13 +61,13 @@ GPU_AUTOCAST = Numerics(attention=2.0, product=2.0, on_gpu=True, autocast=True)
 
 @dataclass(frozen=True)
 class SavedInputs:
-    """Bytes that a layer's linears save per number of each of their inputs.
+    """Bytes that a layer's linears save per element of each of their inputs.
 
     Attributes:
-        attention: input of q, k and v.
-        result: input of o_proj, in addition to attention's own copy.
-        feed_forward: input of gate and up.
-        gated: input of down_proj.
+        attention: bytes per element of the input of q, k and v.
+        result: bytes per element of the input of o_proj, in addition to attention's own copy.
+        feed_forward: bytes per element of the input of gate and up.
+        gated: bytes per element of the input of down_proj.
         adapters: bytes per token that the layer's adapters save themselves.
     """
 
@@ -90,8 +91,8 @@ class ActivationModel:
 
     Attributes:
         config: the decoder's sizes (`DecoderConfig`).
-        plan: recomputation plan; None recomputes nothing.
-        numerics: of the backend that computes.
+        plan: recomputation plan; None: no recomputation.
+        numerics: number formats and fused ops of the backend.
         inputs: saved inputs of the linears; None: every linear saves its input.
         tensor: tensor-parallel degree; heads and inner features are sharded.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
@@ -111,7 +112,7 @@ class ActivationModel:
 
     @property
     def queries(self) -> float:
-        """Queries alone; the result of attention has the same size."""
+        """Queries; the result of attention has the same size."""
         return self.numerics.attention * self._num_queries
 
     @property
@@ -133,7 +134,7 @@ class ActivationModel:
     def layer(self) -> float:
         """All activations of a layer: the inputs of its norms, linears, attention and gate."""
         inputs = self.inputs or all_inputs(self.numerics)
-        hidden = self.config.hidden_size  # a linear's input is gathered, even if the hidden states are sharded
+        hidden = self.config.hidden_size  # the input of a linear is gathered, even if the hidden states are sharded
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_queries * inputs.result
         gate = self.gate + self._num_inner * inputs.gated
         return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters
@@ -163,7 +164,7 @@ class ActivationModel:
         return self.config.intermediate_size / self.tensor
 
     def saved(self, layers: Iterable[int]) -> float:
-        """Return the bytes per token of these layers, with the recomputed activations of one layer."""
+        """Return the bytes per token that `layers` save, plus the recomputed activations of one layer."""
         return sum(self._saved_by_layer(index) for index in layers) + self.recomputed
 
     @property
@@ -176,15 +177,15 @@ class ActivationModel:
     def _saved_by_layer(self, index: int) -> float:
         plan = self.plan
         if plan is None or index in plan.excluded_layers or plan.granularity == "core_attn":
-            return self.layer  # attention saves its inputs and result but no scores: recomputing it saves nothing
+            return self.layer  # attention saves its inputs and result but no scores: recomputing it frees nothing
         if plan.granularity == "full_attn":
             return self.layer - self.attention
         hidden = self.numerics.hidden * self.config.hidden_size
-        of_region = {  # inputs and results of each region
+        region_bytes = {  # inputs and results of each region
             "attention_column_ln": hidden + self.attention - self.queries,
             "flash_attn": self.attention,
             "attention_row_ln": self.queries + hidden,
             "mlp_column_ln": hidden + 2 * self.inner,
             "mlp_row_ln": self.inner + hidden,
         }
-        return self.hidden + sum(size for region, size in of_region.items() if plan.saves(region, index))
+        return self.hidden + sum(size for region, size in region_bytes.items() if plan.saves(region, index))

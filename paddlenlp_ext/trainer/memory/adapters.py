@@ -1,7 +1,7 @@
 """Table of the activations that each adapter layer saves for its backward pass.
 
-A subclass takes the row of its nearest base class. A linear adapter without a row of its own counts as the method that
-saves most: a copy of the input and two results of the output's width.
+A subclass has the row of its nearest base class. A linear adapter without its own row counts as the method that saves
+the most: a copy of the input and two results of the output's width.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SavedActivations:
     """Activations saved by one kind of adapter layer, as functions of the layer.
 
     Attributes:
-        size: numbers per token, besides the layer's input and the result of dropout.
-        saves_input: whether the gradient needs the tensor that the layer is given.
+        size: elements per token, without the layer's input and the result of dropout.
+        saves_input: whether the backward pass needs the layer's input.
         is_fused: whether base and adapter are one op, which saves its input in the format of the base's product.
     """
 
@@ -50,7 +50,7 @@ def _is_fused(layer: LoRALinear) -> bool:
 
 
 def _lokr_size(layer: LoKrLinear) -> int:
-    """Return the inputs of each matrix, without the layer's own input."""
+    """Return the elements per token of the inputs of all matrices, without the layer's input."""
     w1, w2 = layer.matrices("lokr_w1"), layer.matrices("lokr_w2")
     (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
     between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
@@ -60,24 +60,24 @@ def _lokr_size(layer: LoKrLinear) -> int:
 
 
 def _bottleneck_size(layer: BottleneckAdapter) -> int:
-    """Return the input and the narrow features before and after the activation."""
+    """Return the elements per token of the input, and of the bottleneck before and after the activation."""
     down = layer.adapter_down.weight.shape
     return sum(down) + min(down)
 
 
 def _with_start(layer: LoRALinearWithInit) -> int:
-    """Return x A^T, and x A0^T unless the base was quantized without the start."""
+    """Return the elements per token of x A^T, and of x A0^T unless the base is the residual W - B0 A0."""
     return _lora_rank(layer) * (1 if layer.base_is_residual else 2)
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # few positions change, or parameters alone
+    AdapterLayer: SavedActivations(lambda layer: 0),  # changes few positions, or only parameters
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
     LoRALinearWithInit: SavedActivations(_with_start),
     QERALinear: SavedActivations(_with_start, is_fused=_is_fused),
-    # both products, which the magnitudes multiply
+    # both products, which the magnitudes scale
     DoRALinear: SavedActivations(lambda layer: _lora_rank(layer) + 2 * layer.out_features),
     # x A^T before and after its scaling
     AdaLoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
@@ -100,5 +100,5 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
 
 
 def saved_activations(layer: AdapterLayer) -> SavedActivations:
-    """Return the row of an adapter layer."""
+    """Return the table row of an adapter layer."""
     return next(_TABLE[cls] for cls in type(layer).__mro__ if cls in _TABLE)

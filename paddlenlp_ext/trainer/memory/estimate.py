@@ -1,4 +1,4 @@
-"""Peak memory of a training step, part by part, from shapes alone. docs/memory.md compares it with measurements.
+"""Peak memory of a training step, part by part, from shapes only. docs/memory.md compares it with measurements.
 
 Memory peaks at one of two points:
 
@@ -7,9 +7,9 @@ Memory peaks at one of two points:
 
 The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
 
-A linear that trains saves its input in the format of its product; a frozen one saves nothing. LoRA fused with its base
-saves the input likewise. Every other adapter computes in full precision next to the linear, and saves the input as it
-comes.
+A linear that trains saves its input in the format of its product; a frozen linear saves nothing. LoRA fused with its
+base saves its input in that format as well. Every other adapter computes in full precision next to the linear, and
+saves its input unconverted.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini
 
 _DROPOUT = 1.25
-"""Numbers that dropout saves per input: the result, and the byte of its mask."""
+"""fp32 elements that dropout saves per input element: its result, and one byte of mask."""
 _PROCESS_BYTES = 400e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
 """Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take
 half as many again and need no second copy for the rounded gradient: the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
-"""Bytes from which the result of a C++ op lies in a block (ops/cpu/library.py)."""
+"""Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
-"""Largest free share of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
+"""Maximum free part of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
 _FREE_HEAP = 1.0
-"""Freed memory that the C heap holds back, relative to its peak besides weights and optimizer: few freed pieces fit a
-later request. Measured without the C++ library, where all tensors lie on the heap."""
+"""Freed memory that the C heap retains, relative to its peak without weights and optimizer: few freed pieces fit a
+later request. Measured without the C++ library, when all tensors are on the heap."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class _Use:
-    """Bytes in use at one moment, besides weights and optimizer.
+    """Bytes in use at one moment, without weights and optimizer.
 
     Attributes:
         blocks: large results of the C++ library's ops.
@@ -93,11 +93,11 @@ class _Use:
         return _Use(self.blocks + other.blocks, self.heap + other.heap)
 
     def peak_of_each(self, other: _Use) -> _Use:
-        """Return the peak of two moments where blocks and heap do not share free memory."""
+        """Return the peak of two moments if blocks and heap do not share free memory."""
         return _Use(max(self.blocks, other.blocks), max(self.heap, other.heap))
 
     def peak_of_sum(self, other: _Use) -> _Use:
-        """Return the peak of two moments where all memory lies on the heap."""
+        """Return the peak of two moments if all memory is on the heap."""
         return _Use(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
 
 
@@ -116,15 +116,15 @@ def estimate_memory(
     """Predict the peak memory of a training step.
 
     Args:
-        model: a `CausalLM` or `PeftModel`; only shapes are read, so it may be without values.
+        model: a `CausalLM` or `PeftModel`; only its shapes are read, so it needs no values.
         micro_batch_tokens: positions of the largest micro-batch, padding included.
         target_tokens: target tokens of that micro-batch.
-        recompute: recomputation plan; None recomputes nothing.
-        numerics: of the backend that computes.
+        recompute: recomputation plan; None: no recomputation.
+        numerics: number formats and fused ops of the backend.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: bytes of a frozen matrix element, and on a GPU of every weight: 4 for fp32, 2 for bf16.
-        optim: the optimizer.
-        packed: weights that will be quantized, where `model` has them in floating point.
+        bytes_per_weight: bytes per element of frozen matrices, and on a GPU of all weights: 4 for fp32, 2 for bf16.
+        optim: name of the optimizer.
+        packed: size of the weights that will be quantized, which `model` has in floating point.
     """
     num_layers = model.config.num_hidden_layers
     inputs = saved_inputs(model, numerics)
@@ -136,8 +136,8 @@ def estimate_memory(
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config) * numerics.attention)
     working = max(loss, backward)
 
-    # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. About half of what
-    # such an adapter saves comes from Paddle's ops too, the rest from linears (DoRA).
+    # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. They also allocate
+    # about half of the activations that such an adapter saves; linears allocate the rest (DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     by_paddle = micro_batch_tokens * (num_layers * (layers.hidden + separate) + layers.hidden)
     gradients = _gradients(model)
@@ -162,8 +162,8 @@ def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
     """Return the saved inputs of the model's average layer.
 
     Args:
-        model: a `CausalLM` or `PeftModel`; only shapes are read.
-        numerics: of the backend that computes.
+        model: a `CausalLM` or `PeftModel`; only its shapes are read.
+        numerics: number formats and fused ops of the backend.
     """
     layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
     each = [_inputs_of_layer(layer, numerics) for layer in layers]
@@ -193,37 +193,37 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
-    """Return the bytes saved per number of a norm's result that these linears read."""
+    """Return the bytes saved per element of a norm's result that these linears read."""
     if not numerics.autocast:
         return _bytes_of_input(linears, numerics, numerics.attention, numerics.product)
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
     return sum(2 if isinstance(linear, LinearAdapter) else 1 for linear in saving) * numerics.product
 
 
-def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unchanged: float, as_product: float) -> float:
-    """Return the bytes saved per number of an input that these linears read.
+def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted: float, as_product: float) -> float:
+    """Return the bytes saved per element of an input that these linears read.
 
-    A tensor is saved at most once unchanged and once in the format of products; copies of equal size are one tensor.
+    A tensor is saved at most once unconverted and once in the format of products; copies of equal size are one tensor.
 
     Args:
         linears: readers of the input.
-        numerics: of the backend that computes.
-        unchanged: bytes of the tensor as it comes, which separate adapters save.
-        as_product: bytes in the format of products, which linears and fused adapters save.
+        numerics: number formats and fused ops of the backend.
+        unconverted: bytes per element of the unconverted tensor, which separate adapters save.
+        as_product: bytes per element in the format of products, which linears and fused adapters save.
     """
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
-    return sum({unchanged if _is_separate(linear) else as_product for linear in saving})
+    return sum({unconverted if _is_separate(linear) else as_product for linear in saving})
 
 
 def _saves_input(linear: Any, numerics: Numerics) -> bool:
-    """Return whether a linear's input is saved; Paddle's own product saves it even if the weight is frozen."""
+    """Return whether a linear saves its input; Paddle's own product saves it even if the weight is frozen."""
     if isinstance(linear, LinearAdapter):
         return saved_activations(linear).saves_input(linear)
     return not numerics.native or not linear.weight.stop_gradient
 
 
 def _is_separate(linear: nn.Layer) -> bool:
-    """Return whether a layer is an adapter that computes next to its base, in ops of its own."""
+    """Return whether a layer is an adapter that computes next to its base, in separate ops."""
     return isinstance(linear, LinearAdapter) and not saved_activations(linear).is_fused(linear)
 
 
@@ -240,18 +240,18 @@ def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
 def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int) -> float:
     """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
 
-    Where lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
+    If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
     """
     config = model.config
     rounded = 0.0 if numerics.product == 4.0 else numerics.product
     logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.vocab_size
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
-    of_head = rounded if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
-    return logits + hidden + of_head * _trained_head_size(model)
+    per_head_weight = rounded if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
+    return logits + hidden + per_head_weight * _trained_head_size(model)
 
 
 def _backward_size(config: Any) -> float:
-    """Return the numbers per token of a layer's most expensive backward op, the gate's.
+    """Return the elements per token of a layer's most expensive backward op, that of the gate.
 
     They are the gradients of its product, of gate and up, and of the hidden states before and after.
     """
@@ -259,15 +259,16 @@ def _backward_size(config: Any) -> float:
 
 
 def _trained_head_size(model: Any) -> int:
-    """Return the size of lm_head if it trains: its gradient is computed in the forward pass."""
+    """Return the number of elements of lm_head if it trains, else 0; its gradient is computed in the forward pass."""
     head = model.head_weight()
     return 0 if head.stop_gradient else math.prod(head.shape)
 
 
 def _gradients(model: Any) -> _Use:
-    """Return all gradients; a tied embedding counts twice, once for each use, as both exist until they are added.
+    """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
 
-    C++ ops allocate those of the linears and lm_head. Paddle allocates the embedding's and the adapters' small ones.
+    C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
+    of adapters.
     """
     trained = trainable_parameters(model)
     sizes = {name: 4.0 * math.prod(parameter.shape) for name, parameter in trained.items()}
@@ -277,13 +278,13 @@ def _gradients(model: Any) -> _Use:
 
 
 def _update_bytes(model: Any, optim: str) -> float:
-    """Return the temporary bytes of the largest parameter's update, besides its gradient."""
+    """Return the temporary bytes of the largest parameter's update, without its gradient."""
     copies = 2 if optim == "adamw_mini" else 0
     return copies * 4.0 * max(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
 
 
 def _weight_bytes(model: Any, numerics: Numerics, bytes_per_weight: int, packed: PackedSize) -> float:
-    """Return all weights as stored, and under autocast a copy of the linears' weights in the format of products."""
+    """Return the bytes of all weights, and under autocast of copies of linear weights in the format of products."""
     stored = sum(_stored_bytes(parameter, numerics, bytes_per_weight) for parameter in model.parameters())
     stored += packed.num_bytes - bytes_per_weight * packed.num_weights
     if not numerics.autocast:
@@ -300,7 +301,7 @@ def _stored_bytes(parameter: Any, numerics: Numerics, bytes_per_weight: int) -> 
 
 
 def _state_bytes(model: Any, numerics: Numerics, optim: str, bytes_per_weight: int) -> float:
-    """Return the optimizer's moments, and the fp32 copies of parameters in half precision."""
+    """Return the bytes of the optimizer's moments, and of the fp32 copies of parameters in half precision."""
     total = 0.0
     for name, parameter in trainable_parameters(model).items():
         if optim == "adamw_mini":
