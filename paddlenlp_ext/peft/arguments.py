@@ -1,7 +1,10 @@
 """Constructor arguments of the adapter configs, by the names of this package, of Hugging Face PEFT and of PaddleNLP.
 
-A field answers to its own name (`rank`), to its key in a run's file (`lora_rank`) and to the further names that its
-`option(..., arguments=...)` lists (`r`).
+| name of a field | example |
+| --- | --- |
+| its own | `rank` |
+| its key in a run's file | `lora_rank` |
+| further names, from `option(..., arguments=...)` | `r` |
 """
 
 from __future__ import annotations
@@ -18,22 +21,22 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 _WITHOUT_EFFECT = frozenset(
     {
-        # where a file comes from
+        # the origin of a file
         *("auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"),
-        # the model's own shape, dtype and layout, which are read off the model
+        # shape, dtype and layout of the model, which are read from the model
         *("dtype", "head_dim", "hidden_size", "multi_query_group_num", "num_attention_heads", "num_hidden_layers"),
         *("num_layers", "tensor_parallel_degree", "token_dim"),
-        # how products are grouped, and options of options that are off
+        # grouping of matrix products, and settings of features that are off
         *("eps", "megatron_core", "merge_weight", "merge_weights", "qalora_group_size", "use_quick_lora"),
     }
 )
-_INIT_REMEDY = "the start of an adapter is its class: PiSSAConfig, LoftQConfig, LoRAGAConfig, or leave it at True"
+_INIT_REMEDY = "an initialization is a class here: PiSSAConfig, LoftQConfig, LoRAGAConfig; or leave it at True"
 _UNAVAILABLE = {
     "task_type": "models here are causal language models; use CAUSAL_LM, or leave it out",
     "bias": "biases do not train alongside an adapter; use 'none'",
     "fan_in_fan_out": "every linear layer here has its weight as [out, in]; use False",
-    "modules_to_save": "nothing but the adapter trains; leave it out",
-    "trainable_modules": "nothing but the adapter trains; leave it out",
+    "modules_to_save": "only the adapter trains; leave it out",
+    "trainable_modules": "only the adapter trains; leave it out",
     "trainable_bias": "biases do not train alongside an adapter; leave it out",
     "init_lora_weights": _INIT_REMEDY,
     "init_weights": _INIT_REMEDY,
@@ -66,7 +69,7 @@ _ALSO_OFF = {
 
 
 class TaskType(str, enum.Enum):
-    """Tasks that Hugging Face PEFT tells apart; the models here do CAUSAL_LM."""
+    """Task types of Hugging Face PEFT; the models here support CAUSAL_LM."""
 
     CAUSAL_LM = "CAUSAL_LM"
     FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
@@ -77,7 +80,7 @@ class TaskType(str, enum.Enum):
 
 
 class PromptTuningInit(str, enum.Enum):
-    """Starts of prompt tuning, as Hugging Face PEFT names them."""
+    """Initializations of prompt tuning by their names in Hugging Face PEFT."""
 
     RANDOM = "RANDOM"
     SAMPLE_VOCAB = "SAMPLE_VOCAB"
@@ -85,12 +88,12 @@ class PromptTuningInit(str, enum.Enum):
 
 
 class ConfigType(type):
-    """Metaclass of the adapter configs, whose constructors take the argument names of PEFT and PaddleNLP too.
+    """Metaclass that lets constructors of adapter configs accept the argument names of PEFT and PaddleNLP.
 
     `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
     """
 
-    # Any: type checkers would hold the arguments to those of __init__ otherwise, which lack the other libraries' names.
+    # Any, because type checkers would otherwise allow only the arguments of __init__.
     def __call__(cls, *args: Any, **arguments: Any) -> Any:
         if not arguments.keys() <= {field.name for field in dataclasses.fields(cast(Any, cls))}:
             cls, arguments = _translate(cls, arguments)
@@ -104,11 +107,11 @@ class ConfigType(type):
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the config class that the arguments ask for and the arguments by the names of its fields.
+    """Return the requested config class, and the arguments by the names of its fields.
 
     Raises:
-        ValueError: an option is given under two names, or an argument cannot be obeyed.
-        TypeError: no such argument.
+        ValueError: an option is given under two names, or an argument has an unsupported value.
+        TypeError: there is no such argument.
     """
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
@@ -126,7 +129,7 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
 
 
 def argument_names(method: type) -> dict[str, str]:
-    """Name of a constructor argument -> name of the field, for every name that a field answers to."""
+    """Return a mapping from every accepted argument name to the name of its field."""
     switch = _switch_of(method)
     options = options_of(method, "") if switch is None else method_options(switch, method)
     names = {field.name: field.name for field in dataclasses.fields(method)}
@@ -138,7 +141,7 @@ def argument_names(method: type) -> dict[str, str]:
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the variant that the arguments ask for, by its switch or as Hugging Face PEFT does, and the others."""
+    """Return the requested variant, by its switch or by PEFT's arguments, and the remaining arguments."""
     family = method.refines or _switch_of(method)
     variants = {switch: variant for switch, variant in PEFT_METHODS.items() if family and variant.refines == family}
     asked = {variant for switch, variant in variants.items() if arguments.get(switch)}
@@ -160,11 +163,11 @@ def _switch_of(method: type) -> str | None:
 
 
 def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]) -> None:
-    """Pass over an argument of PEFT or PaddleNLP that asks for nothing.
+    """Accept an argument of PEFT or PaddleNLP at a value without effect.
 
     Raises:
-        ValueError: it asks for something.
-        TypeError: neither library has it.
+        ValueError: the value would have an effect.
+        TypeError: neither library has the argument.
     """
     if name in _WITHOUT_EFFECT:
         return

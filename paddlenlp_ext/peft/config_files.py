@@ -1,4 +1,4 @@
-"""Config files of adapter folders: Hugging Face PEFT's `adapter_config.json`, and PaddleNLP's, one name per method."""
+"""Config files of adapter folders: Hugging Face PEFT's `adapter_config.json`, and PaddleNLP's file of each method."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
@@ -15,14 +15,26 @@ CONFIG_FILE = "adapter_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
+class PaddleNLPFiles(NamedTuple):
+    """Names of the files in which PaddleNLP stores an adapter of a method.
+
+    Attributes:
+        config: file of the options.
+        array: NumPy file with the whole adapter; None if tensors are stored by name (`.safetensors`, `.pdparams`).
+    """
+
+    config: str
+    array: str | None = None
+
+
 def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: no adapter there, or pickled weights only.
+        ValueError: the folder has no adapter, or only pickled weights.
     """
     folder = Path(folder).expanduser()
-    paddlenlp = {method.paddlenlp_config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_config}
+    paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}
     for name in (CONFIG_FILE, *paddlenlp):
         if (folder / name).is_file():
             return folder / name
@@ -36,18 +48,19 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
     """Return the config that a file of `find_config` describes, and the file's fields.
 
     Raises:
-        ValueError: a method or a field that is not available.
+        ValueError: the method or a field is not supported.
     """
     fields = read_json_object(file)
     if file.name != CONFIG_FILE:
-        method = _reader([method for _, method in PEFT_METHODS.items() if method.paddlenlp_config == file.name], fields)
+        stored = [method for _, method in PEFT_METHODS.items() if method.paddlenlp_files]
+        method = _reader([method for method in stored if method.paddlenlp_files.config == file.name], fields)
         with in_file(file):
             return method.from_paddlenlp(fields), fields
     peft_type = fields.get("peft_type")
     methods = [method for _, method in PEFT_METHODS.items() if method.peft_type == peft_type]
     if not methods:
         known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
-        raise ValueError(f"{file}: peft_type {peft_type!r} is not available. Known: {', '.join(known)}.")
+        raise ValueError(f"{file}: peft_type {peft_type!r} is not available; known: {', '.join(known)}")
     with in_file(file):
         return _reader(methods, fields).from_adapter_config(fields), fields
 
@@ -68,12 +81,12 @@ def in_file(file: Path) -> Iterator[None]:
 
 
 def missing_weights(folder: Path, expected: str) -> ValueError:
-    """Return the error for a folder without the file `expected`; pickles that stand in its place are named."""
+    """Return the error for a folder without the file `expected`; it names pickled weights found instead."""
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
     if pickles:
         return ValueError(
             f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
-            "code inside it, so it is refused; save the adapter again as safetensors where it came from. A single "
-            ".pdparams file of PaddleNLP is read by the merge commands with --allow_pickle, as arrays and nothing else."
+            "code inside it, so it is refused; save the adapter again as safetensors where it came from. The merge "
+            "commands read a single .pdparams file of PaddleNLP with --allow_pickle, and only arrays from it."
         )
-    return ValueError(f"{folder}: {expected} is missing.")
+    return ValueError(f"{folder}: {expected} is missing")

@@ -54,7 +54,7 @@ class AdapterFiles:
 
         Takes the arguments of `PeftConfig.before_quantizing`.
         """
-        return self.config.before_quantizing_again(name, weight, quantize_dequantize, self.tensors)
+        return self.config.before_quantizing(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
         """Return the quantization to apply to a base, so that it matches the adapter's training.
@@ -145,32 +145,30 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
     Names begin with the model family ("llama.layers.0..."), and matrices are [in, out].
     """
     method = type(config)
-    if method.paddlenlp_array:
-        if not (folder / method.paddlenlp_array).is_file():
-            raise ValueError(
-                f"{folder}: {method.paddlenlp_array} is missing; it is the only readable file of this method"
-            )
-        array = np.load(folder / method.paddlenlp_array, allow_pickle=False)
-        tensors = method.from_paddlenlp_array(array.astype(np.float32))
-        return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
-    tensors = {}
-    for name, value in _paddlenlp_tensors(folder, allow_pickle).items():
-        renamed = method.tensor_from_paddlenlp(f"model.{name.partition('.')[2]}", value)
-        if renamed is not None:
-            tensors[renamed[0]] = np.ascontiguousarray(renamed[1])
+    assert method.paddlenlp_files is not None, f"{method.__name__} has no format of PaddleNLP"
+    stored = _paddlenlp_tensors(folder, method.paddlenlp_files.array, allow_pickle)
+    tensors = method.tensors_from_paddlenlp(stored)
+    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors)
 
 
-def _paddlenlp_tensors(folder: Path, allow_pickle: bool) -> dict[str, np.ndarray]:
+def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> dict[str, np.ndarray]:
+    """Return the tensors of a PaddleNLP folder with names from "model." on, or its `array` file by its name."""
+    if array is not None:
+        if not (folder / array).is_file():
+            raise ValueError(f"{folder}: {array} is missing; it is the only readable file of this method")
+        return {array: np.load(folder / array, allow_pickle=False).astype(np.float32)}
     index = folder / "peft_model.safetensors.index.json"
-    if index.is_file():
-        return _read_all(ShardedSafetensors(index))
     single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))
-    if len(single) == 1:
-        return _read_all(SafetensorsFile(single[0]))
-    if allow_pickle and not single and len(pickled) == 1:
-        return read_pickled_arrays(pickled[0])
-    raise missing_weights(folder, index.name)
+    if index.is_file():
+        stored = _read_all(ShardedSafetensors(index))
+    elif len(single) == 1:
+        stored = _read_all(SafetensorsFile(single[0]))
+    elif allow_pickle and not single and len(pickled) == 1:
+        stored = read_pickled_arrays(pickled[0])
+    else:
+        raise missing_weights(folder, index.name)
+    return {f"model.{name.partition('.')[2]}": value for name, value in stored.items()}
 
 
 def _read_all(source: WeightSource) -> dict[str, np.ndarray]:

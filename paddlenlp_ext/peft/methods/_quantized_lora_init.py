@@ -69,8 +69,19 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         return read_adapter(self.path)
 
     def before_quantizing(
-        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+        self,
+        name: str,
+        weight: paddle.Tensor,
+        quantize_dequantize: QuantizeDequantize,
+        stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
+        """Return W - s B' A', with stored factors if there are any; recomputed on another device, they might differ."""
+        keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
+        if stored is not None and all(key in stored for key in keys):
+            if not self.over_residual:
+                return weight
+            removed_a, removed_b = (paddle.to_tensor(stored[key], place=weight.place) for key in keys)
+            return self._subtract(name, weight, removed_a, removed_b)
         if self.path:
             return self._from_path.before_quantizing(name, weight, quantize_dequantize)
         if not self.is_target(name):
@@ -78,22 +89,6 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         factors = self.find_initial_factors(name, weight, quantize_dequantize)
         self.initial_factors[name] = factors
         return self._subtract(name, weight, factors.removed_a, factors.removed_b)
-
-    def before_quantizing_again(
-        self,
-        name: str,
-        weight: paddle.Tensor,
-        quantize_dequantize: QuantizeDequantize,
-        tensors: Mapping[str, np.ndarray],
-    ) -> paddle.Tensor:
-        """Subtract the factors that the file stores; factors recomputed on another device might differ."""
-        names = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
-        if not all(name in tensors for name in names):
-            return super().before_quantizing_again(name, weight, quantize_dequantize, tensors)
-        if not self.over_residual:
-            return weight
-        removed_a, removed_b = (paddle.to_tensor(tensors[name], place=weight.place) for name in names)
-        return self._subtract(name, weight, removed_a, removed_b)
 
     def _subtract(self, name: str, weight: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
         if not bool(b.any()):

@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import has_values
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -39,7 +40,7 @@ class DoRAConfig(LoRAConfig):
 
     refines: ClassVar[str | None] = "lora"
     starts_from_weights: ClassVar[bool] = True
-    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no DoRA
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no DoRA
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
         rank, scaling = self.rank_and_scaling(name)

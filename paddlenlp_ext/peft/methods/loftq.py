@@ -26,6 +26,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods._quantized_lora_init import (
     SVD_CHOICES,
@@ -55,7 +56,7 @@ class LoftQConfig(QuantizedInitLoRAConfig):
         "train it again"
     )
     needs_quantized_base: ClassVar[bool] = True
-    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no LoftQ
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no LoftQ
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 
     iters: int = option(

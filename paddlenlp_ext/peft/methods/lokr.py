@@ -23,6 +23,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
@@ -41,7 +42,7 @@ class LoKrConfig(LycorisConfig):
 
     peft_type: ClassVar[str] = "LOKR"
     own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
-    paddlenlp_config: ClassVar[str | None] = "lokr_config.json"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lokr_config.json")
 
     rank: int = option(
         8,
@@ -94,9 +95,9 @@ class LoKrConfig(LycorisConfig):
         )
 
     @classmethod
-    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray] | None:
+    def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the factors unchanged, because their layout is the same [out, in]; drop each layer's copy of alpha."""
-        return None if name.endswith(".lokr_alpha") else (name, value)
+        return {name: value for name, value in tensors.items() if not name.endswith(".lokr_alpha")}
 
 
 class LoKrLinear(LinearAdapter):

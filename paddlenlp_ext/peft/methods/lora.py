@@ -42,6 +42,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import (
     by_pattern,
     linear_names,
@@ -70,7 +71,7 @@ class LoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "LORA"
-    paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
 
     rank: int = option(8, help="rank r of the update", minimum=1, maximum=65536, arguments=("r",))
@@ -164,8 +165,8 @@ class LoRAConfig(PeftConfig):
         )
 
     @classmethod
-    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
-        return f"{name}.weight", value.T
+    def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": value.T for name, value in tensors.items()}
 
 
 LoraConfig = LoRAConfig  # the spelling of Hugging Face PEFT

@@ -27,6 +27,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig
@@ -86,7 +87,7 @@ class LoRAGAConfig(LoRAWithInitConfig):
         "with path_initial_model_for_weight_conversion"
     )
     model_class: ClassVar[type[TrainableModel] | None] = LoRAGAModel
-    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP's file depends on the state of the run that wrote it
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP's depend on the run that wrote them
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
     ga_batches: int = option(8, help="LoRA-GA: micro-batches that the initial gradient is summed over", minimum=1)

@@ -33,6 +33,7 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
@@ -53,7 +54,7 @@ class MoRAConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "MORA"
     refines: ClassVar[str | None] = "lora"
-    paddlenlp_config: ClassVar[str | None] = "lora_config.json"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     excludes: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
     }
@@ -117,8 +118,8 @@ class MoRAConfig(PeftConfig):
         )
 
     @classmethod
-    def tensor_from_paddlenlp(cls, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
-        return f"{name}.weight", value.T
+    def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": value.T for name, value in tensors.items()}
 
 
 class MoRALinear(LinearAdapter):

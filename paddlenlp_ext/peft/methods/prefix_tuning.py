@@ -36,6 +36,7 @@ from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
 from paddlenlp_ext.peft.methods._prefix_layers import PrefixAttention, PrefixEncoder, decoder_keys_and_values, project
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -43,6 +44,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 STORED = "prompt_embeddings"
 INIT_CHOICES = ("vocab", "random")
+PADDLENLP_ARRAY = "pre_caches.npy"
 _ENCODER = "prefix_encoder."
 
 
@@ -164,8 +166,7 @@ class PrefixTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
-    paddlenlp_config: ClassVar[str | None] = "prefix_config.json"
-    paddlenlp_array: ClassVar[str | None] = "pre_caches.npy"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("prefix_config.json", array=PADDLENLP_ARRAY)
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
 
     path: str | None = option(None, help="folder of a prefix to start from; its structure is used", key="prefix_path")
@@ -265,14 +266,15 @@ class PrefixTuningConfig(PeftConfig):
         return cls(num_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
 
     @classmethod
-    def from_paddlenlp_array(cls, value: np.ndarray) -> dict[str, np.ndarray]:
+    def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], trained with document positions beginning at 0.
 
         Raises:
             ValueError: the array has another shape.
         """
+        value = tensors[PADDLENLP_ARRAY]
         if value.ndim != 5 or value.shape[1] != 2:
-            raise ValueError(f"{cls.paddlenlp_array}: expected shape [layers, 2, K, P, H], got {list(value.shape)}")
+            raise ValueError(f"{PADDLENLP_ARRAY}: expected shape [layers, 2, K, P, H], got {list(value.shape)}")
         per_layer = value.transpose(0, 3, 1, 2, 4)
         return {
             f"model.layers.{index}.self_attn.{PrefixModel.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)

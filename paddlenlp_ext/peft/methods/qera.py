@@ -36,6 +36,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
@@ -114,7 +115,7 @@ class QERAConfig(LoRAWithInitConfig):
     missing_init_reason: ClassVar[str] = "needs initial factors that the file does not contain; train the adapter again"
     model_class: ClassVar[type[TrainableModel] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
-    paddlenlp_config: ClassVar[str | None] = None  # PaddleNLP has no QERA
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no QERA
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"batches", "inputs"}
 
     batches: int = option(

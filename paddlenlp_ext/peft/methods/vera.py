@@ -32,6 +32,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers_of, as_linear
 from paddlenlp_ext.peft.linalg import factor_axes
@@ -122,7 +123,7 @@ class VeRAConfig(PeftConfig):
     peft_type: ClassVar[str] = "VERA"
     model_class: ClassVar[type[TrainableModel] | None] = VeRAModel
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
-    paddlenlp_config: ClassVar[str | None] = "vera_config.json"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("vera_config.json")
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
 
     rank: int = option(

@@ -187,7 +187,7 @@ def test_loftq_path_continues_stored_adapter(tmp_path: Path):
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
-def test_before_quantizing_again_removes_stored_factors(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_before_quantizing_stored_factors_are_removed(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Not what the SVD of another device would find."""
     model = adapted(config)
     train(model, steps=2)

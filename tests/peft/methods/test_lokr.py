@@ -164,5 +164,5 @@ def test_lokr_paddlenlp_alpha_is_read_and_unknown_fields_raise(tmp_path: Path):
     loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "theirs")
     assert np.array_equal(logits_of(loaded), logits_of(model))
     as_paddlenlp(tmp_path / "more", model, trainable_bias="all")
-    with pytest.raises(ValueError, match=r"lokr_config\.json: asks for trainable_bias='all': not available yet"):
+    with pytest.raises(ValueError, match=r"lokr_config\.json: unsupported fields: trainable_bias='all'"):
         PeftModel.from_pretrained(tiny_model(), tmp_path / "more")

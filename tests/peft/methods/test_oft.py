@@ -114,8 +114,8 @@ def test_block_size_of_prime_inputs_raises():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"coft": True}, "asks for coft=True"),
-        ({"bias": "oft_only"}, "asks for bias='oft_only'"),
+        ({"coft": True}, "unsupported fields: coft=True"),
+        ({"bias": "oft_only"}, "unsupported fields: bias='oft_only'"),
         ({"use_cayley_neumann": True, "peft_version": "0.17.1"}, "peft_version='0.17.1' with use_cayley_neumann"),
         ({"use_cayley_neumann": True, "peft_version": None}, "peft_version=None with use_cayley_neumann"),
     ],
