@@ -1,4 +1,4 @@
-"""Adapters. A method is one file here: a config, a layer and, where it needs one, a model class."""
+"""Adapter methods. Each is one module of `methods`: a config, a layer and, if needed, a model class."""
 
 from __future__ import annotations
 

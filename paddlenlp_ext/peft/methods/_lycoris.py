@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
@@ -19,7 +20,7 @@ _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layer
 
 @dataclass(kw_only=True)
 class LycorisConfig(PeftConfig):
-    """Base of the options of LoKr and LoHa; a subclass declares `rank`, `alpha` and `target_modules`.
+    """Base of the options of LoKr and LoHa; a subclass declares `rank` and `alpha`.
 
     Class attributes:
         own_fields: field of adapter_config.json specific to the method -> its option.
@@ -29,11 +30,18 @@ class LycorisConfig(PeftConfig):
 
     rank: int
     alpha: float | None
-    target_modules: tuple[str, ...] | None
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
     rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
+    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Other alphas for some layers."""
+    """Name suffix or regular expression -> alpha of the layers that it matches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_option("rank", *self.rank_pattern.values())
+        self.check_option("alpha", *self.alpha_pattern.values())
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
         """Return rank r and scaling s of the layer `name`."""

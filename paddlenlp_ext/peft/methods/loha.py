@@ -46,14 +46,9 @@ class LoHaConfig(LycorisConfig):
         8, help="rank r of both products; the update has rank up to r * r", minimum=1, maximum=65536, arguments=("r",)
     )
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: rank", above=0)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_option("rank", *self.rank_pattern.values())
-        self.check_option("alpha", *self.alpha_pattern.values())
         self.alpha = self.rank if self.alpha is None else self.alpha
 
     def targets(self, model: TrainableModel) -> list[str]:

@@ -60,14 +60,9 @@ class LoKrConfig(LycorisConfig):
         arguments=("decompose_factor",),
     )
     decompose_both: bool = option(False, help="decompose the first factor too if it is large compared to the rank")
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_option("rank", *self.rank_pattern.values())
-        self.check_option("alpha", *self.alpha_pattern.values())
         # PaddleNLP stores alpha 0 and trains with a scale of 1.
         self.alpha = self.alpha or self.rank
         if self.factor == 0:

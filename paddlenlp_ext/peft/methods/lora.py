@@ -87,9 +87,9 @@ class LoRAConfig(PeftConfig):
     )
     plus_scale: float = option(1.0, help="LoRA+: ratio of the learning rate of B to that of A", above=0)
     rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Other ranks for some layers, by end of name or regular expression, as in Hugging Face PEFT."""
+    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Other alphas for some layers."""
+    """Name suffix or regular expression -> alpha of the layers that it matches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +190,11 @@ class LoRALinear(LinearAdapter):
         a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
         self.lora_A = Factor(a, self.dtype)
         self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
+
+    @property
+    def rank(self) -> int:
+        """Rank r of the update."""
+        return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""

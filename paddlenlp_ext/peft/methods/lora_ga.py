@@ -132,11 +132,6 @@ class LoRAGALinear(LoRALinearWithInit):
 
     gradient: GradientSum | None = None
 
-    @property
-    def rank(self) -> int:
-        """Rank r of the update."""
-        return self.lora_A.weight.shape[0]
-
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out]."""
         y = super().adapter_forward(x)

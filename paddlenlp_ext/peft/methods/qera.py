@@ -229,11 +229,6 @@ class QERALinear(LoRALinearWithInit):
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.is_quantized = isinstance(base, QuantizedLinear)
 
-    @property
-    def rank(self) -> int:
-        """Rank r of the update."""
-        return self.lora_A.weight.shape[0]
-
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out]; without dropout both updates are one product of rank 2r."""
         if self.recorder is not None:
