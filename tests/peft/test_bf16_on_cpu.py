@@ -1,4 +1,4 @@
-"""Every method over a base stored in bfloat16 on the CPU: its matrices alone are, and it learns as over float32."""
+"""Base models stored in bfloat16 on the CPU: dtypes, and every method compared with a float32 base."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT32 = paddle.float32
 
 
 def rounded_base(folder: Path, dtype: str):
-    """The tiny model with weights that bfloat16 holds, stored in `dtype`."""
+    """Build the tiny model in `dtype`, with weights that bfloat16 represents exactly."""
     model = tiny_model()
     for parameter in model.parameters():
         parameter.set_value(parameter.astype("bfloat16").astype("float32"))

@@ -32,7 +32,7 @@ def deltas(model: PeftModel) -> dict[str, np.ndarray]:
 
 
 def test_load_combined_equals_the_weighted_sum_of_updates(tmp_path: Path):
-    """Other ranks, scales, targets and methods: each layer has what its adapters add, and nothing else."""
+    """Combine adapters of different ranks, scales, targets and methods; compare the update of each layer."""
     configs = {
         "a": LoRAConfig(rank=4, rslora=True),
         "b": LoRAConfig(rank=2, target_modules=["q_proj", "up_proj"]),
@@ -81,7 +81,7 @@ def test_load_combined_opposite_weights_cancel(tmp_path: Path):
 
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
 def test_save_as_lora_keeps_logits_of_every_low_rank_method(switch: str, tmp_path: Path):
-    """And then a plain LoRA can be written."""
+    """Compare a method's low-rank factors with its update, and save them as a plain LoRA."""
     model = trained(PEFT_METHODS.get(switch)())
     pairs = {
         name: layer.low_rank_factors()

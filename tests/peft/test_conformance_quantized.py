@@ -1,4 +1,4 @@
-"""What every PEFT method has to keep over quantized weights, run over the registry."""
+"""Requirements of every PEFT method over quantized weights, tested for the registry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
     "int8": QuantizationConfig(algo="weight_only_int8"),
 }
-# PaddleNLP ignores some of these over quantized weights without a word.
+# PaddleNLP ignores some of these options over quantized weights without a warning.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     **{switch: (switch, {}) for switch in PEFT_METHODS.names()},
     "rslora": ("lora", {"rslora": True}),
@@ -42,7 +42,7 @@ def config_of(method: str) -> PeftConfig:
 
 
 def quantized(algo: str, config: PeftConfig) -> CausalLM:
-    """qwen2's linears have biases."""
+    """Build the quantized tiny model of qwen2, whose linears have biases."""
     model = tiny_model("qwen2")
     quantize_linears(model, OPTIONS[algo], config.before_quantizing)
     model.eval()
@@ -65,9 +65,9 @@ def trained(method: str, algo: str) -> PeftModel:
 
 
 def test_get_peft_model_over_quantized_base_starts_as_base_or_closer_to_original(method: str, algo: str):
-    model, plainly = adapted(method, algo), quantized(algo, config_of("lora"))
+    model, plain = adapted(method, algo), quantized(algo, config_of("lora"))
     assert len(quantized_linears(model)) == 14
-    started, base, original = logits_of(model), logits_of(plainly), logits_of(tiny_model("qwen2"))
+    started, base, original = logits_of(model), logits_of(plain), logits_of(tiny_model("qwen2"))
     if method in BEFORE_QUANTIZING:
         assert 0 < np.abs(started - original).mean() < 0.9 * np.abs(base - original).mean()
     elif method not in CHANGES_LOGITS_AT_START:

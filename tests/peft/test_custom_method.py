@@ -1,4 +1,4 @@
-"""Methods that are more than a changed linear fit in one file: toys stand for those to come."""
+"""Custom methods that are more than a changed linear layer, as a toy method in one file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, trai
 
 
 class ShiftLayer(AdapterLayer):
-    """Adds a learned vector to what any layer gives."""
+    """Layer that adds a trainable vector to the output of any layer."""
 
     def __init__(self, base: nn.Layer, size: int) -> None:
         super().__init__(base)
@@ -32,7 +32,7 @@ class ShiftLayer(AdapterLayer):
 
 
 class ShiftModel(PeftModel):
-    """With a parameter of its own, a loss beside the model's, and something to do around steps."""
+    """Model with a parameter of its own, an auxiliary loss and hooks of the trainer."""
 
     def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
         super().__init__(model, peft_config)

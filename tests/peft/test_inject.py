@@ -1,4 +1,4 @@
-"""Which layers a list of targets means, and how the choice is written."""
+"""Target modules: selection of layers, and the shortest list of names that selects them."""
 
 from __future__ import annotations
 

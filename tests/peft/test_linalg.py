@@ -1,4 +1,4 @@
-"""The fast SVD against the whole one."""
+"""Randomized SVD of the leading triplets against the full SVD."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in ("first", "second")}
 
 
-def alone(folder: Path) -> np.ndarray:
+def logits_of_adapter(folder: Path) -> np.ndarray:
     return logits_of(PeftModel.from_pretrained(tiny_model(), folder))
 
 
@@ -40,10 +40,10 @@ def test_set_adapter_gives_each_adapters_own_logits_to_the_bit(folders: dict[str
     for name in ("first", "second", "first"):
         model.set_adapter(name)
         assert model.active_adapter == name
-        assert np.array_equal(logits_of(model), alone(folders[name]))
+        assert np.array_equal(logits_of(model), logits_of_adapter(folders[name]))
         with model.disable_adapter():
             assert np.array_equal(logits_of(model), logits_of(tiny_model()))
-        assert np.array_equal(logits_of(model), alone(folders[name]))
+        assert np.array_equal(logits_of(model), logits_of_adapter(folders[name]))
 
 
 def test_set_adapter_copies_nothing(folders: dict[str, Path]):
@@ -59,19 +59,19 @@ def test_set_adapter_copies_nothing(folders: dict[str, Path]):
 
 def test_add_adapter_leaves_the_active_one_on_and_untouched_by_training(folders: dict[str, Path], tmp_path: Path):
     model = PeftModel.from_pretrained(tiny_model(), folders["first"], "first")
-    kept = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
+    before = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
     model.add_adapter("new", LoRAConfig(rank=3))
     assert model.active_adapter == "first"
-    assert np.array_equal(logits_of(model), alone(folders["first"]))
+    assert np.array_equal(logits_of(model), logits_of_adapter(folders["first"]))
     model.set_adapter("new")
     train(model, steps=2)
     assert not np.array_equal(logits_of(model), logits_of(tiny_model()))
     model.save_pretrained(tmp_path / "new")
     model.set_adapter("first")
-    assert same_bits(kept, {name: tensor.numpy() for name, tensor in model.adapter_state().items()})
-    assert np.array_equal(logits_of(model), alone(folders["first"]))
+    assert same_bits(before, {name: tensor.numpy() for name, tensor in model.adapter_state().items()})
+    assert np.array_equal(logits_of(model), logits_of_adapter(folders["first"]))
     model.set_adapter("new")
-    assert np.array_equal(logits_of(model), alone(tmp_path / "new"))
+    assert np.array_equal(logits_of(model), logits_of_adapter(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
@@ -84,7 +84,7 @@ def test_adapter_of_any_method_stands_next_to_lora(switch: str, folders: dict[st
     changed = logits_of(model)
     model.set_adapter("first")
     assert type(model) is PeftModel
-    assert np.array_equal(logits_of(model), alone(folders["first"]))
+    assert np.array_equal(logits_of(model), logits_of_adapter(folders["first"]))
     model.set_adapter("other")
     assert np.array_equal(logits_of(model), changed)
     with model.disable_adapter():
@@ -128,7 +128,7 @@ def test_merge_and_unload_folds_the_active_adapter(folders: dict[str, Path]):
     model.set_adapter("second")
     merged = model.merge_and_unload()
     assert next(adapter_layers(merged), None) is None
-    np.testing.assert_allclose(logits_of(merged), alone(folders["second"]), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(merged), logits_of_adapter(folders["second"]), rtol=0, atol=1e-5)
 
 
 def update_of(model: PeftModel) -> dict[str, np.ndarray]:
@@ -148,7 +148,7 @@ def test_add_weighted_adapter_is_the_sum_of_the_updates(folders: dict[str, Path]
 
 
 def test_add_weighted_adapter_linear_sums_the_factors_as_peft_does():
-    """With PEFT's formula: scale and weight enter both factors as sqrt(w s)."""
+    """Compare with PEFT's formula, in which both factors are multiplied by sqrt(weight * scale)."""
     model = get_peft_model(tiny_model(), LoRAConfig(r=2, lora_alpha=6), adapter_name="a")
     model.add_adapter("b", LoRAConfig(r=2, lora_alpha=1), seed=1)
     expected: dict[str, list] = {}
@@ -181,7 +181,7 @@ def test_add_weighted_adapter_refuses_what_it_cannot_combine(folders: dict[str, 
         with pytest.raises(ValueError, match=message):
             model.add_weighted_adapter(*arguments)
         assert model.active_adapter == "first"
-        assert np.array_equal(logits_of(model), alone(folders["first"]))
+        assert np.array_equal(logits_of(model), logits_of_adapter(folders["first"]))
 
 
 def test_is_trainable_false_freezes_the_adapter(folders: dict[str, Path]):
@@ -191,7 +191,7 @@ def test_is_trainable_false_freezes_the_adapter(folders: dict[str, Path]):
     assert model.get_nb_trainable_parameters()[0] > 0
 
 
-def test_mark_only_lora_as_trainable_freezes_the_base_alone():
+def test_mark_only_lora_as_trainable_freezes_only_the_base():
     model = get_peft_model(tiny_model(), LoRAConfig())
     adapter = model.get_nb_trainable_parameters()[0]
     for parameter in model.base_model.parameters():

@@ -1,4 +1,4 @@
-"""Several adapters over one quantized base: switched, and summed."""
+"""Several adapters on one quantized base: switching, weighted sums, and sharded files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGS = {"narrow": LoRAConfig(rank=3), "wide": LoRAConfig(rank=5), "dora": DoR
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base in several files."""
+    """Save a base model in several files."""
     path = tmp_path_factory.mktemp("sets")
     tiny_model("qwen2").save_pretrained(path / "base", max_shard_bytes=8000)
     assert len(list((path / "base").glob("*.safetensors"))) > 2

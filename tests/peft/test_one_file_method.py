@@ -1,4 +1,4 @@
-"""A new method is one new file: put beside the others it has its keys, trains from JSON, is saved and loaded again."""
+"""Adapter method in one new file: it has JSON keys, trains, is saved and loaded, without any other change."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from paddlenlp_ext.peft.inject import linear_names, select_targets
 @PEFT_METHODS.register("toy_rows")
 @dataclass(kw_only=True)
 class ToyRowsConfig(PeftConfig):
-    """Adds a learned number to every weight of a row."""
+    """Add a trainable number to every weight of a row."""
 
     peft_type: ClassVar[str] = "TOY_ROWS"
 
-    gain: float = option(1.0, help="Multiplies what is learned.", above=0)
+    gain: float = option(1.0, help="Scale of the update.", above=0)
 
     def targets(self, model):
         return select_targets(linear_names(model), ["down_proj"], "toy_rows_target_modules")
@@ -91,7 +91,7 @@ base.eval()
 before = base(ids).numpy()
 model = PeftModel.from_pretrained(base, sys.argv[3])
 after = model(ids).numpy()
-assert np.abs(after - before).max() > 1e-4, "it has learned nothing"
+assert np.abs(after - before).max() > 1e-4, "the adapter changes nothing"
 assert type(model.peft_config).__name__ == "ToyRowsConfig" and model.peft_config.gain == 2.0
 np.testing.assert_allclose(model.merge_and_unload()(ids).numpy(), after, atol=1e-5)
 print("loaded")

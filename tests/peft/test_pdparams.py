@@ -1,4 +1,4 @@
-"""Adapters in PaddleNLP's own pickles: read where that is asked for, and never run."""
+"""Adapters in PaddleNLP's pickles, which are read only with allow_pickle, as arrays and without running code."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_read_pickled_arrays_widens_half_precision(tmp_path: Path):
 
 class Malicious:
     def __init__(self, call: object, *arguments: object) -> None:
-        self.made = (call, arguments)
+        self.reduced = (call, arguments)
 
     def __reduce__(self) -> tuple:
-        return self.made
+        return self.reduced
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_read_pickled_arrays_without_tensors_raises(content: bytes, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["_codecs encode", "numpy dtype", "numpy.core.multiarray _reconstruct"])
 def test_read_pickled_arrays_cannot_modify_array_constructors(name: str, tmp_path: Path):
-    """A pickle may set attributes of what it names; here there are none to set."""
+    """Test pickles that set attributes of the functions they name."""
     module, function = name.split()
     (tmp_path / "x.pdparams").write_bytes(f"c{module}\n{function}\n(dS'x'\nI1\nsb.".encode())
     with pytest.raises(ValueError, match="cannot be read as arrays"):

@@ -1,4 +1,4 @@
-"""Training over quantized weights: recomputation, and what stands in memory after a step."""
+"""Training over quantized weights: recompute, and memory after a step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
 
 def allocated() -> int:
-    """Bytes of all tensors on the CPU, those of no Python object too."""
+    """Return the bytes of all tensors on the CPU, including those without a Python object."""
     gc.collect()
     return paddle.base.core.host_memory_stat_current_value("Allocated", 0)
 
 
 def wide_model() -> Any:
-    """Linear layers make nine tenths of it."""
+    """Build a model of which nine tenths are linear layers."""
     return AutoModelForCausalLM.from_config(
         {**FAMILIES["llama"], "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3}, seed=3
     )
@@ -71,7 +71,7 @@ def test_training_over_quantized_base_keeps_no_full_precision_copy(algo: str, co
     adapted = get_peft_model(model, config)
     adapted.train()
     gradients = 4 * sum(parameter.size for parameter in adapted.parameters() if not parameter.stop_gradient)
-    standing = allocated()
+    start = allocated()
     for _ in range(2):
         step(adapted)
-        assert allocated() - standing - gradients < 0.02 * 4 * num_weights
+        assert allocated() - start - gradients < 0.02 * 4 * num_weights

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under other options are another model: resuming says so."""
+"""Options of a resumed adapter: those that change the function of the stored tensors must be the checkpoint's."""
 
 from __future__ import annotations
 

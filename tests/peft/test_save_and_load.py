@@ -1,4 +1,4 @@
-"""Adapter folders of others: what is read, what is refused and how that is said."""
+"""Adapter folders of PEFT and PaddleNLP: supported fields, errors, and models after a failed load."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_get_peft_model_with_path_keeps_stored_structure_and_own_training_option
 
 
 def as_paddlenlp(folder: Path, model: PeftModel, **fields: Any) -> None:
-    """The same adapter as PaddleNLP stores it: family first, no prefix, matrices [in, out]."""
+    """Write an adapter as PaddleNLP stores it: names begin with the family, matrices are [in, out]."""
     tensors = {
         f"llama.{name.removeprefix('model.').removesuffix('.weight')}": np.ascontiguousarray(tensor.numpy().T)
         for name, tensor in model.adapter_state().items()
@@ -181,7 +181,7 @@ PADDLENLP_TARGETS = {
 @pytest.mark.parametrize("family", PADDLENLP_TARGETS)
 @pytest.mark.parametrize("method", ["lora", "use_mora"])
 def test_from_pretrained_paddlenlp_targets_absent_from_model_are_ignored(method: str, family: str, tmp_path: Path):
-    """Its defaults name the layers of every variant of a family."""
+    """Load PaddleNLP's default targets, which list the layers of every variant of a family."""
     leaves = PADDLENLP_TARGETS[family].split()
     own = [leaf for leaf in leaves if not leaf.startswith(("qkv", "gate_up", "w"))]
     model = get_peft_model(tiny_model(), PEFT_METHODS.get(method)(rank=3, target_modules=own))

@@ -1,10 +1,10 @@
-"""What the tests against stored results of Hugging Face PEFT and pyreft share: their models, losses and comparisons.
+"""Models, losses and comparisons for tests against stored results of Hugging Face PEFT and pyreft.
 
-A golden file is an .npz made by a script of tests/golden/generators. It holds `logits` and `loss` of the inputs that
-`model_cases.make_inputs` makes, and tensors by kind and name: `gradient:<name>`, `merged:<name>` (whole weights of the
-base after merging), `trained:<name>` (after some steps of AdamW), and what one method alone has.
+A golden file is an .npz written by a script of tests/golden/generators. It contains `logits` and `loss` for the inputs
+of `model_cases.make_inputs`, and tensors by kind and name: `gradient:<name>`, `merged:<name>` (full weights of the base
+after merging), `trained:<name>` (after some AdamW steps), and results of single methods.
 
-`base` names a model of tests/golden/cases/model_cases.py.
+`base` is the name of a model of tests/golden/cases/model_cases.py.
 Shapes: B batch, S sequence, V vocabulary, T = B * S, D hidden.
 """
 
@@ -31,9 +31,9 @@ from tests.golden.cases.model_cases import make_inputs, make_weight
 TOLERANCE = 1e-5
 
 
-# -- models and what they compute -----------------------------------------------------------------------------------
+# -- models, losses and training ------------------------------------------------------------------------------------
 def base_model(base: str) -> CausalLM:
-    """The model that the scripts built, before any adapter."""
+    """Build the base model of a golden file, without an adapter."""
     model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
     for name, parameter in model.named_parameters():
         parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
@@ -41,41 +41,41 @@ def base_model(base: str) -> CausalLM:
 
 
 def golden_of(folder: Path) -> dict[str, np.ndarray]:
-    """The golden file beside an adapter."""
+    """Load the golden file in an adapter's folder."""
     return dict(np.load(folder / "golden.npz"))
 
 
 def part_of(golden: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """The tensors of a kind (`gradient`, `merged`, ...) by name."""
+    """Return the tensors of a kind (`gradient`, `merged`, ...) by name."""
     return {name.removeprefix(f"{kind}:"): value for name, value in golden.items() if name.startswith(f"{kind}:")}
 
 
 def ids_of(base: str) -> paddle.Tensor:
-    """input_ids [B, S]."""
+    """Return the golden files' input_ids, [B, S]."""
     return paddle.to_tensor(make_inputs(base)[0])
 
 
 def mean_loss(model: PeftModel, input_ids: np.ndarray, labels: np.ndarray, **inputs: Any) -> paddle.Tensor:
-    """The mean loss of the labels [B, S] that are not -100, for a backward pass."""
+    """Return the mean loss over the labels [B, S] that are not -100, with its graph."""
     hidden_TD = model.hidden_states(paddle.to_tensor(input_ids), **inputs).flatten(0, 1)
     loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(labels.flatten()))
     return loss_sum / int((labels != -100).sum())
 
 
 def loss_of(model: PeftModel, base: str, **inputs: Any) -> paddle.Tensor:
-    """The loss of the golden files' own inputs."""
+    """Return the mean loss for the inputs of the golden files."""
     return mean_loss(model, *make_inputs(base), **inputs)
 
 
 def adamw(model: PeftModel, learning_rate: float, weight_decay: float, epsilon: float) -> paddle.optimizer.AdamW:
-    """The package's optimizer with PyTorch's usual betas."""
+    """Build the package's AdamW with PyTorch's default betas."""
     options = SimpleNamespace(optim="adamw", learning_rate=learning_rate, weight_decay=weight_decay)
     options.adam_beta1, options.adam_beta2, options.adam_epsilon = 0.9, 0.999, epsilon
     return build_optimizer(model, options)
 
 
 def take_steps(optimizer: paddle.optimizer.AdamW, steps: int, loss: Callable[[], paddle.Tensor]) -> None:
-    """Some steps down the same loss."""
+    """Take optimizer steps on one loss function."""
     for _ in range(steps):
         loss().backward()
         optimizer.step()
@@ -84,41 +84,41 @@ def take_steps(optimizer: paddle.optimizer.AdamW, steps: int, loss: Callable[[],
 
 # -- comparisons ----------------------------------------------------------------------------------------------------
 def close(ours: paddle.Tensor, golden: np.ndarray, name: str = "") -> None:
-    """Equal up to TOLERANCE, in absolute terms."""
+    """Assert equality within the absolute tolerance TOLERANCE."""
     np.testing.assert_allclose(ours.numpy(), golden, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 def check_tensors(ours: Mapping[str, paddle.Tensor], expected: Mapping[str, np.ndarray]) -> None:
-    """The same names, close values."""
-    assert ours.keys() == expected.keys(), f"in one alone: {sorted(ours.keys() ^ expected.keys())}"
+    """Assert equal names and close values."""
+    assert ours.keys() == expected.keys(), f"names in only one of both: {sorted(ours.keys() ^ expected.keys())}"
     for name, tensor in ours.items():
         close(tensor, expected[name], name)
 
 
 def check_gradients(ours: Mapping[str, paddle.Tensor], expected: Mapping[str, np.ndarray]) -> None:
-    """As `check_tensors`, of the tensors' gradients."""
+    """Assert that the tensors' gradients have the expected names and values."""
     check_tensors({name: tensor.grad for name, tensor in ours.items()}, expected)
 
 
-def check_loss_and_go_back(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], **inputs: Any) -> None:
-    """The loss is the golden one; the model has its gradients afterwards."""
+def check_loss_and_backward(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], **inputs: Any) -> None:
+    """Assert that the loss is the golden one, and run its backward pass."""
     loss = loss_of(model, base, **inputs)
     np.testing.assert_allclose(float(loss), golden["loss"], rtol=1e-6)
     loss.backward()
 
 
 def check_merged(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], logits: np.ndarray) -> None:
-    """Merged, the model still gives `logits` [B, S, V], and its weights are the golden ones. Uses the model up."""
+    """Merge the adapter; assert unchanged `logits` [B, S, V] and the golden merged weights."""
     merged = model.merge_and_unload()
     close(merged(ids_of(base)), logits)
     state, expected = merged.state_dict(), part_of(golden, "merged")
-    assert expected, "the golden file holds no merged weight"
+    assert expected, "the golden file has no merged weight"
     for name, weight in expected.items():
         close(state[name], weight, name)
 
 
 def check_same_tensors(written: Path, theirs: Path) -> set[str]:
-    """Two folders hold the same keys and the same bytes of tensors; returns the keys."""
+    """Assert that two folders have tensors with equal keys and bytes; return the keys."""
     with (
         safe_open(theirs / "adapter_model.safetensors", "np") as expected,
         safe_open(written / "adapter_model.safetensors", "np") as file,
@@ -132,7 +132,7 @@ def check_same_tensors(written: Path, theirs: Path) -> set[str]:
 def check_config_fields(
     written: Path, theirs: Path, but: Collection[str] = ("target_modules",)
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`written` has no field that `theirs` lacks, and the same values but in the fields named; returns both configs."""
+    """Assert that `written` has only fields of `theirs`, with equal values except in `but`; return both configs."""
     ours, expected = (json.loads((folder / "adapter_config.json").read_text()) for folder in (written, theirs))
     assert ours.keys() <= expected.keys(), f"not a field of PEFT: {sorted(ours.keys() - expected.keys())}"
     for field in ours.keys() - set(but):

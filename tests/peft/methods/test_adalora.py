@@ -37,9 +37,9 @@ def load(case: str, which: str = "start") -> AdaLoRAModel:
     return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), FOLDER / case / which)
 
 
-def whole_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
+def total_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
     input_ids, labels = shared.make_inputs(CASES[case]["base"])
-    labels[:, -1] = -100  # transformers, which shifts labels itself, has none there
+    labels[:, -1] = -100  # transformers shifts labels itself, so its last position has none
     return shared.mean_loss(model, input_ids, labels) + model.auxiliary_loss()
 
 
@@ -48,7 +48,7 @@ def test_adalora_peft_adapter_gives_peft_logits_gradients_and_merged_weights(cas
     golden, model, base = shared.golden_of(FOLDER / case), load(case), CASES[case]["base"]
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
-    whole_loss(model, case).backward()
+    total_loss(model, case).backward()
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
     shared.check_merged(model, base, golden, logits.numpy())
 
@@ -61,7 +61,7 @@ def test_adalora_each_step_has_peft_importance_budget_and_ranks(case: str, tmp_p
         total, sum(layer.rank for layer in model.layers().values()), len(model.layers())
     )
     for step in range(1, total + 1):
-        loss = whole_loss(model, case)
+        loss = total_loss(model, case)
         np.testing.assert_allclose(float(loss), golden["losses"][step - 1], rtol=1e-5)
         loss.backward()
         optimizer.step()
@@ -96,7 +96,7 @@ def test_adalora_finished_peft_adapter_round_trips(case: str, tmp_path: Path):
     ranks = [layer.rank for layer in loaded.layers().values()]
     assert ranks == [layer.rank for layer in model.layers().values()]
     if case == "llama":
-        assert len(ranks) < 6, "one layer has lost all its ranks"
+        assert len(ranks) < 6, "one layer must have lost all its ranks"
 
 
 @both
@@ -126,7 +126,7 @@ def test_adalora_training_lowers_loss_within_budget():
     assert losses[-1] < 0.5 * losses[0]
     ranks = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
     assert sum(ranks) == 2 * len(ranks)
-    assert len(set(ranks)) > 1, "every layer has the same rank: nothing was allocated"
+    assert len(set(ranks)) > 1, "all layers have the same rank"
     assert (model.peft_config.tinit, model.peft_config.tfinal) == (4, 12)
 
 
@@ -144,13 +144,15 @@ def test_save_finished_trained_adapter_is_smaller_with_equal_logits(tmp_path: Pa
     tiny_model().save_pretrained(tmp_path / "base")
     folders = (tmp_path / "finished", tmp_path / "merged")
     report = merge_adapter(*folders, AutoModelForCausalLM.from_pretrained, base=tmp_path / "base")
-    assert report.difference < shared.TOLERANCE * report.effect, "rounding grows with the numbers"
+    assert report.difference < shared.TOLERANCE * report.effect, "the difference must be rounding only"
     warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
     assert sum(layer.rank for layer in warm.layers().values()) == 28
     for step in (1, 2, 3, 4):
         loss_of(warm).backward()
         warm.after_step(step, 4, 0.1)
-    assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), "the budget was met before"
+    assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), (
+        "the stored ranks are within the budget already"
+    )
 
 
 def test_adalora_layer_of_rank_zero_is_combined_and_saved_as_lora(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Bottleneck adapters against the papers' formulas in NumPy, and their learning."""
+"""Bottleneck adapters against the papers' formulas in NumPy, and their training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMPY_ACTIVATIONS = {
 
 
 def adapted(**options: Any) -> PeftModel:
-    """With random values in all of its tensors."""
+    """Build a model whose adapter has random values in all tensors."""
     model = get_peft_model(tiny_model(), BottleneckConfig(**{"size": 5, **options}))
     generator = np.random.default_rng(0)
     for tensor in model.adapter_state().values():
@@ -49,7 +49,7 @@ def test_bottleneck_forward_matches_formula(kind: str, activation: str):
 
 @pytest.mark.parametrize("kind", ["houlsby", "parallel"])
 def test_bottleneck_gradients_match_formula(kind: str):
-    """Of a relu adapter, by hand; y's gradient is g."""
+    """Compare gradients of a relu adapter with derivatives by hand; g is the gradient of y."""
     layer = adapted(kind=kind, activation="relu", scale=0.5).base_model.model.layers[1].mlp
     generator = np.random.default_rng(1)
     x, g = (generator.standard_normal((6, 36)).astype(np.float32) for _ in range(2))

@@ -40,7 +40,7 @@ def test_direction_norms_equal_norms_of_updated_rows():
 
 
 def test_dora_gradient_treats_norms_as_constants():
-    """dL/dB = s g^T (x A^T) with g = (m / c) dL/dy: no term of dc/dB."""
+    """Compare with dL/dB = s g^T (x A^T), g = (m / c) dL/dy, which has no term of dc/dB."""
     model = adapted()
     train(model, steps=2)
     layer = first_layer(model)
@@ -52,7 +52,7 @@ def test_dora_gradient_treats_norms_as_constants():
 
 
 def test_dora_dropout_leaves_base_input_unchanged():
-    """With all of the adapter's input dropped the output is the base's, less what only the stretch would add."""
+    """Drop all of the adapter's input: the output is that of the base, without DoRA's scaling of magnitudes."""
     model = adapted(dropout=0.999999)
     train(model, steps=2)
     layer = first_layer(model)

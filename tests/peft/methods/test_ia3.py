@@ -99,7 +99,7 @@ def test_ia3_merged_files_scale_biases(tmp_path: Path):
 
 
 def test_ia3_weight_decay_skips_scales():
-    """A scale of 0 is no base: decay would pull the model away from it."""
+    """Check that scales, which start at 1, are not decayed towards 0."""
     model = get_peft_model(tiny_model(), IA3Config())
     groups = parameter_groups(model, 0.1)
     assert groups

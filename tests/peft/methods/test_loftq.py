@@ -84,7 +84,7 @@ def test_loftq_base_and_initial_factors_equal_peft(steps: int):
 
 
 def errors_of(config: Any, options: QuantizationConfig) -> float:
-    """The squared distance of all weights to the original ones, adapters included."""
+    """Return the squared distance of all weights, adapters included, to the original weights."""
     originals, total = tiny_model().state_dict(), 0.0
     for name, layer in adapter_layers(adapted(config, options).base_model):
         weight = (layer.base.weight_value() + layer.delta_weight()).numpy()
@@ -137,7 +137,7 @@ def test_loftq_before_quantizing_changes_targets_only():
     assert model.model.layers[0].self_attn.q_proj.is_residual
     assert not model.model.layers[0].self_attn.k_proj.is_residual
     get_peft_model(model, config)
-    assert not config.initial_factors, "the layers have them now"
+    assert not config.initial_factors, "factors must be moved to the layers"
 
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
@@ -152,7 +152,7 @@ def test_wrap_base_quantized_for_another_adapter_raises(config: Any, tmp_path: P
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=3)], ids=["pissa", "loftq"])
 def test_files_over_original_base_differ_by_quantization_only(config: Any, tmp_path: Path):
-    """Merging into the original weights: W + s (B A - B' A')."""
+    """Merge into the original weights: W + s (B A - B' A')."""
     model = adapted(config, INT8)
     train(model, steps=3)
     model.save_pretrained(tmp_path)
@@ -179,7 +179,7 @@ def test_loftq_path_continues_stored_adapter(tmp_path: Path):
     model = adapted(LoftQConfig(rank=4, iters=2))
     train(model, steps=3)
     model.save_pretrained(tmp_path)
-    config = LoftQConfig(path=str(tmp_path), rank=7)  # the folder says what was taken off, not the run
+    config = LoftQConfig(path=str(tmp_path), rank=7)  # the initial factors are those of the folder, not of the run
     warm = get_peft_model(quantized(config), config)
     warm.eval()
     assert np.array_equal(logits_of(warm), logits_of(model))
@@ -188,7 +188,7 @@ def test_loftq_path_continues_stored_adapter(tmp_path: Path):
 
 @pytest.mark.parametrize("config", [PiSSAConfig(rank=4), LoftQConfig(rank=4, iters=2)], ids=["pissa", "loftq"])
 def test_before_quantizing_stored_factors_are_removed(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not what the SVD of another device would find."""
+    """Check that the stored factors are subtracted and not recomputed, since SVDs differ between devices."""
     model = adapted(config)
     train(model, steps=2)
     model.save_pretrained(tmp_path)

@@ -20,7 +20,7 @@ def random_layer(rank: int, alpha: float) -> LoHaLinear:
 
 @pytest.mark.parametrize("rank", [1, 4, 5, 9])
 def test_loha_both_forward_paths_match_formula(rank: int):
-    """Up to rank 4 the forward goes through rank * rank columns here, beyond through the product itself."""
+    """Test the path through rank * rank columns, used here up to rank 4, and the one through the product."""
     layer = random_layer(rank, alpha=rank / 2)
     own = {name: tensor.numpy() for name, tensor in layer.own_state().items()}
     expected = 0.5 * (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])

@@ -120,7 +120,7 @@ def test_lokr_json_keys_reach_config(rank_key: str, tmp_path: Path):
 
 
 def as_paddlenlp(folder: Path, model: PeftModel, **fields: object) -> None:
-    """The same adapter under PaddleNLP's names, with its copies of alpha; its config records a scale of 0."""
+    """Write the adapter as PaddleNLP does, with its names and copies of alpha; the config stores a scale of 0."""
     config = model.peft_config
     state = model.adapter_state()
     tensors = {f"llama.{name.removeprefix('model.')}": tensor.numpy() for name, tensor in state.items()}
@@ -147,7 +147,7 @@ def as_paddlenlp(folder: Path, model: PeftModel, **fields: object) -> None:
 
 @pytest.mark.parametrize("settings", [{"rank": 8}, {"rank": 2, "decompose_both": True, "factor": 4}])
 def test_lokr_paddlenlp_adapter_has_scale_of_its_training(settings: dict, tmp_path: Path):
-    """It records a scale of 0, trained with 1."""
+    """Load an adapter whose config stores a scale of 0, although PaddleNLP trains with 1."""
     model = get_peft_model(tiny_model(), LoKrConfig(**settings, target_modules=["q_proj", "down_proj"]))
     train(model, steps=2)
     as_paddlenlp(tmp_path / "theirs", model)

@@ -105,7 +105,7 @@ def test_lora_dropout_acts_in_training_only():
 @pytest.mark.parametrize("layer_index", [0, 1])
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_lora_single_target_gets_gradient_next_to_frozen_linears(leaf: str, layer_index: int):
-    """Its gradient is the one it has when everything is adapted: the others start at zero."""
+    """Compare with the gradient when all linears are adapted: the other adapters start at zero."""
     pattern = rf".*layers\.{layer_index}\..*{leaf}"
     single = get_peft_model(tiny_model(), LoRAConfig(target_modules=[pattern]))
     assert len(list(adapter_layers(single))) == 1
@@ -129,7 +129,7 @@ def test_lora_plus_scales_learning_rate_of_b_only():
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 def test_sharding_axes_two_shards_give_unsharded_output(style: str):
-    """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
+    """Shard base and adapter along `sharding_axes`: joined or summed outputs equal the unsharded output."""
     full = random_layer()
     full.base.bias.set_value(paddle.zeros([5]))
     axes = full.sharding_axes(style)
@@ -176,7 +176,7 @@ def test_generate_uses_adapter():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_lora_saved_adapter_has_base_dtype(dtype: str, tmp_path: Path):
-    """On the CPU a base in bfloat16 computes in float32, and the adapter is that."""
+    """Check the dtypes: float16 as the base, and float32 for a bfloat16 base, which computes in float32 on the CPU."""
     own = {"bfloat16": "float32", "float16": "float16"}[dtype]
 
     def model() -> CausalLM:

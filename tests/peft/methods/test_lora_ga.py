@@ -18,7 +18,7 @@ from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 
-def started(**options: object) -> PeftModel:
+def initialized(**options: object) -> PeftModel:
     model = get_peft_model(tiny_model(), LoRAGAConfig(**{"rank": 4, "ga_batches": 2, **options}))
     model.train()
     model.before_training(lambda: loss_of(model).backward())
@@ -29,7 +29,7 @@ def started(**options: object) -> PeftModel:
 
 
 def test_before_training_model_equals_base_bitwise():
-    model = started()
+    model = initialized()
     assert all(layer.lora_B.weight.numpy().any() for _, layer in adapter_layers(model.base_model))
     assert np.array_equal(logits_of(model), logits_of(tiny_model()))
 
@@ -41,7 +41,7 @@ def test_before_training_runs_ga_batches():
 
 
 def test_before_training_base_is_unchanged_without_gradient():
-    model = started()
+    model = initialized()
     base = {name: p for name, p in model.named_parameters() if p.stop_gradient}
     assert all(p.grad is None for p in base.values())
     expected = state_of(tiny_model())
@@ -52,7 +52,7 @@ def test_before_training_base_is_unchanged_without_gradient():
 
 
 def test_lora_ga_saved_adapter_loads_on_original_base(tmp_path: Path):
-    model = started()
+    model = initialized()
     train(model, steps=3)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
@@ -67,7 +67,7 @@ def test_lora_ga_saved_adapter_loads_on_original_base(tmp_path: Path):
 
 
 def test_before_training_with_path_keeps_initial_factors(tmp_path: Path):
-    model = started()
+    model = initialized()
     train(model)
     model.save_pretrained(tmp_path)
     warm = get_peft_model(tiny_model(), LoRAGAConfig(path=str(tmp_path), ga_batches=5))
@@ -79,7 +79,7 @@ def test_before_training_with_path_keeps_initial_factors(tmp_path: Path):
 
 def test_lora_ga_first_step_lowers_loss_more_than_lora():
     losses = []
-    for model in (started(alpha=4.0), get_peft_model(tiny_model(), LoRAConfig(rank=4, alpha=4.0))):
+    for model in (initialized(alpha=4.0), get_peft_model(tiny_model(), LoRAConfig(rank=4, alpha=4.0))):
         for _ in range(3):
             loss_of(model).backward()
             for parameter in model.parameters():
@@ -91,7 +91,7 @@ def test_lora_ga_first_step_lowers_loss_more_than_lora():
 
 
 def test_lora_ga_training_lowers_loss():
-    model = started()
+    model = initialized()
     before = float(loss_of(model))
     train(model, steps=15)
     assert float(loss_of(model)) < 0.8 * before
@@ -126,7 +126,7 @@ def test_gradient_factors_small_gradient_uses_last_triplets():
 
 
 def test_lora_ga_peft_file_without_initial_factors_raises(tmp_path: Path):
-    started().save_pretrained(tmp_path)
+    initialized().save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
     del fields["paddlenlp_ext"]
     (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "lora_ga"}))

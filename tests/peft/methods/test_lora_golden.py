@@ -1,4 +1,4 @@
-"""Adapters made by Hugging Face PEFT give the same numbers here (tests/golden/generators/make_peft_golden.py)."""
+"""Compare LoRA with Hugging Face PEFT (tests/golden/generators/make_peft_golden.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parametrize("case", CASES)
 
 
 def load(case: str) -> tuple[PeftModel, str, dict[str, np.ndarray]]:
-    """PEFT's adapter over its base, the base's name, and the golden results."""
+    """Load PEFT's adapter on its base; return the model, the base's name and the golden results."""
     base, folder = CASES[case]["base"], DATA / "adapters" / case
     return PeftModel.from_pretrained(shared.base_model(base), folder), base, shared.golden_of(folder)
 
@@ -26,7 +26,7 @@ def test_lora_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: 
     model, base, golden = load(case)
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
-    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_loss_and_backward(model, base, golden)
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
     shared.check_merged(model, base, golden, logits.numpy())
 
@@ -42,7 +42,7 @@ def test_lora_adamw_and_lora_plus_steps_give_peft_weights(case: str):
 
 
 def test_lora_peft_adapter_round_trips(case: str, tmp_path: Path):
-    """Same keys, same bytes of tensors, and no field that PEFT does not write."""
+    """Compare keys, bytes of tensors and fields of the config with PEFT's files."""
     load(case)[0].save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, DATA / "adapters" / case)
     shared.check_config_fields(tmp_path, DATA / "adapters" / case)

@@ -1,4 +1,4 @@
-"""DoRA and PiSSA as Hugging Face PEFT computes them.
+"""Compare DoRA and PiSSA with Hugging Face PEFT.
 
 The adapters are written by tests/golden/generators/make_lora_variants_golden.py.
 """
@@ -39,7 +39,7 @@ def test_lora_variant_peft_adapter_gives_peft_logits_gradients_and_merged_weight
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     logits = model(shared.ids_of(base))
     shared.close(logits, golden["logits"])
-    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_loss_and_backward(model, base, golden)
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
     shared.check_merged(model, base, golden, logits.numpy())
 
@@ -108,7 +108,7 @@ def test_pissa_peft_conversion_to_lora_gives_equal_model():
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_lora_ga_gradient_equals_torch(recompute: bool):
-    """A0 and B0 by the paper's formula in NumPy, from the base's own gradients."""
+    """Compare the gradients, and A0 and B0 by the paper's formula in NumPy."""
     gradients = np.load(DATA / "lora_ga_gradients.npz")
     config = LoRAGAConfig(rank=4, alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], ga_stable_gamma=9.0)
     model = get_peft_model(evaluated_base(GRADIENT_CASE), config)

@@ -1,4 +1,4 @@
-"""MoRA: the paper's formula written as loops, for sizes that divide evenly and that do not."""
+"""MoRA against the paper's formula written as loops, for sizes that the group size divides and others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 SIZES = [
-    (36, 44, 1),  # several groups in and out, neither divides
-    (48, 48, 2),  # divides
+    (36, 44, 1),  # several groups in and out, which divide neither
+    (48, 48, 2),  # groups divide both
     (17, 90, 1),  # more groups out than in: repeated
-    (90, 17, 1),  # fewer groups out than in: some inputs go unread when rotated
+    (90, 17, 1),  # fewer groups out than in: rotated folding ignores some inputs
     (5, 7, 8),  # one group, wider than the input
     (3, 50, 30),  # one group, many times wider than the input
     (4, 4, 1),
@@ -29,17 +29,17 @@ SIZES = [
 
 
 def reference_rotated(x: np.ndarray, a: np.ndarray, out_features: int) -> np.ndarray:
-    """One row: pad by wrapping around, turn, multiply, lay end to end, repeat."""
+    """Apply MoRA to one row: pad by wrapping around, rotate, multiply, concatenate, repeat."""
     q, groups = len(a), math.ceil(len(x) / len(a))
     results = []
     for j in range(groups):
         group = np.array([x[(j * q + k) % len(x)] for k in range(q)])
-        turned = np.empty(q)
+        rotated = np.empty(q)
         for k in range(q // 2):
             angle = j * 10000 ** (-2 * k / q)
-            turned[k] = group[k] * math.cos(angle) - group[k + q // 2] * math.sin(angle)
-            turned[k + q // 2] = group[k + q // 2] * math.cos(angle) + group[k] * math.sin(angle)
-        results.extend(a @ turned)
+            rotated[k] = group[k] * math.cos(angle) - group[k + q // 2] * math.sin(angle)
+            rotated[k + q // 2] = group[k + q // 2] * math.cos(angle) + group[k] * math.sin(angle)
+        results.extend(a @ rotated)
     return np.array([results[i % len(results)] for i in range(out_features)])
 
 
@@ -54,7 +54,7 @@ REFERENCES = {"rotated": reference_rotated, "sharing": reference_sharing}
 
 
 def layer_of(in_features: int, out_features: int, rank: int, folding: str) -> tuple[MoRALinear, np.ndarray]:
-    """With random A and base weight."""
+    """Build a layer with random A and base weight; return the layer and A."""
     rng = np.random.default_rng(in_features)
     base = Linear(in_features, out_features)
     base.weight.set_value(rng.standard_normal((out_features, in_features)).astype(np.float32))
@@ -79,7 +79,7 @@ def test_mora_forward_and_merged_weight_match_formula(in_features: int, out_feat
 
 @pytest.mark.parametrize("folding", FOLDINGS)
 def test_mora_gradient_equals_gradient_of_full_matrix(folding: str):
-    """dL/dA through the folded forward is the chain rule through delta_weight."""
+    """Compare dL/dA through the folded forward pass with the chain rule through delta_weight."""
     layer, _ = layer_of(36, 44, 1, folding)
     rng = np.random.default_rng(8)
     x, g = (paddle.to_tensor(rng.standard_normal((5, size)).astype(np.float32)) for size in (36, 44))
@@ -100,7 +100,7 @@ def test_mora_parameter_count_matches_lora():
 
 
 def test_mora_rotated_folding_distinguishes_groups():
-    """Without it each group of the input would meet the same matrix."""
+    """Check that groups of the input are multiplied by different matrices, which only the rotation makes different."""
     layer, a = layer_of(48, 48, 2, "rotated")
     q = layer.size
     delta = layer.delta_weight().numpy()
@@ -131,7 +131,7 @@ def test_mora_saved_config_keeps_folding(tmp_path: Path):
 
 
 def test_mora_paddlenlp_folder_loads(tmp_path: Path):
-    """There a group is multiplied by A from the left side, x A: our A is its transpose."""
+    """Load PaddleNLP's A, which multiplies groups as x A: this package's A is its transpose."""
     rng = np.random.default_rng(3)
     size = 12  # of in = 36, out = 12, rank = 3
     a = rng.standard_normal((size, size)).astype(np.float32)

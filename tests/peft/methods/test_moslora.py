@@ -42,7 +42,7 @@ def test_moslora_forward_matches_formula(settings: dict, scaling: float):
 
 
 def test_moslora_mixer_gradient_matches_formula():
-    """dL/dM = s B^T G^T X A^T for y = X (s B M A)^T and G = dL/dy."""
+    """Compare with dL/dM = s B^T G^T X A^T for y = X (s B M A)^T and G = dL/dy."""
     rng = np.random.default_rng(1)
     model = trained(rank=3, target_modules=["k_proj"])
     layer = next(layer for _, layer in adapter_layers(model.base_model))

@@ -41,7 +41,7 @@ def test_pissa_start_equals_base_bitwise(options: dict[str, object]):
 
 
 def test_pissa_equals_residual_model_of_paper():
-    """y = x (W - s B0 A0)^T + s x A^T B^T, and its gradients, in NumPy."""
+    """Compare with y = x (W - s B0 A0)^T + s x A^T B^T and its gradients in NumPy."""
     model = adapted(alpha=8.0)
     train(model, steps=2)
     _, layer = next(adapter_layers(model.base_model))
@@ -102,7 +102,7 @@ def test_pissa_peft_file_without_initial_factors_raises(tmp_path: Path):
 
 
 def test_pissa_paddlenlp_folder_gives_trained_model(tmp_path: Path):
-    """There only A and B are stored, [in, r] and [r, out], and s is 1 whatever alpha says."""
+    """Load PaddleNLP's folder, which stores only A [in, r] and B [r, out]; its scale is 1 whatever alpha is."""
     rng, tensors, base = np.random.default_rng(0), {}, tiny_model()
     expected = tiny_model()
     for name, parameter in base.named_parameters():

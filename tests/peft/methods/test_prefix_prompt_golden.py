@@ -1,4 +1,4 @@
-"""Prefixes and prompts of Hugging Face PEFT give the same numbers here.
+"""Compare prefix and prompt tuning with Hugging Face PEFT.
 
 The golden files are written by tests/golden/generators/make_prefix_prompt_golden.py.
 """
@@ -20,7 +20,7 @@ from tests.peft.methods import golden_checks as shared
 
 
 def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """PEFT's tensors (`start`, `gradient`, `trained`) under the names and in the shapes that they have here."""
+    """Return PEFT's tensors (`start`, `gradient`, `trained`) with this package's names and shapes."""
     theirs = shared.part_of(golden, kind)
     config, embedding = DecoderConfig.from_dict(shared.MODELS[CASES[case]["base"]]), theirs["embedding.weight"]
     layers = [f"model.layers.{index}.self_attn" for index in range(config.num_hidden_layers)]
@@ -41,8 +41,8 @@ def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str
     }
 
 
-def learning_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
-    """With a projection where PEFT had one: its file has the result alone."""
+def trainable_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
+    """Build the model of a case, with its projection, which PEFT's files do not contain."""
     options = CASES[case]["options"]
     if "prefix_projection" not in options:
         return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
@@ -66,15 +66,15 @@ def test_prefix_prompt_peft_folder_gives_peft_logits(case: str):
 @pytest.mark.parametrize("case", CASES)
 def test_prefix_prompt_gradients_equal_peft(case: str):
     golden = shared.golden_of(DATA / "adapters" / case)
-    model = learning_model(case, golden)
-    shared.check_loss_and_go_back(model, CASES[case]["base"], golden)
+    model = trainable_model(case, golden)
+    shared.check_loss_and_backward(model, CASES[case]["base"], golden)
     shared.check_gradients(model.adapter_state(), own_tensors(case, golden, "gradient"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_prefix_prompt_adamw_steps_give_peft_values(case: str):
     golden = shared.golden_of(DATA / "adapters" / case)
-    model = learning_model(case, golden).train()
+    model = trainable_model(case, golden).train()
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
     shared.check_tensors(model.adapter_state(), own_tensors(case, golden, "trained"))
@@ -82,9 +82,9 @@ def test_prefix_prompt_adamw_steps_give_peft_values(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_prefix_prompt_peft_adapter_round_trips(case: str, tmp_path: Path):
-    """Same key, same bytes; a projection's learned parts beside it, and no field that PEFT does not write."""
+    """Compare the prompt embeddings and the fields of the config with PEFT's files."""
     theirs = DATA / "adapters" / case
-    learning_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)
+    trainable_model(case, shared.golden_of(theirs)).save_pretrained(tmp_path)
     with (
         safe_open(theirs / "adapter_model.safetensors", "np") as expected,
         safe_open(tmp_path / "adapter_model.safetensors", "np") as written,

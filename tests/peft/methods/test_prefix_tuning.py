@@ -40,7 +40,7 @@ def test_prefix_training_lowers_loss(options: dict):
 
 @pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
 def test_prefix_packed_documents_match_single_documents(options: dict):
-    """Packed, alone, and behind padding in a cache: generation gives what the logits say."""
+    """Compare documents in a pack, single documents, and left-padded generation with a cache."""
     model = prefixed(**options)
     train(model, steps=5)
     prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :7].tolist(), INPUT_IDS[1, :5].tolist()]
@@ -77,11 +77,11 @@ def test_prefix_recompute_with_dropout_keeps_gradients():
 def test_prefix_projection_files_hold_network_and_result(tmp_path: Path):
     model = prefixed(**PROJECTED)
     train(model, steps=3)
-    model.save_pretrained(tmp_path / "whole")
-    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "whole")
+    model.save_pretrained(tmp_path / "projected")
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / "projected")
     assert same_bits(arrays(model), arrays(loaded))
     assert np.array_equal(logits_of(loaded), logits_of(model))
-    # What a reader that knows no projection takes:
+    # the tensor that readers without projection use
     stored = model.peft_config.to_stored(model.adapter_state())["prompt_embeddings"]
     assert stored.shape == [6, 2 * 2 * 12]
     plain = prefixed()
@@ -91,7 +91,7 @@ def test_prefix_projection_files_hold_network_and_result(tmp_path: Path):
 
 @pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
 def test_to_stored_unordered_layers_are_sorted(options: dict[str, Any]):
-    """Several processes give them by name, layer 10 before layer 2."""
+    """Sort layers that several processes pass in order of names, layer 10 before layer 2."""
     deep = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "num_hidden_layers": 12}, seed=3)
     model = get_peft_model(deep, PrefixTuningConfig(**{"num_tokens": 6, **options}))
     tensors = model.adapter_state()
@@ -121,21 +121,21 @@ def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}])
-def test_prefix_paddlenlp_folder_keeps_attention_scores(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """There a document's own positions begin at 0: the same model with an unshifted document is the judge."""
+def test_prefix_paddlenlp_folder_keeps_logits(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Compare with a model whose positions are shifted: PaddleNLP's documents start at 0 after a prefix."""
     sizes = {**FAMILIES["llama"], **({"rope_parameters": rope} if rope else {})}
     value = np.random.default_rng(0).standard_normal((2, 2, 2, 6, 6)).astype(np.float32)
     as_paddlenlp(tmp_path / "theirs", value)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(sizes, seed=3), tmp_path / "theirs")
     logits = logits_of(model)
 
-    judge = get_peft_model(AutoModelForCausalLM.from_config(sizes, seed=3), PrefixTuningConfig(num_tokens=6))
-    judge.eval()
+    reference = get_peft_model(AutoModelForCausalLM.from_config(sizes, seed=3), PrefixTuningConfig(num_tokens=6))
+    reference.eval()
     by_layer = value.transpose(0, 3, 1, 2, 4)
-    judge.load_tensors({f"model.layers.{i}.self_attn.prefix": part for i, part in enumerate(by_layer)}, "judge")
+    reference.load_tensors({f"model.layers.{i}.self_attn.prefix": part for i, part in enumerate(by_layer)}, "reference")
     original = RotaryEmbedding.__call__
     monkeypatch.setattr(RotaryEmbedding, "__call__", lambda self, positions: original(self, positions - 6))
-    np.testing.assert_allclose(logits, logits_of(judge), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(logits, logits_of(reference), rtol=0, atol=1e-4)
 
 
 def test_prefix_unreadable_files_raise(tmp_path: Path):

@@ -27,7 +27,7 @@ def prompted(base: paddle.nn.Layer | None = None, **options: object) -> PeftMode
 
 @pytest.mark.parametrize("family", [*FAMILIES, "windowed"])
 def test_prompt_hidden_states_equal_decoder_with_vectors_before_tokens(family: str):
-    """Vectors of known tokens do what the tokens themselves do, in every document of a pack."""
+    """Initialize the vectors from tokens: they act as these tokens before every document of a pack."""
     base = AutoModelForCausalLM.from_config(WINDOWED if family == "windowed" else FAMILIES[family], seed=3)
     base.eval()
     known = [7, 11, 13, 17]
@@ -52,7 +52,7 @@ def test_prompt_training_lowers_loss():
 
 
 def test_prompt_generate_matches_logits():
-    """Rows of unlike lengths."""
+    """Compare greedy decoding of prompts of unequal lengths with the logits."""
     model = prompted()
     prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :9].tolist(), INPUT_IDS[1, :5].tolist()]
     generated = model.generate(prompts, max_new_tokens=4, eos_token_id=None)
@@ -63,7 +63,7 @@ def test_prompt_generate_matches_logits():
 
 
 def test_prompt_with_neftune_trains():
-    """The noise is for tokens, and of the size that their documents ask for."""
+    """Check that noise is added to tokens only, scaled by the lengths of their documents."""
     model = prompted().train()
     noise = EmbeddingNoise(model, alpha=5.0)
     calm = float(loss_of(model))
@@ -76,7 +76,7 @@ def test_prompt_with_neftune_trains():
 def test_prompt_init_sets_initial_vectors():
     table = tiny_model().model.embed_tokens.weight.numpy()
     drawn = prompted().adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
-    assert all((table == row).all(axis=1).any() for row in drawn), "each is some token's embedding"
+    assert all((table == row).all(axis=1).any() for row in drawn), "each vector must be a token's embedding"
     noise = prompted(num_tokens=50, init="random").adapter_state()["model.embed_tokens.prompt_embeddings"].numpy()
     assert 0.8 * table.std() < noise.std() < 1.25 * table.std()
 

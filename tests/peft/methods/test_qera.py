@@ -26,7 +26,7 @@ RANK = 4
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, stored."""
+    """Save the tiny model."""
     folder = tmp_path_factory.mktemp("original")
     tiny_model().save_pretrained(folder)
     return folder
@@ -38,8 +38,8 @@ def adapted(folder: Path, config: Any, options: QuantizationConfig = NF4) -> Pef
     return model
 
 
-def started(folder: Path, options: QuantizationConfig = NF4, **more: Any) -> PeftModel:
-    """After it has looked at its batches."""
+def initialized(folder: Path, options: QuantizationConfig = NF4, **more: Any) -> PeftModel:
+    """Return a QERA model after the batches of its initialization."""
     model = adapted(folder, QERAConfig(**{"rank": RANK, "batches": 2, **more}), options)
     model.before_training(lambda: loss_of(model).backward())
     for parameter in model.parameters():
@@ -49,7 +49,7 @@ def started(folder: Path, options: QuantizationConfig = NF4, **more: Any) -> Pef
 
 
 def inputs_of(folder: Path, options: QuantizationConfig) -> dict[str, np.ndarray]:
-    """What each linear layer of the quantized model reads, [tokens, in]."""
+    """Return the inputs [tokens, in] of each linear layer of the quantized model."""
     model, seen = adapted(folder, LoRAConfig(rank=RANK), options), {}
     for name, layer in adapter_layers(model.base_model):
         layer.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0].numpy()}))
@@ -58,7 +58,7 @@ def inputs_of(folder: Path, options: QuantizationConfig) -> dict[str, np.ndarray
 
 
 def best_update(error: np.ndarray, x: np.ndarray, rank: int) -> np.ndarray:
-    """The product of rank r that is nearest to error x^T, as the paper's theorem 1 has it."""
+    """Return the product of rank r that best approximates the output error, by theorem 1 of the paper."""
     values, q = np.linalg.eigh(x.T @ x)
     values = np.maximum(values, 1e-6 * values.max())
     root, inverse = (q * np.sqrt(values)) @ q.T, (q / np.sqrt(values)) @ q.T
@@ -66,63 +66,65 @@ def best_update(error: np.ndarray, x: np.ndarray, rank: int) -> np.ndarray:
     return (u[:, :rank] * s[:rank]) @ v_t[:rank] @ inverse
 
 
-def repair_of(layer: Any) -> np.ndarray:
-    """What is added to the weight before training."""
+def correction_of(layer: Any) -> np.ndarray:
+    """Return the correction that is added to the weight before training."""
     assert not layer.lora_B.weight.numpy().any()
     return layer.delta_weight().numpy()
 
 
 @pytest.mark.parametrize("options", [NF4, INT4], ids=lambda options: options.algo)
 def test_minimize_output_error_is_optimal_for_rank(original: Path, options: QuantizationConfig):
-    model, weights = started(original, options), tiny_model().state_dict()
+    model, weights = initialized(original, options), tiny_model().state_dict()
     inputs = inputs_of(original, options)
     for name, layer in adapter_layers(model.base_model):
         error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
         expected = best_update(error, inputs[name], RANK)
-        found = repair_of(layer)
+        found = correction_of(layer)
         assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max(), name
         left = [np.linalg.norm((error - update) @ inputs[name].T) for update in (found, expected, np.zeros_like(found))]
         assert left[0] < 1.0001 * left[1] < left[2], name
 
 
 def test_qera_independent_inputs_use_diagonal_only(original: Path):
-    model, weights = started(original, inputs="independent"), tiny_model().state_dict()
+    model, weights = initialized(original, inputs="independent"), tiny_model().state_dict()
     inputs = inputs_of(original, NF4)
     for name, layer in adapter_layers(model.base_model):
         error = (weights[f"{name}.weight"].numpy() - layer.base.weight_value().numpy()).astype(np.float64)
         size = np.linalg.norm(inputs[name], axis=0)
         u, s, v_t = np.linalg.svd(error * size)
         expected = (u[:, :RANK] * s[:RANK]) @ v_t[:RANK] / size
-        found = repair_of(layer)
+        found = correction_of(layer)
         assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max(), name
 
 
 def test_qera_corrected_model_is_closer_to_original(original: Path):
     expected, plain = logits_of(tiny_model()), logits_of(adapted(original, LoRAConfig(rank=RANK)))
-    independent, correlated = (logits_of(started(original, inputs=inputs)) for inputs in ("independent", "correlated"))
+    independent, correlated = (
+        logits_of(initialized(original, inputs=inputs)) for inputs in ("independent", "correlated")
+    )
     distances = [np.linalg.norm(logits - expected) for logits in (plain, independent, correlated)]
     assert distances[2] < distances[1] < distances[0]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_qera_correction_stays_frozen(original: Path, dropout: float):
-    model = started(original, dropout=dropout)
-    before = {name: repair_of(layer) for name, layer in adapter_layers(model.base_model)}
+    model = initialized(original, dropout=dropout)
+    before = {name: correction_of(layer) for name, layer in adapter_layers(model.base_model)}
     train(model, steps=2)
     for name, layer in adapter_layers(model.base_model):
         assert layer.lora_B.weight.numpy().any()
         layer.lora_B.weight.set_value(paddle.zeros_like(layer.lora_B.weight))
-        assert np.array_equal(repair_of(layer), before[name]), name
+        assert np.array_equal(correction_of(layer), before[name]), name
 
 
 def test_qera_fused_and_separate_products_agree(original: Path):
     logits = []
     for dropout in (0.0, 0.3):
-        model = started(original, dropout=dropout)
+        model = initialized(original, dropout=dropout)
         for _, layer in adapter_layers(model.base_model):
             layer.lora_B.weight.set_value(paddle.full_like(layer.lora_B.weight, 0.05))
-            layer.train()  # dropout, where there is any, keeps the two apart ...
-            layer.dropout = min(dropout, 1e-9)  # ... and here drops nothing
+            layer.train()  # any dropout disables the fused product ...
+            layer.dropout = min(dropout, 1e-9)  # ... even if it drops nothing
         logits.append(logits_of(model))
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=2e-5)
 
@@ -134,20 +136,22 @@ def test_input_recorder_layers_with_same_input_share_correlation(original: Path)
     sums = {name: id(layer.inputs) for name, layer in layers.items()}
     of = {leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")}
     assert len(set(of.values())) == 1
-    assert len(set(sums.values())) == 4 * 2  # a layer reads four tensors: norms' two, attention's and the gate's
+    assert (
+        len(set(sums.values())) == 4 * 2
+    )  # four inputs: of both norms, of attention's output and of the gated product
 
 
 def test_qera_full_precision_layers_get_no_correction(original: Path, tmp_path: Path):
-    """A stored model whose weights are levels of nf4 already."""
+    """Test a saved model whose weights are exact levels of nf4."""
     exact = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     dequantize_linears(exact)
     exact.save_pretrained(tmp_path)
-    model = started(tmp_path)
-    assert all(np.abs(repair_of(layer)).max() < 1e-4 for _, layer in adapter_layers(model.base_model))
+    model = initialized(tmp_path)
+    assert all(np.abs(correction_of(layer)).max() < 1e-4 for _, layer in adapter_layers(model.base_model))
 
 
 def test_qera_files_hold_lora_of_twice_the_rank(original: Path, tmp_path: Path):
-    model = started(original)
+    model = initialized(original)
     train(model)
     model.save_pretrained(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
@@ -164,7 +168,7 @@ def test_qera_files_hold_lora_of_twice_the_rank(original: Path, tmp_path: Path):
 
 
 def test_qera_path_keeps_stored_corrections(original: Path, tmp_path: Path):
-    model = started(original)
+    model = initialized(original)
     model.save_pretrained(tmp_path)
     warm = adapted(original, QERAConfig(path=str(tmp_path), batches=5))
     before = state_of(warm)
@@ -204,7 +208,7 @@ def test_qera_config_value_out_of_range_raises(config: dict[str, Any], message: 
 
 def test_qera_rank_above_layer_size_raises(original: Path):
     with pytest.raises(ValueError, match=r"lora_rank=20 is more than the .* singular values of .*k_proj"):
-        started(original, rank=20)
+        initialized(original, rank=20)
 
 
 def test_qera_non_finite_inputs_raise(original: Path):

@@ -33,7 +33,7 @@ def trained(steps: int = 3, **fields: object) -> PeftModel:
 
 
 def rows(*lengths_of_turns: tuple[int, ...]) -> list[EncodedRow]:
-    """Rows whose turns alternate between prompt and answer, so many tokens each."""
+    """Return rows of alternating prompts and answers with the given numbers of tokens."""
     made = []
     for index, turns in enumerate(lengths_of_turns):
         loss_mask = np.repeat([number % 2 == 1 for number in range(len(turns))], turns)
@@ -41,8 +41,8 @@ def rows(*lengths_of_turns: tuple[int, ...]) -> list[EncodedRow]:
     return made
 
 
-def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
-    """Where the output of the upper layer differs from the base's in the batch, row by row."""
+def changed_positions(model: PeftModel, **inputs: object) -> list[list[int]]:
+    """Return the positions of each batch row where the upper layer's output differs from the base model's."""
     layer = model.base_model.model.layers[1]
     seen = []
     handle = layer.register_forward_post_hook(lambda _, __, output: seen.append(output.numpy()))
@@ -54,7 +54,7 @@ def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
     return [np.flatnonzero(np.abs(on - off).max(-1) > 1e-6).tolist() for on, off in zip(*seen, strict=True)]
 
 
-# -- where ------------------------------------------------------------------------------------------------------------
+# -- positions --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("position", "prompt", "expected"),
     [
@@ -71,23 +71,23 @@ def changed_slots(model: PeftModel, **inputs: object) -> list[list[int]]:
 def test_selected_indices_changes_first_and_last_positions_once(position: str, prompt: int, expected: list[int]):
     model = trained(position=position, layers="1")
     inputs = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "prompt_lengths": [[prompt]]}
-    assert changed_slots(model, **inputs) == [expected]
+    assert changed_positions(model, **inputs) == [expected]
 
 
 def test_reft_without_prompt_lengths_uses_full_document():
     model = trained(layers="1")
-    assert changed_slots(model, input_ids=paddle.to_tensor(INPUT_IDS)) == [[0, 1, 9, 10]] * 2
+    assert changed_positions(model, input_ids=paddle.to_tensor(INPUT_IDS)) == [[0, 1, 9, 10]] * 2
     packed = {"input_ids": paddle.to_tensor(INPUT_IDS[:1]), "document_lengths": [[6, 5]]}
-    assert changed_slots(model, **packed) == [[0, 1, 4, 5, 6, 7, 9, 10]]
+    assert changed_positions(model, **packed) == [[0, 1, 4, 5, 6, 7, 9, 10]]
 
 
 def test_reft_batch_prompts_end_at_last_answer():
     batch = collate([rows((5, 4), (3, 2, 4, 3)), rows((7, 2))], pad_to_length=24)
-    # A row of L tokens takes L - 1 slots; the last slot of a prompt predicts the answer's first token.
+    # A row of L tokens takes L - 1 positions; the last position of a prompt predicts the answer's first token.
     assert batch.document_lengths == ((8, 11, 5), (8, 16))
     assert batch.prompt_lengths == ((5, 9, 0), (7, 0))
-    everything_learned = EncodedRow(np.arange(1, 6, dtype=np.int32), np.ones(5, bool), 0)
-    assert collate([[everything_learned]]).prompt_lengths == ((1,),)
+    only_targets = EncodedRow(np.arange(1, 6, dtype=np.int32), np.ones(5, bool), 0)
+    assert collate([[only_targets]]).prompt_lengths == ((1,),)
 
 
 def test_reft_packed_and_padded_rows_match_single_rows():
@@ -110,7 +110,7 @@ def test_reft_wrong_prompt_lengths_raise():
 
 # -- generation -------------------------------------------------------------------------------------------------------
 def test_reft_generation_changes_prompt_positions_only():
-    """Left-padded prompts of unequal length, against forward passes over each row as it grows."""
+    """Compare generation from left-padded prompts with forward passes over each growing row."""
     model = trained(10, position="f2+l3")
     prompts = [GENERATOR.integers(1, 61, length).tolist() for length in (3, 11, 6, 1)]
     together = model.generate(prompts, max_new_tokens=6, batch_size=4)
@@ -125,7 +125,7 @@ def test_reft_generation_changes_prompt_positions_only():
         assert model.generate(prompts, max_new_tokens=6, batch_size=4) != together
 
 
-# -- what -------------------------------------------------------------------------------------------------------------
+# -- interventions ----------------------------------------------------------------------------------------------------
 def test_orthonormal_columns_start_at_given_matrix_and_stay_orthonormal():
     start = random_orthonormal(GENERATOR.standard_normal((37, 6)))
     columns = OrthonormalColumns(start)
@@ -189,7 +189,7 @@ def test_reft_dropout_acts_in_training_only():
 
 
 def test_reft_recompute_keeps_positions_of_each_pass():
-    """Two forward passes before the first one's backward."""
+    """Run two forward passes before the backward pass of the first."""
     model = trained()
     model.base_model.enable_recompute()
     model.train()

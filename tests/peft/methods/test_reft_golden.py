@@ -1,4 +1,4 @@
-"""Interventions run by pyreft give the same numbers here (tests/golden/generators/make_reft_golden.py)."""
+"""Compare ReFT with pyreft (tests/golden/generators/make_reft_golden.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(case: str) -> PeftModel:
 def test_reft_pyreft_adapter_gives_pyreft_logits_gradients_and_basis(case: str):
     golden, model, base = shared.golden_of(DATA / "reft" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base), prompt_lengths=PROMPTS), golden["logits"])
-    shared.check_loss_and_go_back(model, base, golden, prompt_lengths=PROMPTS)
+    shared.check_loss_and_backward(model, base, golden, prompt_lengths=PROMPTS)
     state, gradients = model.adapter_state(), shared.part_of(golden, "gradient")
     shared.check_gradients({name: state[name] for name in gradients}, gradients)
     layers = {name.replace(".base", ""): layer for name, layer in adapter_layers(model.base_model)}

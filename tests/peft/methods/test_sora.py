@@ -115,7 +115,7 @@ def test_save_finished_saves_smaller_plain_lora(tmp_path: Path):
     model = make(sparse_lambda=0.5)
     train(model, 60)
     first, second, *_ = model.layers().values()
-    first.gate.set_value(np.zeros(6, np.float32))  # a layer that is off altogether
+    first.gate.set_value(np.zeros(6, np.float32))  # a layer with all gates closed
     second.gate.set_value(np.array([0, 0, 0, 0, 0.7, 0], np.float32))
     model.eval()
     model.save_finished(tmp_path / "finished")
@@ -130,7 +130,7 @@ def test_save_finished_saves_smaller_plain_lora(tmp_path: Path):
     sizes = [(tmp_path / name / "adapter_model.safetensors").stat().st_size for name in ("checkpoint", "finished")]
     assert sizes[1] < 0.9 * sizes[0]
     again = PeftModel.from_pretrained(tiny_model(), tmp_path / "checkpoint")
-    assert np.array_equal(gates_of(again), gates_of(model)), "a checkpoint keeps the gates"
+    assert np.array_equal(gates_of(again), gates_of(model)), "a checkpoint must contain the gates"
 
 
 def test_save_finished_all_gates_zero_saves_lora_without_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -171,7 +171,7 @@ def test_sora_half_precision_base_keeps_gate_float32(tmp_path: Path):
         assert (layer.gate.dtype, layer.lora_A.weight.dtype) == (paddle.float32, paddle.float16)
         layer.gate.set_value(np.array([0.5, 1e-4, 1.0], np.float32))
         layer.lora_B.weight.set_value(paddle.ones_like(layer.lora_B.weight))
-    model.after_step(1, 1, 1e-3)  # by 5e-4, a step that half precision would round
+    model.after_step(1, 1, 1e-3)  # changes gates by 5e-4, which half precision would round
     np.testing.assert_allclose(gates_of(model)[:3], [0.4995, 0, 0.9995], rtol=1e-6)
     assert gates_of(model)[1] == 0
     model.save_finished(tmp_path)

@@ -38,7 +38,7 @@ def vectors(model: PeftModel) -> dict[str, paddle.Tensor]:
 def test_vera_peft_adapter_gives_peft_logits_gradients_and_merged_weights(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
-    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_loss_and_backward(model, base, golden)
     shared.check_gradients(vectors(model), shared.part_of(golden, "gradient"))
     shared.check_merged(model, base, golden, golden["logits"])
 
@@ -154,7 +154,7 @@ def test_save_as_lora_vera_gives_equal_logits(tmp_path: Path):
 
 
 def test_vera_missing_projections_raise(tmp_path: Path):
-    """A file that says it holds the pair and doesn't is not made up for."""
+    """Check that projections that a file should contain are not regenerated."""
     model = get_peft_model(tiny_model(), VeRAConfig(rank=8))
     tensors = {name: tensor.numpy() for name, tensor in model.adapter_state().items()}
     del tensors["vera_A"], tensors["vera_B"]

@@ -61,20 +61,20 @@ def test_weight_adapter_delta_weight_matches_forward(method: str):
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
 @pytest.mark.parametrize("method", METHODS)
 def test_weight_adapter_two_shards_give_unsharded_output(method: str, style: str):
-    """What `sharding_axes` says: rank parts of base and adapter give the whole output, joined or summed."""
+    """Shard base and adapter along `sharding_axes`: joined or summed outputs equal the unsharded output."""
     full = random_layer(METHODS[method])
     axes = full.sharding_axes(style)
     assert axes.keys() == full.own_state().keys()
     base_axis = {"colwise": 0, "rowwise": 1, "replicated": None}[style]
     x = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
     inputs = np.split(x, 2, 1) if style == "rowwise" else [x, x]
-    parts = [part_of(full, axes, base_axis, index)(paddle.to_tensor(inputs[index])).numpy() for index in range(2)]
+    parts = [shard_of(full, axes, base_axis, index)(paddle.to_tensor(inputs[index])).numpy() for index in range(2)]
     joined = {"colwise": np.concatenate(parts, 1), "rowwise": sum(parts), "replicated": parts[0]}[style]
     np.testing.assert_allclose(joined, full(paddle.to_tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def part_of(full: LinearAdapter, axes: dict[str, int | None], base_axis: int | None, index: int) -> LinearAdapter:
-    """One of two devices' share of a layer."""
+def shard_of(full: LinearAdapter, axes: dict[str, int | None], base_axis: int | None, index: int) -> LinearAdapter:
+    """Return one of two shards of a layer."""
     part = copy.deepcopy(full)
     for name, axis in {**axes, "base.weight": base_axis}.items():
         *path, leaf = name.split(".")
@@ -100,7 +100,7 @@ def test_weight_adapter_training_lowers_loss(config: PeftConfig):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
 def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: str, tmp_path: Path):
-    """On the CPU a base in bfloat16 computes in float32, and the adapter is that."""
+    """Check the dtypes: float16 as the base, and float32 for a bfloat16 base, which computes in float32 on the CPU."""
     own = {"bfloat16": "float32", "float16": "float16"}[dtype]
 
     def model() -> CausalLM:

@@ -1,6 +1,6 @@
-"""LoKr, LoHa, IA3 and OFT adapters of Hugging Face PEFT give the same numbers here.
+"""Compare LoKr, LoHa, IA3 and OFT with Hugging Face PEFT.
 
-The files are made by tests/golden/generators/make_weight_adapter_golden.py.
+The golden files are written by tests/golden/generators/make_weight_adapter_golden.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def load(case: str) -> PeftModel:
 def test_weight_adapter_peft_adapter_gives_peft_logits_and_gradients(case: str):
     golden, model, base = shared.golden_of(DATA / "adapters" / case), load(case), CASES[case]["base"]
     shared.close(model(shared.ids_of(base)), golden["logits"])
-    shared.check_loss_and_go_back(model, base, golden)
+    shared.check_loss_and_backward(model, base, golden)
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
 
 
@@ -44,14 +44,14 @@ def test_weight_adapter_merged_weights_and_biases_equal_peft(case: str):
 
 def test_weight_adapter_adamw_steps_give_peft_weights(case: str):
     golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
-    model.peft_config.decays = lambda name: True  # PyTorch's AdamW decayed IA3's scales too
+    model.peft_config.decays = lambda name: True  # the golden steps of IA3 decay its scales
     optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 
 
 def test_weight_adapter_peft_adapter_round_trips(case: str, tmp_path: Path):
-    """Same keys, same bytes of tensors, and no field that PEFT does not write."""
+    """Compare keys, bytes of tensors and fields of the config with PEFT's files."""
     theirs = DATA / "adapters" / case
     load(case).save_pretrained(tmp_path)
     shared.check_same_tensors(tmp_path, theirs)
