@@ -5,7 +5,7 @@
 Each run is llm/run_finetune.py in a process of its own; with `--jobs` several at a time, which share the cores. Speed
 and memory are read from short runs that are made one after the other, with nothing beside them, at the end. Finished
 runs are not made again, so that a stopped command goes on where it was. Leaves in OUT: runs.csv (every run),
-costs.csv, table.md and table.png (each method at the learning rate with the lowest dev loss). `--quick` does it all in
+costs.csv, table.md and table.png (each method at the learning rate with the lowest eval loss). `--quick` does it all in
 little on a tiny random model.
 """
 

@@ -72,7 +72,7 @@ def _columns(lines: Sequence[Line]) -> dict[str, list[str]]:
         runs = [line.best.get(task) for line in lines]
         if any(run is not None and run.score is not None for run in runs):
             columns[f"{task}: score"] = ["" if run is None or run.score is None else f"{run.score:.0%}" for run in runs]
-        columns[f"{task}: dev loss"] = ["" if run is None else f"{run.loss:.3f}" for run in runs]
+        columns[f"{task}: eval loss"] = ["" if run is None else f"{run.loss:.3f}" for run in runs]
         columns[f"{task}: learning rate"] = ["" if run is None else f"{run.learning_rate:.2g}" for run in runs]
     columns["Trained parameters"] = [f"{line.any_run.trainable_parameters:,}" for line in lines]
     columns["File"] = [f"{line.any_run.file_mb:.3g} MB" for line in lines]
@@ -96,7 +96,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         scores = [nan if run is None or run.score is None else 100 * run.score for run in runs]
         if any(score == score for score in scores):
             panels[f"{task}: exact match, %"] = scores
-        panels[f"{task}: dev loss"] = [nan if run is None else run.loss for run in runs]
+        panels[f"{task}: eval loss"] = [nan if run is None else run.loss for run in runs]
     panels["trained parameters"] = [line.any_run.trainable_parameters for line in rows]
     if any(line.cost for line in rows):
         panels["tokens per second"] = [line.cost.tokens_per_second if line.cost else nan for line in rows]
