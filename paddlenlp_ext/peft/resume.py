@@ -63,7 +63,7 @@ def require_same_base(stored: AdapterFiles, base_model: str | None, quantization
     """Check that a resumed adapter was trained over the same base; warn if only the name of the base differs.
 
     Raises:
-        ValueError: the base is now quantized in another way.
+        ValueError: the base is now quantized differently.
     """
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
@@ -76,8 +76,8 @@ def require_same_base(stored: AdapterFiles, base_model: str | None, quantization
     if stored.quantization != quantization:
         raise ValueError(
             f"{stored.folder}: the adapter was trained over weights in {describe_quantization(stored.quantization)}, "
-            f"and the base now has them in {describe_quantization(quantization)}: set weight_quantize_algo and its "
-            "keys as they were"
+            f"but the base now has them in {describe_quantization(quantization)}; set weight_quantize_algo and its "
+            "keys as in training"
         )
 
 

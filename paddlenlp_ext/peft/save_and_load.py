@@ -153,7 +153,7 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
 
 
 def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> dict[str, np.ndarray]:
-    """Return the tensors of a PaddleNLP folder with names from "model." on, or its `array` file by its name."""
+    """Return the tensors of a PaddleNLP folder, with names that begin with "model.", or its file `array`."""
     if array is not None:
         if not (folder / array).is_file():
             raise ValueError(f"{folder}: {array} is missing; it is the only readable file of this method")
@@ -182,10 +182,10 @@ def read_tensors(tensors: Mapping[str, Any]) -> dict[str, paddle.Tensor]:
 
 
 def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.ndarray], where: str) -> None:
-    """Copy stored tensors into an adapter's own: all of them, or none on an error. Shards take their part.
+    """Copy stored tensors into an adapter's tensors; on an error nothing has been copied.
 
     Args:
-        own: the adapter's tensors by their names in files.
+        own: the adapter's tensors, possibly sharded, by their names in files.
         stored: full tensors by the same names.
         where: source of `stored`, for errors.
 

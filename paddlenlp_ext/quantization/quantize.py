@@ -51,7 +51,9 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
     block = block_size_of(options, shape[1])
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
     if not np.isfinite(values_N).all():
-        raise ValueError(f"a weight of shape {list(shape)} has values that are not finite and cannot be quantized")
+        raise ValueError(
+            f"a weight of shape {list(shape)} has values that are not finite and cannot be quantized; check the model"
+        )
     codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}
     tensors: dict[str, Any] = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}

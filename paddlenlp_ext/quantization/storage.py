@@ -146,12 +146,17 @@ def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> Quantized
         return paddle.to_tensor(source.read(f"{layer}.weight{part}")).flatten()
 
     if not np.array_equal(read(".quant_map").numpy(), levels(algo)):
-        raise ValueError(f"{source.path}: {layer}.weight.quant_map is not the table of {algo}")
+        raise ValueError(
+            f"{source.path}: {layer}.weight.quant_map is not the table of {algo}; start from the original model"
+        )
     shape, block = (int(state["shape"][0]), int(state["shape"][1])), int(state["blocksize"])
     if "nested_blocksize" not in state:
         return QuantizedWeight(algo, shape, block, read(""), read(".absmax").astype("float32"))
     if not np.array_equal(read(".nested_quant_map").numpy(), dynamic_levels()):
-        raise ValueError(f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales")
+        raise ValueError(
+            f"{source.path}: {layer}.weight.nested_quant_map is not the table of 8-bit scales; start from the original "
+            "model"
+        )
     groups = read(".nested_absmax").astype("float32")
     nested = (read(".absmax"), groups, paddle.to_tensor([state["nested_offset"]], "float32"))
     return QuantizedWeight(algo, shape, block, read(""), *nested, group_size=int(state["nested_blocksize"]))

@@ -58,7 +58,8 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
     """
     if not config.mergeable or not isinstance(layer, LinearAdapter):
         raise ValueError(
-            f"{name}: an adapter of type {config.peft_type} is not a change of weights and cannot be merged"
+            f"{name}: an adapter of type {config.peft_type} is not a change of weights and cannot be merged; load it "
+            "with the base model instead"
         )
 
 

@@ -68,7 +68,9 @@ class LoRAGAModel(PeftModel):
                 *gradient_factors(gradient_OI, layer.rank, self.peft_config.ga_stable_gamma, name)
             )
         logger.info(
-            "LoRA-GA: %d layers start from the gradient of %d batches", len(layers), self.peft_config.ga_batches
+            "LoRA-GA: initialized %d layers from their gradients on %d batches",
+            len(layers),
+            self.peft_config.ga_batches,
         )
 
 

@@ -176,7 +176,9 @@ class ReftModel(PeftModel):
         if cache is None:
             documents = packed_documents(document_lengths or [[row_length]] * num_rows, prompt_lengths)
         elif prompt_lengths is not None:
-            raise ValueError("prompt_lengths and cache exclude each other: a cache records the ends of its prompts")
+            raise ValueError(
+                "prompt_lengths and cache exclude each other; leave out prompt_lengths, which a cache records"
+            )
         else:
             seen = cache.length
             prompt_end = getattr(cache, "prompt_end", None) or seen or row_length
@@ -242,7 +244,9 @@ class ReFTConfig(PeftConfig):
             return known
         beyond = [number for number in numbers if number >= len(known)]
         if beyond:
-            raise ValueError(f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, not {beyond[0]}")
+            raise ValueError(
+                f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, not {beyond[0]}; use these"
+            )
         return [known[number] for number in numbers]
 
     def wrap(self, name: str, base: Any, seed: int) -> ReftLayer:
