@@ -159,7 +159,7 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         for row in itertools.chain.from_iterable(packs):
             if (largest := int(row.tokens.max())) >= vocab_size:
-                raise ValueError(_outside(rows, row.row_index, largest, vocab_size))
+                raise ValueError(_token_out_of_vocab(rows, row.row_index, largest, vocab_size))
         return collate(
             packs,
             pad_to_multiple_of=data.pad_to_multiple_of,
@@ -170,7 +170,7 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
     return collate_rows
 
 
-def _outside(rows: TokenizedDataset, index: int, token: int, vocab_size: int) -> str:
+def _token_out_of_vocab(rows: TokenizedDataset, index: int, token: int, vocab_size: int) -> str:
     file, line = rows.source(index)
     return (
         f"{file}:{line}: row {index} has the token id {token}, but the model's vocabulary has {vocab_size} tokens; use "

@@ -138,7 +138,7 @@ def load_dataset(
         raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
     if config.task_name:
         raise ValueError(f"task_name: {config.task_name!r} has no effect, as no built-in dataset has tasks; remove it")
-    files, names, read = _open(config.dataset_name_or_path, split)
+    files, names, read = _open_split(config.dataset_name_or_path, split)
     if config.autoregressive:
         template = PlainTemplate(tokenizer)
     elif template is None:
@@ -215,7 +215,7 @@ def tokenize(
     return arrays, stats
 
 
-def _open(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRows]:
+def _open_split(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRows]:
     """Return the files of a split, their names in locations, and a function that reads the rows."""
     if name_or_path == "inflection":
         path = lexicon_path()

@@ -34,7 +34,7 @@ def parse_row(value: Any) -> Conversation:
         InvalidRowError: the row matches no format or two, or a part of it is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
-        raise InvalidRowError(WRONG_TYPE, f"the row is {_kind(value)}; write a JSON object")
+        raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
     complete = [parse for keys, parse in _FORMATS if all(key in value for key in keys)]
     if len(complete) > 1:
         named = " and ".join("/".join(keys) for keys, _ in _FORMATS if all(key in value for key in keys))
@@ -43,7 +43,7 @@ def parse_row(value: Any) -> Conversation:
         raise _no_format(value)
     conversation = complete[0](value)
     if not conversation.turns:
-        raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns")
+        raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns; add a question and an answer")
     return Conversation(_choose_system(conversation.system, value), conversation.turns)
 
 
@@ -54,10 +54,10 @@ def parse_text(value: Any) -> str:
         InvalidRowError: both keys are missing, or the text is empty or of the wrong type.
     """
     if not isinstance(value, dict):
-        raise InvalidRowError(WRONG_TYPE, f"the row is {_kind(value)}; write a JSON object")
+        raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
     key = "src" if "src" in value else "text"
     if key not in value:
-        raise InvalidRowError(MISSING_KEY, f'the row has {_names(value)}; autoregressive needs "src" or "text"')
+        raise InvalidRowError(MISSING_KEY, f'the row has {_describe_keys(value)}; autoregressive needs "src" or "text"')
     text = "".join(_texts(value[key], (key,)))
     if not text.strip():
         raise InvalidRowError(EMPTY_TARGET, f"{key!r} is empty; add text or remove the row", (key,))
@@ -74,7 +74,7 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
     context = {} if row.get("context") is None else row["context"]
     if not isinstance(context, dict):
         raise InvalidRowError(
-            WRONG_TYPE, f'context is {_kind(context)}; write an object such as {{"system": ...}}', ("context",)
+            WRONG_TYPE, f'context is {_type_name(context)}; write an object such as {{"system": ...}}', ("context",)
         )
     surplus = sorted(set(context) - {"system"})
     if surplus:
@@ -109,7 +109,9 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
     for index, pair in enumerate(_list(row.get("history") or [], ("history",))):
         path = ("history", index)
         if not isinstance(pair, list) or len(pair) != 2:
-            raise InvalidRowError(WRONG_TYPE, f"a turn of history is {_kind(pair)}; write [question, answer]", path)
+            raise InvalidRowError(
+                WRONG_TYPE, f"a turn of history is {_type_name(pair)}; write [question, answer]", path
+            )
         question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
         _check_target(answer, (*path, 1))
         turns.append((question, answer))
@@ -200,7 +202,7 @@ def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None
         text = _text(holder["system"], path)
         if text and chosen not in (None, text):
             raise InvalidRowError(
-                TWO_SYSTEMS, f"{_spell(path)} differs from the system prompt before it; keep one", path
+                TWO_SYSTEMS, f"{_dotted(path)} differs from the system prompt before it; keep one", path
             )
         chosen = chosen if chosen is not None else text or None
     return chosen
@@ -214,50 +216,52 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
 
 def _text(value: Any, path: tuple[str | int, ...]) -> str:
     if not isinstance(value, str):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a string", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(value)}; write a string", path)
     if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
         raise InvalidRowError(
-            "not UTF-8", f"{_spell(path)} holds an unpaired surrogate, which is not a character; remove it", path
+            "not UTF-8", f"{_dotted(path)} holds an unpaired surrogate, which is not a character; remove it", path
         )
     return value
 
 
 def _list(value: Any, path: tuple[str | int, ...]) -> list[Any]:
     if not isinstance(value, list):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(value)}; write a list", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(value)}; write a list", path)
     return value
 
 
 def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
     if not isinstance(item, dict):
-        raise InvalidRowError(WRONG_TYPE, f"{_spell(path)} is {_kind(item)}; write an object", path)
+        raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(item)}; write an object", path)
     if key not in item:
-        raise InvalidRowError(MISSING_KEY, f"{_spell(path)} has {_names(item)}; add {key!r}", path)
+        raise InvalidRowError(MISSING_KEY, f"{_dotted(path)} has {_describe_keys(item)}; add {key!r}", path)
     return item[key]
 
 
 def _check_target(text: str, path: tuple[str | int, ...]) -> None:
     if not text.strip():
-        raise InvalidRowError(EMPTY_TARGET, f"{_spell(path)} is empty; write an answer or remove the row", path)
+        raise InvalidRowError(EMPTY_TARGET, f"{_dotted(path)} is empty; write an answer or remove the row", path)
 
 
 def _no_format(row: dict[str, Any]) -> InvalidRowError:
     for keys, _ in _FORMATS:
         absent = [key for key in keys if key not in row]
         if len(absent) < len(keys):
-            return InvalidRowError(MISSING_KEY, f"the row has {_names(row)}; add {', '.join(map(repr, absent))}")
-    return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_names(row)}; known formats: {KNOWN_FORMATS}")
+            return InvalidRowError(
+                MISSING_KEY, f"the row has {_describe_keys(row)}; add {', '.join(map(repr, absent))}"
+            )
+    return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_describe_keys(row)}; known formats: {KNOWN_FORMATS}")
 
 
-def _names(row: dict[str, Any]) -> str:
+def _describe_keys(row: dict[str, Any]) -> str:
     return f"the keys {', '.join(map(repr, row))}" if row else "no keys"
 
 
-def _spell(path: tuple[str | int, ...]) -> str:
+def _dotted(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}

@@ -8,9 +8,9 @@ The rows come from the lexicon in the package `lemminflect` (MIT; derived from t
     adj    comparative, superlative
 
 Variants of a form are written `a/b`; an empty column is a form that does not exist. Questions cover only forms with one
-spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of
-answers that equal the word: it measures how well a model learns spelling rules (carry, carried; stop, stopping) and
-exceptions (mouse, mice).
+spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of answers that
+equal the word: it measures how well a model learns spelling rules (carry, carried; stop, stopping) and exceptions
+(mouse, mice).
 
 The splits share no lemma: a hash of the lemma decides its split.
 """

@@ -1,7 +1,7 @@
 """Tokenize rows, many at a time, and truncate those that are longer than allowed.
 
 `src_length` limits the prompt of every turn (for the first turn, the system prompt included); `max_length` limits the
-whole row. `truncation` selects what happens to a longer row:
+entire row. `truncation` selects what happens to a longer row:
 
     right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
             answer gets no end token, so the model does not learn a false end. Later turns are dropped.

@@ -195,19 +195,20 @@ def _decode(
     cache = KVCache([width - len(row.prompt) for row in rows], prompt_end=width)
     logits_BV = _prefill(model, rows, width, cache)
     while True:
-        going = [position for position, row in enumerate(rows) if not row.ended]
-        if len(going) < len(rows):
-            logits_BV = paddle.index_select(logits_BV, paddle.to_tensor(going), axis=0)
-        live = [rows[position] for position in going]
-        seen_ids = [row.prompt + row.generated for row in live]
-        for row, token in zip(live, chooser.choose(logits_BV, [row.number for row in live], seen_ids), strict=True):
+        active = [index for index, row in enumerate(rows) if not row.ended]
+        if len(active) < len(rows):
+            logits_BV = paddle.index_select(logits_BV, paddle.to_tensor(active), axis=0)
+        unfinished = [rows[index] for index in active]
+        seen_ids = [row.prompt + row.generated for row in unfinished]
+        tokens = chooser.choose(logits_BV, [row.number for row in unfinished], seen_ids)
+        for row, token in zip(unfinished, tokens, strict=True):
             yield row, token if row.take(token, end_tokens) else None
-        going = [position for position, row in enumerate(rows) if not row.ended]
-        if not going:
+        active = [index for index, row in enumerate(rows) if not row.ended]
+        if not active:
             return
-        if len(going) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
-            rows = [rows[position] for position in going]
-            cache.select_rows(going)
+        if len(active) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
+            rows = [rows[index] for index in active]
+            cache.select_rows(active)
         logits_BV = _step(model, rows, cache)
 
 

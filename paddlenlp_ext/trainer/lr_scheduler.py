@@ -15,7 +15,7 @@ from collections.abc import Callable
 from paddlenlp_ext.config.sections import OptimConfig
 
 Schedule = Callable[[int], float]
-"""Maps the number of optimizer steps already made to the learning rate of the next step."""
+"""Function from the number of optimizer steps already made to the learning rate of the next step."""
 
 _SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,

@@ -48,40 +48,40 @@ class StopSignals:
     def __init__(self, all_reduce_max: Callable[[float], float] | None = None) -> None:
         self.received: int | None = None
         self._all_reduce_max = all_reduce_max
-        self._own = 0
-        self._since = 0.0
-        self._interrupts = False
-        self._before: dict[int, Any] = {}
+        self._local_signal = 0
+        self._first_time = 0.0
+        self._is_interruptible = False
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._own:
-            if number == self._own == signal.SIGTERM and time.monotonic() - self._since < _REPEAT_SECONDS:
+        if self._local_signal:
+            if number == self._local_signal == signal.SIGTERM and time.monotonic() - self._first_time < _REPEAT_SECONDS:
                 return
             self._restore()
             signal.raise_signal(number)
             return
-        self._own, self._since = number, time.monotonic()
+        self._local_signal, self._first_time = number, time.monotonic()
         if self._all_reduce_max is None:
             self.received = number
         get_logger(__name__).warning(
             "%s: finishing this optimizer step, then saving a checkpoint; repeat the signal to stop at once",
             signal.Signals(number).name,
         )
-        if self._interrupts and self._all_reduce_max is None:
+        if self._is_interruptible and self._all_reduce_max is None:
             raise _InterruptedError
 
     def synchronize(self) -> None:
         """Share a signal that any process received with all processes; collective."""
         if self._all_reduce_max is not None:
-            self.received = int(self._all_reduce_max(self._own)) or None
+            self.received = int(self._all_reduce_max(self._local_signal)) or None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -89,15 +89,15 @@ class StopSignals:
 
         In a distributed run the block runs to its end, because its collectives need every process.
         """
-        self._interrupts = True
+        self._is_interruptible = True
         try:
             yield
         except _InterruptedError:
             pass
         finally:
-            self._interrupts = False
+            self._is_interruptible = False
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._previous_handlers = {}

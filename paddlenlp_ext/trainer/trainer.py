@@ -89,8 +89,8 @@ class Trainer:
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
-        self._saved: tuple[int, bool] | None = None
-        self._measured: tuple[int, dict[str, float]] | None = None
+        self._last_saved: tuple[int, bool] | None = None
+        self._last_metrics: tuple[int, dict[str, float]] | None = None
         self.best = BestMetricTracker(config.train)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
@@ -134,10 +134,10 @@ class Trainer:
         """Evaluate on the eval rows, write eval_results.json and return the metrics."""
         if self.process_group.is_main:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-        if self._measured is not None and self._measured[0] == self.state.step:
-            metrics = self._measured[1]
+        if self._last_metrics is not None and self._last_metrics[0] == self.state.step:
+            metrics = self._last_metrics[1]
         else:
-            metrics = self._measure()
+            metrics = self._compute_metrics()
         if self.process_group.is_main:
             save_results(self.output_dir, "eval", metrics)
         logger.info("evaluated: %s", describe_metrics(metrics))
@@ -154,7 +154,7 @@ class Trainer:
             logger.warning("load_best_model_at_end: no evaluation was made, keeping the last weights")
         elif state.best_step != state.step:
             self.model.load_weights(str(checkpoint_folder(self.output_dir, state.best_step)))
-            self._measured = None
+            self._last_metrics = None
             logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
 
     # -- before the first step ----------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Trainer:
         return order, step
 
     def _begin_output_dir(self, checkpoint: Path | None) -> None:
-        """Create the folder and write run_config.json; remove an earlier run if overwrite_output_dir asks for it."""
+        """Create the folder and write run_config.json; remove an earlier run if overwrite_output_dir is set."""
         if self.config.train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
             clear_run(self.output_dir)
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -294,7 +294,7 @@ class Trainer:
         raise TrainingStopped(signal_number, message)
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
-    def _measure(self) -> dict[str, float]:
+    def _compute_metrics(self) -> dict[str, float]:
         """Compute all metrics on the eval rows."""
         assert self.eval_rows is not None, "a trainer without eval_rows cannot evaluate"
         train, generation = self.config.train, self.config.generation
@@ -321,11 +321,11 @@ class Trainer:
         """Evaluate, log, and save a new best model if it is loaded at the end; a signal interrupts the evaluation."""
         state, metrics = self.state, None
         with signals.interruptible():
-            metrics = self._measure()
+            metrics = self._compute_metrics()
         signals.synchronize()
         if metrics is None:
             return
-        self._measured = (state.step, metrics)
+        self._last_metrics = (state.step, metrics)
         state.evaluation_due = False
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
         self.callbacks.on_evaluate(state, metrics)
@@ -341,12 +341,12 @@ class Trainer:
 
     def _save(self) -> None:
         train, state = self.config.train, self.state
-        if self._saved == (state.step, state.evaluation_due):  # already saved
+        if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
         folder = checkpoint_folder(self.output_dir, state.step)
         save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.process_group)
         if self.process_group.is_main:
             prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
-        self._saved = (state.step, state.evaluation_due)
+        self._last_saved = (state.step, state.evaluation_due)
         self.process_group.barrier()
         self.callbacks.on_save(state, folder)

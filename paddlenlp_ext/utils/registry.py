@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.package = package
         self._entries: dict[str, T] = {}
-        self._walked = False
+        self._imported = False
 
     def register(self, *names: str) -> Callable[[T], T]:
         """Return a decorator that registers an object under each name; a name can be used once."""
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         Raises:
             ValueError: there is no such entry; the message lists the known ones.
         """
-        self._walk()
+        self._import_modules()
         if name not in self._entries:
             known = ", ".join(sorted(self._entries))
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(name, self._entries)} Known: {known}.")
@@ -63,18 +63,18 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        self._walk()
+        self._import_modules()
         return sorted(self._entries)
 
     def items(self) -> list[tuple[str, T]]:
         """Return all (name, entry) pairs, sorted by name."""
-        self._walk()
+        self._import_modules()
         return sorted(self._entries.items(), key=lambda item: item[0])
 
-    def _walk(self) -> None:
-        if self._walked:
+    def _import_modules(self) -> None:
+        if self._imported:
             return
-        self._walked = True
+        self._imported = True
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__, prefix=f"{self.package}."):
             importlib.import_module(module.name)

@@ -16,7 +16,7 @@ from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 def test_trainer_signal_in_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
     class Interrupted(Trainer):
-        def _measure(self):
+        def _compute_metrics(self):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(30)
             raise AssertionError("the signal did not end the evaluation")
@@ -36,9 +36,9 @@ def test_trainer_last_evaluation_is_not_repeated(tmp_path):
     class Counting(Trainer):
         calls = 0
 
-        def _measure(self):
+        def _compute_metrics(self):
             self.calls += 1
-            return super()._measure()
+            return super()._compute_metrics()
 
     config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
     trainer = Counting(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())

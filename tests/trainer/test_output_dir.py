@@ -126,7 +126,7 @@ class Scripted(Trainer):
         self.seen = {}
         return self
 
-    def _measure(self):
+    def _compute_metrics(self):
         self.seen[self.state.step] = weights(self.model)
         return self.measures.pop(0)
 

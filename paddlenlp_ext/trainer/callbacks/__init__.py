@@ -32,7 +32,7 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Callback that calls several others in order."""
+    """Callback that forwards every hook to several callbacks in order."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = list(callbacks)

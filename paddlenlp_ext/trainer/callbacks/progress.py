@@ -45,7 +45,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
 def describe_results(results: dict[str, float]) -> str:
     """Return the results of a training run in one line."""
     return (
-        f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_clock(results['train_runtime'])} in steps, "
+        f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
         f"({results['train_learned_tokens_per_second']:,.0f} target), "
         f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB"
@@ -58,7 +58,7 @@ class LogLines(Callback):
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         line = describe(entry, state.total_steps)
         if "loss" in entry:
-            line += f", {_clock(seconds_left(state))} left"
+            line += f", {_hms(seconds_left(state))} left"
         get_logger(__name__).info(line)
 
 
@@ -67,7 +67,7 @@ def seconds_left(state: TrainerState) -> float:
     return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
 
 
-def _clock(seconds: float) -> str:
+def _hms(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -37,8 +37,8 @@ _DROPOUT = 1.25
 _PROCESS_BYTES = 400e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
-"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take
-half as many again and need no second copy for the rounded gradient: the same bytes."""
+"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take 384
+positions but need no second copy for the rounded gradient, which amounts to the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
@@ -78,7 +78,7 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True)
-class _Use:
+class _MemoryUse:
     """Bytes in use at one moment, without weights and optimizer.
 
     Attributes:
@@ -89,16 +89,16 @@ class _Use:
     blocks: float = 0.0
     heap: float = 0.0
 
-    def __add__(self, other: _Use) -> _Use:
-        return _Use(self.blocks + other.blocks, self.heap + other.heap)
+    def __add__(self, other: _MemoryUse) -> _MemoryUse:
+        return _MemoryUse(self.blocks + other.blocks, self.heap + other.heap)
 
-    def peak_of_each(self, other: _Use) -> _Use:
+    def peak_of_each(self, other: _MemoryUse) -> _MemoryUse:
         """Return the peak of two moments if blocks and heap do not share free memory."""
-        return _Use(max(self.blocks, other.blocks), max(self.heap, other.heap))
+        return _MemoryUse(max(self.blocks, other.blocks), max(self.heap, other.heap))
 
-    def peak_of_sum(self, other: _Use) -> _Use:
+    def peak_of_sum(self, other: _MemoryUse) -> _MemoryUse:
         """Return the peak of two moments if all memory is on the heap."""
-        return _Use(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
+        return _MemoryUse(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
 
 
 def estimate_memory(
@@ -141,9 +141,11 @@ def estimate_memory(
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     by_paddle = micro_batch_tokens * (num_layers * (layers.hidden + separate) + layers.hidden)
     gradients = _gradients(model)
-    start_of_backward = _Use(activations - by_paddle + working, by_paddle) + (gradients if accumulates else _Use())
-    start_of_backward += _Use(4.0 * _trained_head_size(model))
-    optimizer_step = gradients + _Use(0.0, _update_bytes(model, optim))
+    start_of_backward = _MemoryUse(activations - by_paddle + working, by_paddle) + (
+        gradients if accumulates else _MemoryUse()
+    )
+    start_of_backward += _MemoryUse(4.0 * _trained_head_size(model))
+    optimizer_step = gradients + _MemoryUse(0.0, _update_bytes(model, optim))
     combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
     needed = combine(optimizer_step)
     return MemoryEstimate(
@@ -264,7 +266,7 @@ def _trained_head_size(model: Any) -> int:
     return 0 if head.stop_gradient else math.prod(head.shape)
 
 
-def _gradients(model: Any) -> _Use:
+def _gradients(model: Any) -> _MemoryUse:
     """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
 
     C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
@@ -274,7 +276,7 @@ def _gradients(model: Any) -> _Use:
     sizes = {name: 4.0 * math.prod(parameter.shape) for name, parameter in trained.items()}
     by_paddle = sum(size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK)
     head = 4.0 * _trained_head_size(model) if model.config.tie_word_embeddings else 0.0
-    return _Use(sum(sizes.values()) - by_paddle + head, by_paddle)
+    return _MemoryUse(sum(sizes.values()) - by_paddle + head, by_paddle)
 
 
 def _update_bytes(model: Any, optim: str) -> float:
