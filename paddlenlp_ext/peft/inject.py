@@ -80,21 +80,21 @@ def linear_names(model: TrainableModel) -> list[str]:
     return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
 
 
-def select_targets(names: Sequence[str], wanted: str | Sequence[str] | None, key: str) -> list[str]:
-    """Return the names that `wanted` selects, in the model's order.
+def select_targets(names: Sequence[str], requested: str | Sequence[str] | None, key: str) -> list[str]:
+    """Return the names that `requested` selects, in the model's order.
 
     Args:
         names: dotted names of the layers that can be adapted.
-        wanted: None or "all-linear" for all layers; otherwise one or more entries, each a suffix of a name
+        requested: None or "all-linear" for all layers; otherwise one or more entries, each a suffix of a name
             ("q_proj", "self_attn.q_proj") or a regular expression for the full name (".*q_proj.*").
         key: name of the option, for errors.
 
     Raises:
         ValueError: the list is empty, or an entry matches no name or is not a regular expression.
     """
-    if wanted is None or wanted == ALL_LINEAR:
+    if requested is None or requested == ALL_LINEAR:
         return list(names)
-    entries = [wanted] if isinstance(wanted, str) else list(wanted)
+    entries = [requested] if isinstance(requested, str) else list(requested)
     if not entries:
         raise ValueError(f"{key} is an empty list; name at least one layer, or leave it out for all linear layers")
     chosen: set[str] = set()

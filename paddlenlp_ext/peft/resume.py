@@ -15,34 +15,34 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 
-def require_same_method(where: str, stored: PeftConfig, wanted: PeftConfig) -> None:
+def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> None:
     """Check that both configs are of the same method.
 
     Raises:
         ValueError: the methods differ.
     """
-    if type(stored) is not type(wanted):
-        found, expected = (f"{config.peft_type} ({type(config).__name__})" for config in (stored, wanted))
+    if type(stored) is not type(config):
+        found, expected = (f"{each.peft_type} ({type(each).__name__})" for each in (stored, config))
         raise ValueError(
             f"{where} holds an adapter of type {found}, but the run trains type {expected}; start from an adapter of "
             "the run's method, or change the method"
         )
 
 
-def require_same_function(where: str, stored: PeftConfig, wanted: PeftConfig) -> None:
+def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) -> None:
     """Check that the stored tensors compute the same function under both configs.
 
     Raises:
         ValueError: the methods differ, or options that are not in `free_on_resume`; the message names each of them with
             both values.
     """
-    require_same_method(where, stored, wanted)
+    require_same_method(where, stored, config)
     differences = [
-        f"{_key(field.name, wanted)} changed from {getattr(stored, field.name)!r} to {getattr(wanted, field.name)!r}"
-        for field in dataclasses.fields(wanted)
+        f"{_key(field.name, config)} changed from {getattr(stored, field.name)!r} to {getattr(config, field.name)!r}"
+        for field in dataclasses.fields(config)
         if field.compare
-        and field.name not in wanted.free_on_resume
-        and getattr(stored, field.name) != getattr(wanted, field.name)
+        and field.name not in config.free_on_resume
+        and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differences:
         raise ValueError(

@@ -194,12 +194,12 @@ class LowRankIntervention(nn.Layer):
     def forward(self, h_PD: paddle.Tensor) -> paddle.Tensor:
         """Map h [P, D] to [P, D]."""
         basis_Dr = self.basis.matrix()
-        wanted_Pr = self.activation(self.learned_source(h_PD))
+        change_Pr = self.activation(self.learned_source(h_PD))
         if self.subtracts:
-            present_Pr = paddle.matmul(h_PD, basis_Dr)
+            projected_Pr = paddle.matmul(h_PD, basis_Dr)
             bias = getattr(self.basis, "bias", None)
-            wanted_Pr = wanted_Pr - (present_Pr if bias is None else present_Pr + bias)
-        return h_PD + paddle.matmul(wanted_Pr, basis_Dr, transpose_y=True)
+            change_Pr = change_Pr - (projected_Pr if bias is None else projected_Pr + bias)
+        return h_PD + paddle.matmul(change_Pr, basis_Dr, transpose_y=True)
 
 
 class TinyIntervention(nn.Layer):

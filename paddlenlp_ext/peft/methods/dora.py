@@ -77,7 +77,7 @@ class DoRALinear(LoRALinear):
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out]."""
         result = self.base(x)
-        stretch_O = self.lora_magnitude_vector / self.direction_norms().astype(self.dtype)
+        scale_O = self.lora_magnitude_vector / self.direction_norms().astype(self.dtype)
         if self.dropout and self.training:
             x = self.apply_dropout(x)
             unbiased = self.base.forward_without_bias(x)
@@ -86,17 +86,17 @@ class DoRALinear(LoRALinear):
             unbiased = result if bias is None else result - bias
         inner = paddle.matmul(x, self.lora_A.weight, transpose_y=True) * self.scaling
         update = paddle.matmul(inner, self.lora_B.weight, transpose_y=True)
-        more, stretch_O = (stretch_O - 1.0).astype(result.dtype), stretch_O.astype(result.dtype)
-        return result + more * unbiased + stretch_O * update
+        base_scale_O, update_scale_O = (scale_O - 1.0).astype(result.dtype), scale_O.astype(result.dtype)
+        return result + base_scale_O * unbiased + update_scale_O * update
 
     @paddle.no_grad()
     def direction_norms(self) -> paddle.Tensor:
         """Return c, the row norms of W + s B A, float32 [out]."""
         a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
         with paddle.amp.auto_cast(enable=False):
-            along = self.reduce_over_inputs(self.base.forward_without_bias(self.lora_A.weight).astype("float32").T)
-            own = paddle.matmul(b, self.reduce_over_inputs(paddle.matmul(a, a, transpose_y=True)))
-        return (self.base_squared_norms + self.scaling * ((2.0 * along + self.scaling * own) * b).sum(axis=1)).sqrt()
+            cross = self.reduce_over_inputs(self.base.forward_without_bias(self.lora_A.weight).astype("float32").T)
+            square = paddle.matmul(b, self.reduce_over_inputs(paddle.matmul(a, a, transpose_y=True)))
+        return (self.base_squared_norms + self.scaling * ((2.0 * cross + self.scaling * square) * b).sum(axis=1)).sqrt()
 
     def delta_weight(self) -> paddle.Tensor:
         """Return m (W + s B A) / c - W, float32 [out, in]."""

@@ -73,11 +73,11 @@ class LoHaLinear(LinearAdapter):
         self.scaling = scaling
         left, right = (self.out_features, rank), (rank, self.in_features)
 
-        def start(own_name: str, shape: tuple[int, int]) -> paddle.Tensor:
+        def new_factor(own_name: str, shape: tuple[int, int]) -> paddle.Tensor:
             return self.new_parameter(kaiming_uniform(shape, seed, f"{name}.{own_name}"))
 
-        self.hada_w1_a, self.hada_w1_b = start("hada_w1_a", left), start("hada_w1_b", right)
-        self.hada_w2_a = start("hada_w2_a", left)
+        self.hada_w1_a, self.hada_w1_b = new_factor("hada_w1_a", left), new_factor("hada_w1_b", right)
+        self.hada_w2_a = new_factor("hada_w2_a", left)
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
