@@ -25,7 +25,7 @@ class AdamWUpdate(NamedTuple):
 
     Attributes:
         parameter, gradient, moment1, moment2: tensors of the same shape.
-        beta1_power, beta2_power: [1], the betas to the power of the step about to be made.
+        beta1_power, beta2_power: [1], b1^t and b2^t for the step t of this update.
         rate: learning rate.
         decay: weight decay; the parameter shrinks by the factor `1 - rate * decay`.
     """
@@ -41,13 +41,13 @@ class AdamWUpdate(NamedTuple):
 
 
 def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """Apply the formula to one tensor after the other."""
+    """Apply the formula to each tensor in turn, in plain Paddle."""
     for parameter, gradient, moment1, moment2, beta1_power, beta2_power, rate, decay in updates:
         moment1.set_value(moment1 * beta1 + gradient * (1 - beta1))
         moment2.set_value(moment2 * beta2 + gradient.square() * (1 - beta2))
         mean, mean_square = moment1 / (1 - beta1_power), moment2 / (1 - beta2_power)
-        kept = parameter * (1 - rate * decay)
-        parameter.set_value(kept - mean / (mean_square.sqrt() + epsilon) * rate)
+        decayed = parameter * (1 - rate * decay)
+        parameter.set_value(decayed - mean / (mean_square.sqrt() + epsilon) * rate)
         beta1_power.set_value(beta1_power * beta1)
         beta2_power.set_value(beta2_power * beta2)
 

@@ -80,9 +80,10 @@ def dynamic_8bit(signed: bool) -> Dynamic8Bit:
 
 
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower level, and the border to the next one, of each group of float32 numbers with equal upper bits.
+    """Return the lower level and the border to the next level, for each group of float32 numbers with equal upper bits.
 
-    Two lookups replace a binary search of eight steps. The result is the same because no group crosses two borders.
+    Two lookups replace a binary search of eight steps. The result is the same, because at most one border lies in a
+    group.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)
@@ -149,9 +150,9 @@ def adamw_8bit_reference(value: paddle.Tensor, gradient: paddle.Tensor, moments:
     flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views, no copy
     for first in range(0, moments.codes1.shape[0], _SLICE):
         blocks, elements = slice(first, first + _SLICE), slice(first * BLOCK, (first + _SLICE) * BLOCK)
-        part, here = flat_value[elements], Moments8Bit(*(tensor[blocks] for tensor in moments))
-        quotient = _quotient_of_blocks(_in_blocks(flat_gradient[elements]), here, step)
-        part.subtract_(quotient.reshape([-1])[: part.shape[0]].scale_(step.rate))
+        values, block_moments = flat_value[elements], Moments8Bit(*(tensor[blocks] for tensor in moments))
+        quotient = _quotient_of_blocks(_in_blocks(flat_gradient[elements]), block_moments, step)
+        values.subtract_(quotient.reshape([-1])[: values.shape[0]].scale_(step.rate))
 
 
 def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> paddle.Tensor:
@@ -195,7 +196,7 @@ def _levels(signed: bool) -> ctypes.Structure:
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
     found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
-    found.kept = arrays  # keeps the arrays behind the addresses alive
+    found.arrays = arrays  # keeps the memory alive that the addresses point to
     return found
 
 

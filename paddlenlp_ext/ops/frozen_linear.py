@@ -1,4 +1,4 @@
-"""Frozen linear layers as parts of a fused op.
+"""Frozen linear layers as operands of a fused op.
 
 An adapter computes its frozen base and its own update in one differentiable op (see `lora_linear.py`). The op needs the
 base's outputs and input gradient, independent of how the base stores its weight.
@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 
 class FrozenLinear(Protocol):
-    """Protocol of x W^T + bias with frozen W [out, in] and bias [out]."""
+    """Interface of a frozen linear layer, x W^T + bias, with W [out, in] and bias [out]."""
 
     @property
     def uses_bf16(self) -> bool:

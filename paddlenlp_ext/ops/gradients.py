@@ -27,7 +27,7 @@ def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
 
 
 def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """Scale one tensor after the other, in place."""
+    """Scale each tensor in turn, in place."""
     for tensor in tensors:
         tensor.scale_(factor)
 
@@ -35,8 +35,8 @@ def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
 def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
     """Scale all contiguous tensors in one call, and the others with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
-    whole = [tensor for tensor in tensors if tensor.is_contiguous()]
-    function("scale_tensors")(pointers(whole), sizes(whole), len(whole), factor)
+    contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
+    function("scale_tensors")(pointers(contiguous), sizes(contiguous), len(contiguous), factor)
 
 
 def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
@@ -57,18 +57,19 @@ scale_op = DispatchedOp("scale", native=(scale_cpp, usable), reference=scale_ref
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
     """Return the sum of squares of all values of all tensors; 0 without tensors."""
-    return sum(backend(alike) for backend, alike in _by_backend(sum_of_squares_op, tensors))
+    return sum(backend(group) for backend, group in _by_backend(sum_of_squares_op, tensors))
 
 
 def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
     """Multiply all tensors by a number, in place."""
-    for backend, alike in _by_backend(scale_op, tensors):
-        backend(alike, factor)
+    for backend, group in _by_backend(scale_op, tensors):
+        backend(group, factor)
 
 
 def _by_backend(
     op: DispatchedOp, tensors: Iterable[paddle.Tensor]
 ) -> Iterable[tuple[Implementation, list[paddle.Tensor]]]:
+    """Group tensors by the backend that `op` chooses for them."""
     groups: dict[Implementation, list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(op.choose(tensor), []).append(tensor)

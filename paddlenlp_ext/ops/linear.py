@@ -17,7 +17,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.saved_tensors import recompute_function
 
 SMALL_BATCH_ROWS = 8
-"""Rows up to which a matmul is bound by reading the weight; a loop over the rows is then the fastest (generation)."""
+"""Rows up to which reading the weight limits the speed of a matmul; a loop over the rows is then the fastest."""
 
 
 def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -83,13 +83,13 @@ class _Linear(PyLayer):
             _call("linear_weight_gradient", (operand, x, weight_gradient), weight, ctx.in_bf16)
         if ctx.grads_needed[2]:
             bias_gradient = gradients[2] = library.empty([weight.shape[0]])
-            of_bias, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
-            of_bias(library.pointer(gradient), library.pointer(bias_gradient), rows, weight.shape[0])
+            run, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
+            run(library.pointer(gradient), library.pointer(bias_gradient), rows, weight.shape[0])
         return tuple(gradients[: ctx.num_inputs])
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
-    """Call an entry point with these tensors, rows (of the first tensor), in, out and whether matrices are bfloat16."""
+    """Call an entry point with tensors, rows (of the first tensor), in, out, and whether matrices are bfloat16."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]

@@ -36,7 +36,7 @@ def lora_linear_cpp(
 
 
 def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
-    """Return A or B contiguous and in float32, as the C++ backend reads it."""
+    """Return A or B contiguous and in float32, as the C++ backend requires."""
     return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 
@@ -91,7 +91,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) 
 def lora_linear_reference(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """Compute the formula with one matmul after the other."""
+    """Compute the formula with separate matmuls in plain Paddle."""
     inner = paddle.matmul(x, a, transpose_y=True) * scaling
     return base(x) + paddle.matmul(inner, b, transpose_y=True)
 

@@ -1,4 +1,4 @@
-"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), alone and fused with a residual addition.
+"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
 
     y = x / sqrt(mean(x^2) + epsilon) * weight
 
@@ -122,7 +122,7 @@ def _weight_gradient(
 
 
 def _rows(x: paddle.Tensor) -> tuple[int, int]:
-    """Return R and D."""
+    """Return the number of rows R and the row length D."""
     return math.prod(x.shape[:-1]), x.shape[-1]
 
 

@@ -26,9 +26,9 @@ def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddl
 
 
 def rope_cpu(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Rotate with a matmul by a signed permutation, which swaps the halves exactly; same bits as the reference.
+    """Rotate with a matmul by a signed permutation, which swaps the halves exactly; the bits equal the reference's.
 
-    On the CPU, slicing and concatenating the halves takes Paddle ten times as long, and so does a broadcast product.
+    On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
     """
     return _Rope.apply(x_BSNH, cos_BSH, sin_BSH)
 
@@ -50,6 +50,7 @@ class _Rope(PyLayer):
 
 
 def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tensor:
+    """Repeat a table for every head of `like_BSNH`."""
     return table_BSH.unsqueeze(2).expand(like_BSNH.shape).contiguous()
 
 

@@ -14,7 +14,7 @@ RecomputeFunction = Callable[[], paddle.Tensor]
 
 
 def with_recompute_function(x: paddle.Tensor, make: RecomputeFunction) -> paddle.Tensor:
-    """Attach `make` to `x`; it recomputes the same bits from tensors that are saved anyway."""
+    """Attach the recompute function `make` to `x`; it computes equal bits from tensors that are saved anyway."""
     x._recompute_function = (x.inplace_version, make)
     return x
 

@@ -51,22 +51,22 @@ def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute the gate in one pass of C++ (csrc/swiglu.cpp).
 
     Only the inputs are saved, and consumers can recompute the product from them. Under `bf16_matmuls` the inputs are
-    rounded to bfloat16 first: the saved tensors are bfloat16, and the product is that of the rounded inputs.
+    rounded to bfloat16 first: the rounded inputs are saved, and the product is computed from them.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
     if not needs_grad(gate, up):
         return _forward(gate, up)[0]
-    kept: list[paddle.Tensor] = []
-    return with_recompute_function(_SwiGluCpp.apply(gate, up, kept), lambda: _product(*kept))
+    saved: list[paddle.Tensor] = []
+    return with_recompute_function(_SwiGluCpp.apply(gate, up, saved), lambda: _product(*saved))
 
 
 class _SwiGluCpp(PyLayer):
     @staticmethod
-    def forward(ctx, gate, up, kept):
+    def forward(ctx, gate, up, saved):
         ctx.wanted = [not x.stop_gradient for x in (gate, up)]
         out, *inputs = _forward(gate, up)
-        kept += inputs
+        saved += inputs
         ctx.save_for_backward(*inputs)
         return out
 
@@ -90,7 +90,7 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 
 def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the product, and the gate and up from which it was computed."""
+    """Return the product, and the `gate` and `up` from which it was computed."""
     if not bf16_matmuls_enabled():
         return _product(gate, up), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)

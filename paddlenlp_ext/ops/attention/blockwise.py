@@ -1,4 +1,4 @@
-"""Blockwise attention in plain Paddle; work and memory follow the documents, not the pack.
+"""Blockwise attention in plain Paddle; work and memory depend on the lengths of the documents, not of the pack.
 
 Documents of similar length are batched. Their queries are processed one block at a time against the keys visible to
 the block, as one batched matmul per tile. The query heads that share a key-value head are rows of one matmul, so keys
@@ -27,7 +27,7 @@ QUERY_BLOCK = 128
 TILE_SCORES = 1 << 22
 """Maximum scores in a tile, unless the block of a single document needs more."""
 MIN_RELATIVE_LENGTH = 0.8
-"""Minimum length of a document relative to the longest of its batch; the rest is padding."""
+"""Minimum length of a document relative to the longest one of its batch; the difference is padding."""
 SHORT = 32
 """Length up to which documents are batched regardless of their lengths."""
 
@@ -41,7 +41,7 @@ class Tile:
         key_rows: int64 [M*K * T], rows of k and v (after those of a prefix); padding as above.
         shape: (M*K, G*Q, T).
         mask: fp32 [Q, T], 0 for visible keys and -inf for the others. Padding needs no mask: it follows its document,
-            so no real query sees it, and the gradient of its own output is zero.
+            so no query of the document attends to it, and the gradient of the padding's own output is zero.
     """
 
     query_rows: paddle.Tensor
@@ -99,7 +99,7 @@ def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) ->
 
 
 def _query_blocks(length: int) -> list[tuple[int, int]]:
-    """Split `length` queries into equal blocks; return (first, end) of each."""
+    """Split `length` queries into equal blocks; return (first, end) of each block."""
     edges = np.linspace(0, length, -(-length // QUERY_BLOCK) + 1).round().astype(int).tolist()
     return list(itertools.pairwise(edges))
 
@@ -214,7 +214,7 @@ def _rows(x_BSNH: paddle.Tensor, plan: BlockPlan) -> paddle.Tensor:
 
 
 def _zero_rows(x_BSKH: paddle.Tensor) -> paddle.Tensor:
-    """Return zeros for every row of `x` and one more, which collects the gradients of padding."""
+    """Return zeros for every row of `x`, and an additional row that collects the gradients of padding."""
     batch, length, heads, head_dim = x_BSKH.shape
     return paddle.zeros([batch * length * heads + 1, head_dim], x_BSKH.dtype)
 

@@ -1,8 +1,8 @@
 """Attention in C++ (csrc/attention_*.cpp), in tiles of 64 queries by 64 keys.
 
-Tiles hidden by causality, a document's end or the window are skipped. Besides its inputs, the backward pass saves the
-output and one number per query and head. Under `bf16_matmuls` the matmuls round their inputs to bfloat16, on
-processors with avx512_bf16; sums and softmax are float32.
+Tiles that causality, a document's end or the window masks are skipped. In addition to the inputs, the output and one
+number per query and head are saved for the backward pass. Under `bf16_matmuls` the matmuls round their inputs to
+bfloat16, on processors with avx512_bf16; sums and softmax are float32.
 
 Shapes: B batch, S sequence, P prefix positions, N query heads, K key-value heads, H head dimension.
 """
@@ -44,7 +44,7 @@ def attention_cpp(
 
 
 def _check_shapes(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
-    """Check the sizes on which the C++ loops rely; they would read past the end otherwise."""
+    """Check the sizes on which the C++ loops rely; with wrong sizes they would read past the end of a tensor."""
     (batch, length, heads, head_dim), keys = inputs[0].shape, inputs[1].shape
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs[0].shape}, keys {keys}"
@@ -97,5 +97,5 @@ def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, pr
     window = _NO_WINDOW if layout.window is None else layout.window
     counts = (len(lengths), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
     sizes = struct("AttentionSizes")(*counts, starts.ctypes.data, lengths.ctypes.data)
-    sizes.kept = (starts, lengths)  # keeps the arrays behind the addresses alive
+    sizes.arrays = (starts, lengths)  # keeps the memory alive that the addresses point to
     return sizes

@@ -1,7 +1,8 @@
 """Attention of a few new positions over the key-value cache, run in every layer of every decoding step.
 
-The cache has the layout [B, K, C, H], so that the matmuls of the reference read it in place. With [B, C, K, H] it would
-be transposed in each step and layer. Time of a step on two CPU cores, 8 rows, 9 heads on 3 and 256 keys:
+The matmuls of the reference read the cache in place, because its layout is [B, K, C, H]. With [B, C, K, H] it would be
+transposed in each step and layer. Time of a step on two CPU cores with 8 rows, 9 query heads, 3 key-value heads and 256
+keys:
 
     [B, C, K, H]    6.8 ms
     [B, K, C, H]    0.2 ms
@@ -33,15 +34,15 @@ class VisiblePositions:
     ranges: np.ndarray
     _biases: dict[int, paddle.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
-    def bias(self, num_places: int) -> paddle.Tensor:
+    def bias(self, num_slots: int) -> paddle.Tensor:
         """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
-        if num_places not in self._biases:
-            places_C, ranges = np.arange(num_places), self.ranges[..., None]
-            in_prefix_BSC = (ranges[:, :, 0] <= places_C) & (places_C < ranges[:, :, 1])
-            in_own_BSC = (ranges[:, :, 2] <= places_C) & (places_C < ranges[:, :, 3])
+        if num_slots not in self._biases:
+            slots_C, ranges = np.arange(num_slots), self.ranges[..., None]
+            in_prefix_BSC = (ranges[:, :, 0] <= slots_C) & (slots_C < ranges[:, :, 1])
+            in_own_BSC = (ranges[:, :, 2] <= slots_C) & (slots_C < ranges[:, :, 3])
             bias_BSC = np.where(in_prefix_BSC | in_own_BSC, np.float32(0), np.float32(-np.inf))
-            self._biases[num_places] = paddle.to_tensor(bias_BSC)
-        return self._biases[num_places]
+            self._biases[num_slots] = paddle.to_tensor(bias_BSC)
+        return self._biases[num_slots]
 
 
 def decode_attention_reference(
@@ -49,7 +50,7 @@ def decode_attention_reference(
 ) -> paddle.Tensor:
     """Compute softmax attention over all slots; invisible slots have a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
-    kv_heads, num_places = k_BKCH.shape[1], k_BKCH.shape[2]
+    kv_heads, num_slots = k_BKCH.shape[1], k_BKCH.shape[2]
     group = heads // kv_heads
     q_BSNH = q_BSNH * scale
     if length == 1:
@@ -58,8 +59,8 @@ def decode_attention_reference(
         q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
         q_BKQH = q_BKGSH.reshape([batch, kv_heads, group * length, head_dim])
     scores_BKQC = paddle.matmul(q_BKQH, k_BKCH, transpose_y=True).astype("float32")
-    bias_B11SC = seen.bias(num_places).unsqueeze([1, 2])
-    scores_BKGSC = scores_BKQC.reshape([batch, kv_heads, group, length, num_places]) + bias_B11SC
+    bias_B11SC = seen.bias(num_slots).unsqueeze([1, 2])
+    scores_BKGSC = scores_BKQC.reshape([batch, kv_heads, group, length, num_slots]) + bias_B11SC
     probabilities_BKQC = F.softmax(scores_BKGSC, axis=-1).astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
     out_BKQH = paddle.matmul(probabilities_BKQC, v_BKCH)
     if length == 1:

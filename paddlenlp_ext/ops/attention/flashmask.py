@@ -1,9 +1,9 @@
 """Attention by Paddle's FlashMask kernel (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
-Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense one and checks the call
+Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense mask, and checks the call
 against the documented signature.
 
-The kernel has no notion of a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
+The kernel does not support a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
 This adds P positions per document; the other backends read a single copy.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, E positions with the copies, P prefix positions, X heads,
@@ -31,16 +31,16 @@ class PrefixedDocuments:
         prefix_length: P.
         layout: layout of the longer documents.
         sources: int64 [E], source of each position: one of the P prefix positions, followed by the B * S positions.
-        kept: int64 [B * S], index of each of the documents' own positions.
+        own_positions: int64 [B * S], index of each of the documents' own positions.
     """
 
     prefix_length: int
     layout: AttentionLayout
     sources: paddle.Tensor
-    kept: paddle.Tensor
+    own_positions: paddle.Tensor
 
-    def spread(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
-        """Return [1, E, X, H] with the prefix copied in; None: zeros, for queries, whose prefix outputs are unused."""
+    def insert(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
+        """Return [1, E, X, H] with the copies of the prefix; None inserts zeros, for queries."""
         rows = x_BSXH.flatten(0, 1)
         if prefix_PXH is None:
             prefix_PXH = paddle.zeros([self.prefix_length, *rows.shape[1:]], rows.dtype)
@@ -48,22 +48,22 @@ class PrefixedDocuments:
 
     def gather(self, x_1EXH: paddle.Tensor, shape: Sequence[int]) -> paddle.Tensor:
         """Return the documents' own positions, reshaped to `shape`."""
-        return paddle.gather(x_1EXH[0], self.kept).reshape(list(shape))
+        return paddle.gather(x_1EXH[0], self.own_positions).reshape(list(shape))
 
 
 def prefixed_documents(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
     """Return the layout with a prefix of this length inserted; computed once per layout."""
-    return layout.cached(("prefixed", prefix_length), lambda: _place(layout, prefix_length))
+    return layout.cached(("prefixed", prefix_length), lambda: _insert_prefixes(layout, prefix_length))
 
 
-def _place(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
+def _insert_prefixes(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
     starts, lengths = layout.documents()
     prefix = np.arange(prefix_length)
     own = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     sources = np.concatenate([part for positions in own for part in (prefix, prefix_length + positions)])
     longer = AttentionLayout.from_documents([(lengths + prefix_length).tolist()], layout.window)
-    kept = np.flatnonzero(sources >= prefix_length)
-    return PrefixedDocuments(prefix_length, longer, paddle.to_tensor(sources), paddle.to_tensor(kept))
+    own_positions = np.flatnonzero(sources >= prefix_length)
+    return PrefixedDocuments(prefix_length, longer, paddle.to_tensor(sources), paddle.to_tensor(own_positions))
 
 
 def flashmask_attention(
@@ -76,23 +76,24 @@ def flashmask_attention(
 ) -> paddle.Tensor:
     """Compute causal attention within each document, as `attention_reference` does."""
     if prefix is not None:
-        spread = prefixed_documents(layout, prefix[0].shape[0])
-        q, k, v = spread.spread(q_BSNH, None), spread.spread(k_BSKH, prefix[0]), spread.spread(v_BSKH, prefix[1])
-        return spread.gather(flashmask_attention(q, k, v, spread.layout, scale), q_BSNH.shape)
+        prefixed = prefixed_documents(layout, prefix[0].shape[0])
+        q, k = prefixed.insert(q_BSNH, None), prefixed.insert(k_BSKH, prefix[0])
+        v = prefixed.insert(v_BSKH, prefix[1])
+        return prefixed.gather(flashmask_attention(q, k, v, prefixed.layout, scale), q_BSNH.shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
-    kernels_scale = q_BSNH.shape[-1] ** -0.5  # the only scale of FlashAttention 2's kernel; the queries carry the rest
-    if not math.isclose(scale, kernels_scale):
-        q_BSNH = q_BSNH * (scale / kernels_scale)
+    kernel_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel has no other scale: multiply the queries
+    if not math.isclose(scale, kernel_scale):
+        q_BSNH = q_BSNH * (scale / kernel_scale)
     out_BSNH = F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
     assert isinstance(out_BSNH, paddle.Tensor), "the kernel returns a list only if the softmax is requested"
     return out_BSNH
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:
-    """Return int32 [B, 1, S, 1]: for each key the first query of the row that no longer sees it.
+    """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to it.
 
-    With `causal`, FlashMask hides a key from all earlier queries and from this query on. It is the end of the key's
-    document, or the first query whose window excludes the key.
+    With `causal`, FlashMask masks a key for all earlier queries, and from the returned query on. The returned query is
+    the end of the key's document, or the first query whose window excludes the key.
     """
     ends_BS = np.stack([np.repeat(np.cumsum(row), row) for row in layout.document_lengths])
     if layout.window is not None:

@@ -28,8 +28,8 @@ KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
 class AttentionLayout:
     """Document lengths of each row of a batch, and the sliding window (None: no window).
 
-    A position sees itself and the earlier positions of its document. With a window it sees only the last `window` of
-    these, itself included.
+    A position sees itself and the earlier positions of its document. With a window it sees only the last `window`
+    positions among them, itself included.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]
@@ -68,12 +68,12 @@ class AttentionLayout:
         return np.cumsum(lengths) - lengths, lengths
 
     def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return whether queries see keys (broadcast); both are positions in one document, negative in the prefix."""
+        """Return whether queries see keys (broadcast); both are positions in one document, negative for the prefix."""
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`: the plan that a backend derives from this layout."""
+        """Return the result of `make`, computed once per `key`; a backend caches the plan that it derives here."""
         if key not in self._plans:
             self._plans[key] = make()
         return self._plans[key]

@@ -22,10 +22,10 @@ def bf16_matmuls() -> AbstractContextManager[None]:
 
 def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run` bound to the current matmul precision, for recomputing a forward pass later."""
-    now = _bf16_matmuls
+    captured = _bf16_matmuls
 
     def run_again(*args: Any) -> Any:
-        with _set_bf16_matmuls(now):
+        with _set_bf16_matmuls(captured):
             return run(*args)
 
     return run_again
@@ -88,8 +88,8 @@ def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
 def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
     """Return `x` in bfloat16, converted once for all layers that read x (q, k and v; gate and up).
 
-    The copy lives as long as x. Parameters are converted each time, because setting their values is not visible in
-    `inplace_version`.
+    The copy lives as long as x. Parameters are converted each time, because `inplace_version` does not change when
+    their values are set.
     """
     if x.persistable:
         return as_bf16(x)

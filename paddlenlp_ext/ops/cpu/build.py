@@ -1,7 +1,7 @@
 """Build the C++ library: compile every source of `csrc/` in its own process, then link.
 
-Objects and library are stored in the user's cache under a hash of everything they depend on. A changed source, flag,
-Paddle version or processor gives a new file; unchanged files are reused.
+Objects and library are stored in the user's cache under a hash of everything that they depend on. After a change of a
+source, a flag, the Paddle version or the processor new files are built; other files are reused.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def build(libraries: Path) -> Path:
         ) from error
     sanitizers = SANITIZERS if os.environ.get("PADDLENLP_EXT_SANITIZE") == "1" else ()
     command = [*compiler, *FLAGS, *sanitizers]
-    made_with = " ".join([*command, _version(compiler), paddle.__version__, str(libraries), _processor()])
+    toolchain = " ".join([*command, _version(compiler), paddle.__version__, str(libraries), _processor()])
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
     objects = {
-        source: folder / f"{source.stem}-{_digest(made_with.encode(), headers, source.read_bytes())}.o"
+        source: folder / f"{source.stem}-{_digest(toolchain.encode(), headers, source.read_bytes())}.o"
         for source in sorted(SOURCES.glob("*.cpp"))
     }
     library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
@@ -68,9 +68,9 @@ def build(libraries: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one of several ranks builds, the others wait and reuse the result
             if not library.exists():
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
-                places = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
+                linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
                 shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))
-                _run([*compiler, *sanitizers, *shared, *places], library)
+                _run([*compiler, *sanitizers, *shared, *linked], library)
     return library
 
 
@@ -85,7 +85,11 @@ def _require_writable(folder: Path) -> None:
 
 
 def _find_compiler(libraries: Path) -> list[str]:
-    """Return the words that start a compiler command; CXX may be "ccache g++"."""
+    """Return the compiler command as a list of words; CXX may be "ccache g++".
+
+    Raises:
+        BuildError: not Linux, missing libraries, an invalid CXX, or no compiler.
+    """
     if sys.platform != "linux":
         raise BuildError(f"the C++ library is built on Linux only, and this is {sys.platform}")
     missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
@@ -116,7 +120,7 @@ def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:
 
 
 def _run(command: list[str], target: Path) -> None:
-    """Run a compiler that writes `target`, which appears complete or not at all, even after a power failure.
+    """Run a compiler that writes `target`; the file is complete or absent, even after a power failure.
 
     A truncated library would end every later process with a bus error.
     """

@@ -70,7 +70,7 @@ def function(name: str) -> Callable[..., None]:
 def pointer(tensor: paddle.Tensor) -> int:
     """Return the address of the first value of a contiguous tensor.
 
-    The address keeps nothing alive: hold the tensor by a name until the call that uses the address has returned.
+    The address does not keep the tensor alive: keep a reference until the call that uses the address has returned.
     """
     assert tensor.is_contiguous(), "C++ ops require contiguous tensors"
     return tensor.data_ptr()
@@ -83,7 +83,7 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     for length in shape:
         size *= length
     if size < _POOLED_BYTES:
-        # paddle.empty checks its arguments for 3 us more, and a decoding step has hundreds of small tensors.
+        # paddle.empty takes 3 us longer to check its arguments, and a decoding step has hundreds of small tensors.
         return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
     address = ctypes.c_void_p()
     try:
@@ -106,7 +106,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of C++ ops; the initial number is that of Paddle's matmuls."""
+    """Set the number of threads of C++ ops; initially it equals the number of threads of Paddle's matmuls."""
     function("set_threads")(count)
 
 

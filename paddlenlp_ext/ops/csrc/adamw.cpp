@@ -1,8 +1,7 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101) over a list of tensors.
 //
-// Formula and order of operations are those of Paddle's kernel, so that both can continue from the same optimizer
-// state: a power is beta^t of the step about to be made, the bias correction is applied to the learning rate, and
-// epsilon is scaled by it.
+// Formula and order of operations equal those of Paddle's kernel, so both can continue from the same optimizer state: a
+// power is beta^t for the step t of this update, and the bias correction is applied to the learning rate and epsilon.
 #include "tensor_list.h"
 
 namespace plx {
@@ -12,7 +11,8 @@ struct Update {
     float decay_factor, learning_rate, epsilon;
 };
 
-// Not inlined: GCC would fuse other multiply-adds for one thread than for several, and their results differ in a bit.
+// Not inlined: GCC would fuse different multiply-adds for one thread and for several, and a bit of the results would
+// differ.
 __attribute__((noinline)) void update_block(float* weight, const float* gradient, float* first, float* second, i64 size,
                                             Update update, float beta1, float beta2) {
     for_each_vector(size, [&](i64 start, i64 count) {

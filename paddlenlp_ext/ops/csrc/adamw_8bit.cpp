@@ -1,7 +1,7 @@
 // AdamW for one tensor with 8-bit moments, in blocks of 256 that share a scale (ops/adamw_8bit.py).
 //
-// Products and sums are rounded separately (no fused multiply-add), as in NumPy and Paddle, so that all backends store
-// the same codes: otherwise a moment halfway between two levels could be stored as either.
+// Products and sums are rounded separately (no fused multiply-add), as in NumPy and Paddle. Otherwise backends could
+// store different codes for a moment halfway between two levels.
 #pragma GCC optimize("fp-contract=off")
 
 #include "elementwise.h"
@@ -17,7 +17,7 @@ void dequantize(const DynamicLevels& levels, const uint8_t* codes, float scale, 
     for (i64 i = 0; i < BLOCK; ++i) to[i] = levels.values[codes[i]] * scale;
 }
 
-// Returns the scale; divides the numbers by it.
+// Writes the codes and returns the scale; divides the numbers by the scale.
 float quantize(const DynamicLevels& levels, float* numbers, uint8_t* codes) {
     f32x16 largest{};
     for (i64 i = 0; i < BLOCK; i += LANES) {
@@ -50,7 +50,7 @@ void update_block(float* weight, const float* gradient, float* moment1, float* m
     }
 }
 
-// A shorter last block, padded with zeros.
+// Updates a shorter last block, padded with zeros.
 void update_partial_block(float* weight, const float* gradient, i64 count, float* moment1, float* moment2,
                           const AdamStep& step) {
     float weights[BLOCK] = {}, gradients[BLOCK] = {};

@@ -1,12 +1,12 @@
 // Entry points of the CPU library, and the structs that cross its boundary.
 //
-// Python reads argument types and struct layouts from this file (ops/cpu/api.py): no signature is written down twice.
-// Its reader understands `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per
+// Python parses argument types and struct layouts from this file (ops/cpu/api.py), so no signature is declared twice.
+// The parser supports `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per
 // declaration, and the types i64, float, double, bool and pointers.
 //
-// Arrays are contiguous and row-major unless stated otherwise; shapes are written [rows, columns]. An array given as
-// void* holds bf16 if the flag `is_bf16` is set, and float otherwise. Outputs of gradient functions may be null where
-// stated: that gradient is not computed.
+// Arrays are contiguous and row-major unless stated otherwise; shapes are written [rows, columns]. An array of type
+// void* holds bf16 if the flag `is_bf16` is set, and float otherwise. Where stated, an output of a gradient function
+// may be null; this gradient is then not computed.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace plx {
 using i64 = int64_t;
 using bf16 = uint16_t;  // the upper half of a float's bits
 
-// Result of every entry point. Python raises the exception of the same name, with the message of last_error().
+// Result of every entry point. Python raises the corresponding exception, with the message of last_error().
 enum Status : int32_t { OK = 0, RUNTIME_ERROR = 1, MEMORY_ERROR = 2, VALUE_ERROR = 3 };
 
 struct AttentionSizes {
@@ -56,7 +56,7 @@ struct QuantizedWeight {
     i64 in;
     i64 block;
     i64 group;                  // scales per group_scale; 0 if the scales are floats
-    const uint8_t* codes;       // two per byte, the first in the high nibble; without levels one int8 per byte
+    const uint8_t* codes;       // two per byte, the first in the high nibble; for int8 one per byte
     const float* levels;        // [16], values of the 4-bit codes; null for int8
     const void* scales;         // float, or uint8 codes if there are groups
     const float* scale_levels;  // [256], values of the scales' codes
@@ -64,8 +64,8 @@ struct QuantizedWeight {
     const float* scale_offset;  // [1], added to every scale
 };
 
-// Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The nearest level of x is
-// first[upper bits of x], or the next one if x is above the border between the two.
+// Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The code of the level nearest to x is
+// first[upper bits of x], or the next code if x is above the border between the two levels.
 struct DynamicLevels {
     const float* values;   // [256]
     const float* borders;  // [256], the last one infinite
@@ -94,13 +94,13 @@ const char* last_error();
 Status get_threads(i64* count);
 Status set_threads(i64 count);
 
-// Sets `result` to 1 if oneDNN has bfloat16 products for this processor, which takes AVX-512, and to 0 otherwise.
+// Sets `result` to 1 if oneDNN has bfloat16 products for this processor (they need AVX-512), and to 0 otherwise.
 Status has_bf16_products(i64* result);
 
 // Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are DLPack's.
 Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor);
 
-// Sets numbers [3] to the bytes that are mapped, in use, and the most that were in use at once.
+// Sets numbers [3] to the bytes that are mapped, the bytes in use, and the peak of the bytes in use.
 Status buffers_account(i64* numbers);
 
 // Returns all unused blocks to the kernel.
@@ -134,7 +134,7 @@ Status embedding_rows(const bf16* table, const i64* ids, float* to, i64 count, i
 Status rms_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
                         float* inverse_rms);
 
-// total = x + addend, and its norm.
+// total = x + addend; out = the norm of total.
 Status add_rms_norm_forward(const float* x, const float* addend, const float* weight, float epsilon, i64 rows, i64 size,
                             float* total, float* out, float* inverse_rms);
 
@@ -151,7 +151,7 @@ Status rms_norm_weight_backward(const float* gradient, const float* x, const flo
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                       bool is_bf16);
 
-// Like linear_forward, for a few rows. `is_bf16` describes the weight alone.
+// Like linear_forward, for a few rows. `is_bf16` describes only the weight.
 Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                           bool is_bf16);
 Status linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, i64 rows, i64 in, i64 out,
@@ -162,7 +162,7 @@ Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 row
 
 // -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------
 
-// y += scaling * (x a^T) b^T. `is_bf16` describes x, y_gradient and inner; all products then round their inputs.
+// y += scaling * (x a^T) b^T. `is_bf16` describes x, y_gradient and inner; with it, all products round their inputs.
 Status lora_update_forward(const void* x, float* y, const float* a, const float* b, void* inner, i64 rows, i64 in,
                            i64 out, i64 rank, float scaling, bool is_bf16);
 
@@ -186,11 +186,11 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // loss = sum over the rows of logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
 // target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
-// `is_bf16` that is bfloat16 in the first half of each row.
+// `is_bf16` the gradient is bfloat16 and fills the first half of each row.
 Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, bool wants_gradient, bool is_bf16,
                      double* loss, i64* num_correct);
 
-// Gradients of an lm_head from the logits' gradient [rows, out] that cross_entropy left.
+// Gradients of an lm_head from the logits' gradient [rows, out] as cross_entropy stores it.
 // hidden_gradient [rows, in] = gradient weight.
 Status head_hidden_gradient(const void* gradient, const void* weight, float* hidden_gradient, i64 rows, i64 in, i64 out,
                             bool is_bf16);
@@ -203,7 +203,7 @@ Status head_weight_gradient(const void* gradient, const void* hidden, float* wei
 
 // q, out [positions, heads, head_dim]; k, v [positions, kv_heads, head_dim]; prefix_k, prefix_v [prefix, kv_heads,
 // head_dim], not read without a prefix; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e).
-// `is_bf16`: products round their inputs to bfloat16.
+// With `is_bf16`, products round their inputs to bfloat16.
 Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
                          const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16);
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
@@ -212,8 +212,8 @@ Status attention_backward(const AttentionSizes* sizes, float scale, const Attent
 Status store_keys(const float* k, const float* v, float* k_cache, float* v_cache, i64 batch, i64 length, i64 kv_heads,
                   i64 head_dim, i64 capacity, i64 at);
 
-// q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as first and
-// end of a prefix's range and first and end of the row's own range.
+// q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
+// end of the prefix's range, and start and end of the row's own range.
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
                         float scale, i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
 
@@ -222,7 +222,7 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
 Status sum_of_squares(const float* const* tensors, const i64* sizes, i64 num_tensors, double* total);
 Status scale_tensors(float* const* tensors, const i64* sizes, i64 num_tensors, float factor);
 
-// beta1_powers, beta2_powers: one value per tensor, beta^t of the step about to be made.
+// beta1_powers, beta2_powers: one value per tensor, beta^t for the step t of this update.
 Status adamw_update(float* const* weights, const float* const* gradients, float* const* first_moments,
                     float* const* second_moments, float* const* beta1_powers, float* const* beta2_powers,
                     const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,

@@ -1,7 +1,7 @@
 // Types shared by the forward and backward pass of attention: tiles of scores and their masks.
 //
-// A tile holds the scores of up to 64 queries and 64 keys of one document and head as [key][query], so that a vector
-// has one key's scores for 16 queries. Only squares of 16 x 16 scores that contain an unmasked one are computed:
+// A tile holds the scores of up to 64 queries and 64 keys of one document and head as [key][query]: a vector has one
+// key's scores for 16 queries. Only squares of 16 x 16 scores that contain an unmasked score are computed:
 //
 //              queries ->
 //        keys  [ # # # # ]      # computed
@@ -56,14 +56,14 @@ struct Tile {
     }
 };
 
-// Keys and values of one document or of the prefix, for one head. In the row_major copies the packed elements follow a
-// row, in the col_major ones a column; with float elements both are the same array.
+// Keys and values of one document or of the prefix, for one head. A packed element holds neighbors of a row in the
+// row_major copies, and neighbors of a column in the col_major copies; with float elements both are the same array.
 template <class Element>
 struct KeysValues {
     const Element *k_row_major, *v_row_major, *k_col_major, *v_col_major;
     i64 ld_row_major, ld_col_major;
     i64 length;
-    i64 position;  // of the first key, counted in the document: 0, or minus the prefix's length
+    i64 position;  // of the first key in the document: 0, or minus the prefix's length for the prefix
 };
 
 template <class Element>
@@ -73,8 +73,8 @@ constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;
 }
 
-// A tile of floats [rows][columns], BLOCK apart, as left factor of a product: itself, or packed into `scratch`
-// [BLOCK * BLOCK / 2]. The depth follows the columns (row_major), or the rows (col_major, 16 columns).
+// A tile of floats [rows][columns], whose rows are BLOCK apart, as left factor of a product: the tile itself, or packed
+// into `scratch` [BLOCK * BLOCK / 2]. The product's depth is columns (row_major), or rows (col_major, 16 columns).
 inline tiles::Strided<float> left_row_major(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
 inline tiles::Strided<float> left_col_major(i64, const float* from, float*) { return {from, 1, BLOCK}; }
 inline tiles::Strided<PackedPair> left_row_major(i64 rows, i64 columns, const float* from, PackedPair* scratch) {

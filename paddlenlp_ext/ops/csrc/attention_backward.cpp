@@ -1,7 +1,7 @@
 // Causal attention over packed documents, backward pass. The softmax weights of a tile are recomputed from the scores
 // and the log-sums that the forward pass saved (arXiv:2205.14135, algorithm 4).
 //
-// No two threads add to the same value, and the order of the sums depends on the sizes alone.
+// No two threads add to the same value, and the order of the sums depends only on the sizes.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -17,7 +17,7 @@ using namespace attention;
 constexpr i64 FEW_TASKS = 8;  // with fewer, threads are idle
 
 // Gradients of keys and values [positions, heads, head_dim], either summed over the query heads of a group (heads is
-// kv_heads) or one part per query head. Null if they are not needed.
+// kv_heads) or separate for each query head. Null if they are not needed.
 struct KeyGradients {
     float *k, *v;
     i64 heads;
@@ -98,8 +98,8 @@ class QueryBlock {
     }
 
   private:
-    // Dot product of an output row x and its gradient y. The gradient is rounded as in the products, so that the two
-    // cancel where they should.
+    // Dot product of an output row x and its gradient y. The gradient is rounded as in the products, so that this term
+    // and the products cancel where they should.
     float dot(const float* x, const float* y) const {
         f32x16 lanes{};
         i64 i = 0;
@@ -109,7 +109,7 @@ class QueryBlock {
         return total;
     }
 
-    // Replaces scores by softmax weights, and the weights' gradients by the scores', for 16 queries.
+    // Replaces scores by softmax weights, and gradients of weights by gradients of scores, for 16 queries.
     void differentiate(const Tile& tile, i64 query) {
         const bool is_unmasked = tile.is_unmasked();
         const Range visible = tile.keys_of(query);
@@ -154,8 +154,8 @@ class QueryBlock {
     i64 first_ = 0, queries_ = 0;
     TransposedBlock<Element> q_transposed_, out_gradient_transposed_;
     ColMajorBlock<Element> q_col_major_, out_gradient_col_major_;
-    // Weights; gradients of the weights, later of the scores; per query the log-sum and the dot product of output and
-    // output gradient, a term of every key's score gradient.
+    // Weights; gradients of the weights, later of the scores; per query, the log-sum and the dot product of output and
+    // output gradient, which is a term of the score gradients of all keys.
     alignas(64) float weights_[BLOCK * BLOCK], gradients_[BLOCK * BLOCK], log_sums_[BLOCK] = {}, shared_[BLOCK] = {};
     alignas(64) Element scratch_[BLOCK * BLOCK / 2];
 };
@@ -242,7 +242,8 @@ std::unique_ptr<float[]> allocate_parts(const float* sums, i64 size) {
 }
 
 // Calls task(document, head, destination) for all documents and key heads, whose gradients are accumulated in place. If
-// that gives too few tasks for the threads, each query head gets a task and its own destination, summed afterwards.
+// these are too few tasks for the threads, each query head gets a task and a destination of its own, which are summed
+// afterwards.
 template <class Task>
 void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 documents, const KeyGradients& sums,
                               Task&& task) {

@@ -1,6 +1,6 @@
 // Causal attention over packed documents, forward pass: softmax over blocks of keys with a running maximum and sum, as
-// in FlashAttention (arXiv:2205.14135). Fully masked squares are skipped. Besides the output only the logarithm of each
-// query's sum is saved.
+// in FlashAttention (arXiv:2205.14135). Fully masked squares are skipped. In addition to the output, only the logarithm
+// of each query's sum is saved.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace attention;
 
-// 64 queries of one head, with their maximum score so far and the sums relative to it.
+// 64 queries of one head, with their running maximum score and the sums relative to it.
 template <class Element>
 class QueryBlock {
   public:
@@ -30,7 +30,7 @@ class QueryBlock {
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const i64 offset = first_ - keys.position - key;
             const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
-            if (tile.is_fully_masked()) break;  // earlier keys have left the window too
+            if (tile.is_fully_masked()) break;  // so are all earlier keys
             add(tile, keys, key);
         }
     }
@@ -62,7 +62,7 @@ class QueryBlock {
         is_first_ = false;
     }
 
-    // Turns the scores of 16 queries into softmax weights; returns the factor that rescales the sums so far.
+    // Replaces the scores of 16 queries by softmax weights; returns the factor that rescales the earlier sums.
     f32x16 softmax_weights(const Tile& tile, i64 query, Range visible) {
         const bool is_unmasked = tile.is_unmasked();
         const f32x16 before = load(largest_ + query);

@@ -108,8 +108,8 @@ class KeyValueStore<PackedPair> {
     std::vector<PackedPair> k_row_major_, v_row_major_, k_col_major_, v_col_major_;
 };
 
-// Calls run with a value of the products' element type: PackedPair if bfloat16 is asked for, the processor multiplies
-// such pairs, and a head is a whole number of vectors; otherwise float.
+// Calls run with a value of the products' element type: PackedPair if bfloat16 is requested, the processor multiplies
+// such pairs, and head_dim is a multiple of the vector length; otherwise float.
 template <class Run>
 void with_element(const AttentionSizes& sizes, bool is_bf16, Run&& run) {
 #ifdef __AVX512BF16__

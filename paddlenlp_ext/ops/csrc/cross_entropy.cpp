@@ -16,7 +16,7 @@ float largest_of(const float* row, i64 columns) {
     return horizontal_max(best);
 }
 
-// True if the target's logit is the first of the largest.
+// Returns true if the target is the first column with the largest logit.
 bool is_correct(const float* row, i64 target, float best) {
     if (!(row[target] == best)) return false;
     for (i64 column = 0; column < target; ++column)
@@ -24,7 +24,7 @@ bool is_correct(const float* row, i64 target, float best) {
     return true;
 }
 
-// Sum of e^(x - best) over the row; with `in_place` the exponentials replace the logits.
+// Returns the sum of e^(x - best) over the row; with `in_place` the exponentials replace the logits.
 double exponentials(float* row, i64 columns, float best, bool in_place) {
     return long_sum(columns, [=](i64 start, i64 count) {
         f32x16 value = exp(load_part(row + start, count) - best);
@@ -34,7 +34,7 @@ double exponentials(float* row, i64 columns, float best, bool in_place) {
     });
 }
 
-// `to` may be the row itself: bfloat16 values overwrite only floats that have been read.
+// Writes the gradient. `to` may be the row itself: bfloat16 values overwrite only floats that have been read.
 template <class Value>
 void subtract_target(float* row, i64 columns, i64 target, double total, Value* to) {
     float scale = float(1.0 / total);

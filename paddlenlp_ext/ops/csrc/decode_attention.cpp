@@ -10,14 +10,14 @@ namespace plx {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896340736f;
-constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // with fewer, waking another thread costs more than it saves
+constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // with fewer, waking a thread costs more than it saves
 
 struct Range {
     i64 first, end;
     i64 size() const { return std::max<i64>(0, end - first); }
 };
 
-// Scores of one query with up to 16 keys, of which `keys` exist.
+// Scores of one query with 16 keys; only the first `keys` of them are read.
 inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys) {
     f32x16 products[LANES] = {};
     for (i64 key = 0; key < std::min(keys, LANES); ++key) {
@@ -32,7 +32,7 @@ inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys) {
     return total;
 }
 
-// Softmax over scores [keys], in place. The array ends with a full vector.
+// Softmax over scores [keys], in place. The array is padded to full vectors.
 void softmax(float* scores, i64 keys) {
     const float largest = *std::max_element(scores, scores + keys);
     float total = 0;
@@ -44,7 +44,7 @@ void softmax(float* scores, i64 keys) {
     for (i64 key = 0; key < keys; ++key) scores[key] /= total;
 }
 
-// Query heads that share a key head, at one position.
+// Computes the outputs of the query heads that share a key head, at one position.
 void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own, float scale, i64 group,
             i64 head_dim) {
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();

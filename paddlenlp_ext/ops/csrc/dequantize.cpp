@@ -6,7 +6,7 @@ namespace {
 
 constexpr i64 SCALES = 64;  // read at a time
 
-// Not inlined, so that it is not fused with the products before it: both are rounded separately, as in NumPy.
+// Not inlined, so that the sum is not fused with the preceding product: both are rounded separately, as in NumPy.
 __attribute__((noinline)) void add_offset(float offset, float* to, i64 count) {
     for (i64 i = 0; i < count; ++i) to[i] += offset;
 }
@@ -22,7 +22,7 @@ inline f32x16 levels_of(const uint8_t* codes, i64 count, f32x16 levels) {
     return look_up(levels, words >> shifts);
 }
 
-// Values that share a scale.
+// Dequantizes values that share a scale.
 template <class Value>
 void dequantize_block(const QuantizedWeight& weight, i64 begin, i64 end, f32x16 levels, float scale, Value* to) {
     if (is_int8(weight)) {

@@ -6,8 +6,8 @@
 
 namespace plx {
 
-// Calls step(start, count) for all full vectors of `size` floats, then for the shorter rest. load_part and store_part
-// with a count known to be LANES compile to one move.
+// Calls step(start, count) for all full vectors of `size` floats, then for the rest. If the compiler knows that the
+// count is LANES, load_part and store_part compile to one move.
 template <class Step>
 static inline void for_each_vector(i64 size, Step&& step) {
     i64 start = 0;
@@ -25,8 +25,8 @@ static inline void parallel_for_vectors(i64 size, Step&& step) {
     });
 }
 
-// Sum of value(start, count) over `size` floats, accumulated in single precision for 1024 of them at a time: over the
-// 49152 columns of a vocabulary a float sum would lose digits. `value` returns zeros beyond `count`.
+// Returns the sum of value(start, count) over `size` floats. 1024 floats at a time are accumulated in single precision:
+// a float sum over the 49152 columns of a vocabulary would lose digits. `value` returns zeros beyond `count`.
 template <class Value>
 static inline double long_sum(i64 size, Value&& value) {
     constexpr i64 PART = 1024;

@@ -6,7 +6,7 @@
 namespace plx {
 namespace {
 
-thread_local char message[256];  // fixed, because reporting a lack of memory must not allocate
+thread_local char message[256];  // a fixed size: reporting a lack of memory must not allocate
 
 Status report(Status status, const char* text) noexcept {
     std::snprintf(message, sizeof message, "%s", text);

@@ -1,4 +1,4 @@
-// Errors: exceptions inside the library, a status and a message at its boundary.
+// Error handling: exceptions inside the library, a status and a message at its boundary.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ inline Status guarded(Body&& body) noexcept {
     }
 }
 
-// Keeps the first exception of a parallel region: one that leaves a thread's part of the region ends the process.
+// Stores the first exception of a parallel region: an exception that leaves a thread's part would end the process.
 class FirstException {
   public:
     template <class Body>
@@ -42,7 +42,7 @@ class FirstException {
         }
     }
 
-    // After the region.
+    // To be called after the region.
     void rethrow() const {
         if (exception_ != nullptr) std::rethrow_exception(exception_);
     }

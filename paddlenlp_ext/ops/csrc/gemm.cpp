@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-// oneDNN's plain products, as its shared library exports them. They pick its best kernels for matrices in their stored
+// Plain matrix products that oneDNN's shared library exports. They select its best kernels for matrices in their stored
 // layout: 97 % of the speed of prepacked weights on SmolLM2's shapes (a Zen 4 core), without a packed copy of the
 // weight.
 extern "C" {
@@ -30,7 +30,7 @@ void require_success(int status, i64 m, i64 n, i64 k) {
                              std::to_string(status) + (is_known ? std::string(" (") + STATUS_NAMES[status] + ")" : ""));
 }
 
-// A product without rows, columns or depth, some of which oneDNN refuses. Returns whether it was one.
+// Computes a product without rows, columns or depth, some of which oneDNN rejects. Returns false for other products.
 bool multiply_empty(i64 m, i64 n, i64 k, float beta, float* c, i64 ldc) {
     if (m > 0 && n > 0 && k > 0) return false;
     for (i64 row = 0; row < m; ++row)

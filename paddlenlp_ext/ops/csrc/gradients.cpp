@@ -3,7 +3,7 @@
 
 namespace plx {
 
-// Blocks are summed in order, so that results do not depend on the number of threads.
+// Blocks are summed in order, so results do not depend on the number of threads.
 Status sum_of_squares(const float* const* tensors, const i64* sizes, i64 num_tensors, double* total) {
     return guarded([&] {
         std::vector<TensorBlock> blocks = blocks_of(sizes, num_tensors);

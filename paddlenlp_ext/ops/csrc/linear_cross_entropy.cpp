@@ -1,11 +1,11 @@
-// Gradients of an lm_head from the logits' gradient [rows, out], in the format that cross_entropy leaves in the place
-// of the logits: float, or bfloat16 in the first half of each row.
+// Gradients of an lm_head from the logits' gradient [rows, out], which cross_entropy stored in place of the logits: as
+// float, or as bfloat16 in the first half of each row.
 #include "gemm.h"
 
 namespace plx {
 namespace {
 
-// Values of this type from one row to the next.
+// Number of values of type Value from one row to the next.
 template <class Value>
 constexpr i64 row_stride(i64 columns) {
     return columns * i64(sizeof(float) / sizeof(Value));

@@ -1,4 +1,5 @@
-// Pairs of bfloat16 packed into 32 bits: AVX512-BF16 multiplies both and adds them up in float, at twice float's rate.
+// Pairs of bfloat16 packed into 32 bits: AVX512-BF16 multiplies two pairs and sums the products in float, at twice the
+// rate of float.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +21,7 @@ static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 colu
 }
 #endif
 
-// to [rows, columns / 2] = from [rows, columns], each pair from neighbors in a row. Columns come in full vectors.
+// to [rows, columns / 2] = from [rows, columns]; a pair holds neighbors in a row. Columns are a multiple of LANES.
 inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = 0; column < columns; column += LANES) {
@@ -29,8 +30,8 @@ inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// to [ceil(rows / 2), columns] = from [rows, columns], each pair from neighbors in a column. Columns come in full
-// vectors; an odd last row is paired with zeros.
+// to [ceil(rows / 2), columns] = from [rows, columns]; a pair holds neighbors in a column. Columns are a multiple of
+// LANES; an odd last row is paired with zeros.
 inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; row += 2)
         for (i64 column = 0; column < columns; column += LANES) {
@@ -41,7 +42,7 @@ inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// Numbers as a product of this element type sees them: unchanged, or rounded to bfloat16.
+// Returns numbers as a product of this element type reads them: unchanged, or rounded to bfloat16.
 template <class Element>
 inline f32x16 rounded_to(f32x16 x) {
     return std::is_same_v<Element, float> ? x : (f32x16)(bf16_bits(x) << 16);

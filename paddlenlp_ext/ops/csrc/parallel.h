@@ -1,4 +1,4 @@
-// Loops shared among OpenMP threads. An exception in one of them reaches the caller.
+// Loops divided among OpenMP threads. An exception in one thread reaches the caller.
 #pragma once
 
 #include <omp.h>
@@ -7,10 +7,10 @@
 
 namespace plx {
 
-constexpr i64 MIN_WORK_PER_THREAD = 8192;  // floats; with fewer, waking another thread costs more than it saves
+constexpr i64 MIN_WORK_PER_THREAD = 8192;  // floats; with fewer, waking a thread costs more than it saves
 
-// Calls body(begin, end) for equal parts of [0, count), one per thread, none smaller than `grain` if possible. The part
-// that an index falls into depends on the number of threads only, so results repeat to the bit.
+// Calls body(begin, end) for equal parts of [0, count), one per thread, none smaller than `grain` if possible. The
+// parts depend only on the number of threads, so results repeat bit for bit.
 template <class Body>
 static inline void parallel_for(i64 count, i64 grain, Body&& body) {
     i64 parts = grain > 1 ? count / grain : count;

@@ -1,5 +1,5 @@
-// y = x W^T for a few rows of x and a quantized W [out, in]. The codes are read from memory once, and dequantized
-// weights stay in registers, or in the L1 cache where blocks and rows are not aligned.
+// y = x W^T for a few rows of x and a quantized W [out, in]. The codes are read from memory once. Dequantized weights
+// stay in registers, or in the L1 cache if blocks and rows are not aligned.
 #include "quantized_weight.h"
 #include "scratch.h"
 #include "small_batch_gemm.h"
@@ -61,7 +61,7 @@ inline void products(const float* x, const QuantizedWeight& weight, Codes codes,
         for (int o = 0; o < OUT; ++o) y[r * weight.out + row + o] = horizontal_sum(sums[r][o]);
 }
 
-// Aligned weights: a row is a multiple of the block, and a block of STEP.
+// Aligned weights: the row length is a multiple of the block size, which is a multiple of STEP.
 template <int ROWS, class Codes>
 void aligned(const float* x, const QuantizedWeight& weight, float* y) {
     constexpr int OUT = ROWS <= 2 ? 4 : 2;

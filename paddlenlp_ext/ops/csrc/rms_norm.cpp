@@ -1,4 +1,4 @@
-// RMSNorm of rows, alone or of the sum of two tensors, forward and backward.
+// RMSNorm of the rows of a tensor, or of the sum of two tensors, forward and backward.
 //
 // Forward: y = x * w / sqrt(mean(x^2) + epsilon). Saved for the backward pass: x and each row's 1 / rms.
 // Backward, with s = g * w: dx = (s - x * mean(s * x) / rms^2) / rms, and dw = the sum over rows of g * x / rms.
@@ -24,7 +24,7 @@ void scale_row(const float* row, const float* weight, float scale, i64 size, flo
     });
 }
 
-// `residual`, which may be null, is another gradient of the same x.
+// `residual`, which may be null, is another gradient of x, which is added.
 void row_gradient(const float* gradient, const float* x, const float* weight, float inverse, const float* residual,
                   i64 size, float* out) {
     f32x16 products{};
@@ -87,7 +87,7 @@ Status rms_norm_backward(const float* gradient, const float* x, const float* wei
 Status rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse_rms, i64 rows, i64 size,
                                 float* weight_gradient) {
     return guarded([&] {
-        constexpr i64 BLOCKS = 16;  // summed in order, so that results do not depend on the number of threads
+        constexpr i64 BLOCKS = 16;  // summed in order, so results do not depend on the number of threads
         std::vector<float> partial(BLOCKS * size, 0.0f);
         parallel_for(BLOCKS, 1 + BLOCKS * MIN_WORK_PER_THREAD / (1 + rows * size), [&](i64 begin, i64 end) {
             for (i64 block = begin; block < end; ++block) {

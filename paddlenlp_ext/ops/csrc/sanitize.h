@@ -1,4 +1,4 @@
-// Bounds of pooled memory for AddressSanitizer, which otherwise knows only those of malloc. Empty in other builds.
+// Bounds of pooled memory for AddressSanitizer, which knows only the bounds of malloc's blocks. Empty in other builds.
 #pragma once
 
 #include "api.h"

@@ -23,18 +23,18 @@ thread_local Scratch scratches[SCRATCH_SLOTS];
 }  // namespace
 
 void* scratch_bytes(ScratchSlot slot, i64 size) {
-    Scratch& kept = scratches[slot];
-    if (kept.size < size) {
-        set_accessible(kept.data, kept.size, kept.size);
-        std::free(kept.data);
-        kept.size = 0;
+    Scratch& buffer = scratches[slot];
+    if (buffer.size < size) {
+        set_accessible(buffer.data, buffer.size, buffer.size);
+        std::free(buffer.data);
+        buffer.size = 0;
         const i64 rounded = (size + PAGE - 1) / PAGE * PAGE;
-        kept.data = std::aligned_alloc(PAGE, size_t(rounded));
-        if (kept.data == nullptr) throw OutOfMemory(size);
-        kept.size = rounded;
+        buffer.data = std::aligned_alloc(PAGE, size_t(rounded));
+        if (buffer.data == nullptr) throw OutOfMemory(size);
+        buffer.size = rounded;
     }
-    set_accessible(kept.data, size, kept.size);
-    return kept.data;
+    set_accessible(buffer.data, size, buffer.size);
+    return buffer.data;
 }
 
 }  // namespace plx

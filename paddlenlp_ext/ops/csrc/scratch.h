@@ -1,14 +1,14 @@
-// Working memory of the calling thread. It is kept between calls and grows as needed.
+// Scratch memory of the calling thread. It is reused between calls and grows as needed.
 #pragma once
 
 #include "api.h"
 
 namespace plx {
 
-// Buffers that one op needs at the same time use different slots. The previous content of a slot is lost.
+// Buffers that an op needs at the same time use different slots. A request discards the slot's previous content.
 enum ScratchSlot { SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_D, SCRATCH_SLOTS };
 
-// At least `size` bytes, aligned to a page. Throws OutOfMemory.
+// Returns at least `size` bytes, aligned to a page. Throws OutOfMemory.
 void* scratch_bytes(ScratchSlot slot, i64 size);
 
 template <class Value>

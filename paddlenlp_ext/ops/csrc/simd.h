@@ -1,7 +1,7 @@
 // Vectors of 16 floats, and bfloat16.
 //
-// Vectors use GCC's vector_size extension, so that one source serves processors with and without AVX-512: the compiler
-// splits them into the registers of the target.
+// Vectors use GCC's vector_size extension, so one source serves processors with and without AVX-512: the compiler
+// splits a vector into registers of the target.
 #pragma once
 
 #include <cmath>
@@ -107,7 +107,7 @@ static inline f32x16 load_part(const bf16* from, i64 count) {
     return (f32x16)(widen(half) << 16);
 }
 
-// Calls run with a value of the type that `is_bf16` says: bf16{} or 0.0f.
+// Calls run with a value of the type that `is_bf16` selects: bf16{} or 0.0f.
 template <class Run>
 static inline void with_dtype(bool is_bf16, Run&& run) {
     is_bf16 ? run(bf16{}) : run(0.0f);
@@ -115,9 +115,9 @@ static inline void with_dtype(bool is_bf16, Run&& run) {
 
 // -- e^x --------------------------------------------------------------------------------------------------------------
 
-// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r from its Taylor series up to r^7, whose relative error is below 1e-8
-// there. Total relative error about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite power
-// above 88.7; NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2. e^r is its Taylor series up to r^7, whose relative error is below 1e-8 in this
+// range. The total relative error is about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite
+// power above 88.7; NaN stays NaN.
 static inline f32x16 exp(f32x16 x) {
     const f32x16 lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
     const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -125,7 +125,7 @@ static inline f32x16 exp(f32x16 x) {
     x = underflows ? lowest : x;
     x = x > highest ? highest : x;
     f32x16 n = (x * 1.44269504f + shift) - shift;
-    f32x16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts, the first of which has few bits
+    f32x16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 as a sum; the first term has few bits
     f32x16 series = broadcast(1.0f / 5040);
     series = series * r + 1.0f / 720;
     series = series * r + 1.0f / 120;

@@ -1,4 +1,4 @@
-// Products of a few rows of x with a weight, as in generation. Their time is the time to read the weight.
+// Products of a few rows of x with a weight, as in generation. They take as long as reading the weight.
 #pragma once
 
 #include <type_traits>
@@ -7,8 +7,8 @@
 
 namespace plx {
 
-// y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight, so that each load of x serves
-// several of them. The weight is widened to float in registers. Rows of y are `out` apart.
+// y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight; a load of x serves OUT rows.
+// The weight is widened to float in registers. Rows of y are `out` apart.
 template <int ROWS, int OUT, class Value>
 static inline void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
     f32x16 sums[ROWS][OUT] = {};
@@ -16,7 +16,7 @@ static inline void small_batch_gemm(const float* x, const Value* weight, const f
     auto add = [&](auto&& read) {
         f32x16 w[OUT];
         for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
-        // The next rows: the hardware prefetcher follows a stream within a page, and a row is shorter than that.
+        // Prefetch the next rows: the hardware prefetcher works within a page, and a row is shorter than a page.
         for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
         for (int r = 0; r < ROWS; ++r) {
             f32x16 value = read(x + r * in + i);

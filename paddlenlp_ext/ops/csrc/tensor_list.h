@@ -1,4 +1,4 @@
-// A list of tensors of any sizes, split into blocks of equal work for threads.
+// Splitting of a list of tensors of any sizes into blocks of about equal work for threads.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Products of small matrices that fit the cache: most of the time of the attention kernels is spent here.
 //
-// An element is a float, or a PackedPair of two bfloat16 that follow each other along the depth (packed_pair.h). Depths
-// are counted in elements.
+// An element is a float, or a PackedPair of two bfloat16 values, neighbors along the depth (packed_pair.h). Depths are
+// counted in elements.
 #pragma once
 
 #include "packed_pair.h"
@@ -18,7 +18,7 @@ struct Strided {
     Strided from_row(i64 row) const { return {data + row * row_stride, row_stride, column_stride}; }
 };
 
-// One register of the processor: GCC spills wider vectors. There are 32 registers with AVX-512, otherwise 16.
+// A vector that fits one register: GCC spills wider vectors. There are 32 registers with AVX-512, otherwise 16.
 #ifdef __AVX512F__
 typedef f32x16 Register;
 constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads feed 16 multiply-adds
@@ -28,7 +28,7 @@ constexpr int ROWS = 4, VECTORS = 2;
 #endif
 constexpr i64 WIDTH = sizeof(Register) / sizeof(float);
 
-// Keeps GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
+// Prevents GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
 static inline Register in_register(Register x) {
 #ifdef __AVX__
     asm("" : "+v"(x));
@@ -43,8 +43,8 @@ inline void add_product(Register& sum, PackedPair factor, Register columns) {
 }
 #endif
 
-// Product of HEIGHT rows and COUNT registers of columns. The loops over both are unrolled, so that sums and columns are
-// held in registers.
+// Product of HEIGHT rows and COUNT registers of columns. The loops over both are unrolled, so sums and columns stay in
+// registers.
 template <int HEIGHT, int COUNT, class Element>
 inline void block(bool accumulate, i64 depth, const Element* a, i64 a_row, i64 a_column, const Element* b, i64 ldb,
                   float* c, i64 ldc) {
@@ -82,7 +82,7 @@ inline void block_of(i64 vectors, bool accumulate, i64 depth, Strided<Element> a
     block<HEIGHT, 1>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
 }
 
-// Columns after the last full vector.
+// Computes the columns after the last full vector.
 inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns, i64 depth, const Strided<float>& a,
                               const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 row = 0; row < rows; ++row)
@@ -95,7 +95,7 @@ inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns,
 }
 
 // c [rows, columns] = a [rows, depth] b [depth, columns], added to c's previous value if `accumulate`. With PackedPair,
-// columns come in full vectors.
+// columns must be a multiple of LANES.
 template <class Element>
 inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
                     float* c, i64 ldc) {

@@ -1,4 +1,4 @@
-"""Fused cross entropy of an lm_head, without the logits of the whole batch.
+"""Fused cross entropy of an lm_head, which never holds the logits of the full batch.
 
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
@@ -51,7 +51,7 @@ def linear_cross_entropy(
         weight_VD: [V, D]; its gradient is computed only if it is trainable.
         labels_T: [T]; -100 marks positions without a target.
         chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
-            which needs no second such tensor for the rounded gradient.
+            which does not need a second tensor of this size for the rounded gradient.
         implementation: "native" or "reference"; None selects the best available one.
 
     Returns:
@@ -126,7 +126,7 @@ class _LinearCrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx, loss_gradient):
-        # Scaled in place to save memory, so only one backward pass is possible.
+        # Scaling in place saves memory, but allows a single backward pass only.
         parts, ctx.gradients = ctx.gradients, None
         assert parts is not None, "the backward pass of this loss has already run"
         scaled = [None if part is None else part.multiply_(loss_gradient.astype(part.dtype)) for part in parts]

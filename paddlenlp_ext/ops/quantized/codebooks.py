@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 _OUTERMOST = 0.9677083
-"""Probability of the outermost quantile: midway between 1 - 1/32 and 1 - 1/30, as published."""
+"""Probability of the outermost quantile, as published: the mean of 1 - 1/32 and 1 - 1/30."""
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
     """
     middles = []
     for decade in range(7):
-        edges = spread(0.1, 1.0, 2 ** (decade + (0 if signed else 1)) + 1)
+        edges = linspace(0.1, 1.0, 2 ** (decade + (0 if signed else 1)) + 1)
         middles.append(np.float32(10.0 ** (decade - 6)) * ((edges[:-1] + edges[1:]) / np.float32(2)))
     positive = np.concatenate(middles)
     negative = -positive if signed else positive[:0]
@@ -47,17 +47,17 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
     """Return midpoints between neighbouring levels, float32 [15], and codes in ascending order of level, uint8 [16].
 
-    The code of v is `order[number of midpoints below v]`. Of fp4's two zeros the second is for numbers above 0.
+    The code of v is `order[number of midpoints below v]`. The second of fp4's two zeros is for numbers above 0.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]
     return (rising[:-1] + rising[1:]) / np.float32(2), order.astype(np.uint8)
 
 
-def spread(first: float, last: float, count: int) -> np.ndarray:
+def linspace(first: float, last: float, count: int) -> np.ndarray:
     """Return `count` equidistant float32 numbers, computed from both ends with a float32 step and rounded once each.
 
-    This is the algorithm of torch.linspace, from which the published tables were made.
+    This is the algorithm of torch.linspace, with which the published tables were made.
     """
     low, high = np.float32(first), np.float32(last)
     step, index = np.float64((high - low) / np.float32(count - 1)), np.arange(count)
@@ -67,8 +67,8 @@ def spread(first: float, last: float, count: int) -> np.ndarray:
 def _nf4() -> np.ndarray:
     """Return 8 positive quantiles, 7 negative ones and zero, equally probable, divided by the largest."""
     quantile = NormalDist().inv_cdf
-    positive = [quantile(float(p)) for p in spread(_OUTERMOST, 0.5, 9)[:-1]]
-    negative = [-quantile(float(p)) for p in spread(_OUTERMOST, 0.5, 8)[:-1]]
+    positive = [quantile(float(p)) for p in linspace(_OUTERMOST, 0.5, 9)[:-1]]
+    negative = [-quantile(float(p)) for p in linspace(_OUTERMOST, 0.5, 8)[:-1]]
     table = np.array(sorted([*negative, 0.0, *positive]), np.float32)
     return table / table.max()
 

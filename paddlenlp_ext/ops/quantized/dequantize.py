@@ -3,8 +3,8 @@
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
     scale[j] = dynamic(code8[j]) scale8[j // group] + offset        if the scales are quantized too
 
-Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. On the CPU the work is done in C++, or in NumPy, whose lookup is
-five times as fast as Paddle's gather there. All backends give the same bits.
+Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. The CPU backends are C++ and NumPy, whose lookup is five times as
+fast as Paddle's gather on the CPU. All backends return the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -27,14 +27,14 @@ _CHUNK = 1 << 20
 """Weights dequantized at a time on the CPU: 4 MB in float32."""
 
 _CHUNK_GPU = 1 << 26
-"""Weights dequantized at a time on a GPU, which small matmuls leave mostly idle: 128 MB in half precision."""
+"""Weights dequantized at a time on a GPU, which small matmuls would leave mostly idle: 128 MB in half precision."""
 
 
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
-    """Return (first row, end row) of consecutive parts that begin with a full scale and a full byte.
+    """Return (first row, end row) of consecutive parts, each of which begins at the start of a block and of a byte.
 
-    A part has about `limit` weights (default: the best size for the device), or as many rows as it takes until a scale
-    ends at the end of a row.
+    A part has about `limit` weights (default: the best size for the device), but at least as many rows as a block needs
+    to end at the end of a row.
     """
     limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
     out, width = weight.shape
@@ -82,9 +82,9 @@ def dequantize_rows_reference(
         table = paddle.to_tensor(levels(weight.algo), place=packed.place)
         both = paddle.stack([packed // 16, packed % 16], axis=1).flatten()
         values = paddle.gather(table, both)[: end - begin]
-    short = (last_block - first_block) * weight.block_size - (end - begin)
-    if short:
-        values = paddle.concat([values, paddle.zeros([short])])
+    missing = (last_block - first_block) * weight.block_size - (end - begin)
+    if missing:
+        values = paddle.concat([values, paddle.zeros([missing])])
     return (values.reshape([-1, weight.block_size]) * scales_B1).flatten()[: end - begin].reshape([last - first, -1])
 
 
@@ -92,8 +92,8 @@ def dequantize_rows_gpu(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
     """Dequantize with the Triton kernel, or in plain Paddle if the codes of a byte may have different scales."""
-    way = dequantize_rows_reference if weight.block_size % 2 else dequantize_rows_triton
-    return way(weight, first, last, dtype)
+    backend = dequantize_rows_reference if weight.block_size % 2 else dequantize_rows_triton
+    return backend(weight, first, last, dtype)
 
 
 def dequantize_rows_numpy(
@@ -106,10 +106,10 @@ def dequantize_rows_numpy(
         values = weight.codes[begin:end].numpy().astype(np.float32)
     else:
         values = _pairs(weight.algo)[weight.codes[begin // 2 : -(-end // 2)].numpy()].view(np.float32)[: end - begin]
-    whole = (end - begin) // weight.block_size
-    blocks = values[: whole * weight.block_size].reshape(whole, weight.block_size)
-    blocks *= scales_B[:whole, None]
-    values[whole * weight.block_size :] *= scales_B[whole:].sum()  # the last block if it is short, otherwise nothing
+    num_full = (end - begin) // weight.block_size
+    blocks = values[: num_full * weight.block_size].reshape(num_full, weight.block_size)
+    blocks *= scales_B[:num_full, None]
+    values[num_full * weight.block_size :] *= scales_B[num_full:].sum()  # of a shorter last block; empty without one
     return paddle.to_tensor(values.reshape(last - first, -1), place=paddle.CPUPlace())
 
 
@@ -123,15 +123,16 @@ def _block_scales_numpy(weight: QuantizedWeight, first: int, last: int) -> np.nd
 
 
 def _extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, int, int]:
+    """Return the first and end index of the rows' weights, and of their blocks."""
     begin, end = first * weight.shape[1], last * weight.shape[1]
     assert begin % weight.block_size == 0 and begin % 2 == 0, (
-        "rows must start with a full scale and a full byte (see row_blocks)"
+        "rows must begin at the start of a block and of a byte (see row_blocks)"
     )
     return begin, end, begin // weight.block_size, -(-end // weight.block_size)
 
 
 def _pairs(algo: str) -> np.ndarray:
-    """Return both weights of each byte as one 8-byte number, [256]."""
+    """Return the two weights of each byte, stored as one 8-byte number, [256]."""
     table = levels(algo)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)
     return np.ascontiguousarray(pairs).view(np.float64)[:, 0]

@@ -2,14 +2,14 @@
 
     y = x W^T,   dL/dx = (dL/dy) W
 
-Forward and backward dequantize W a few rows at a time, so W is never held in full precision as a whole. W has no
-gradient.
+Forward and backward pass dequantize W a few rows at a time, so the full W is never in memory in full precision. W has
+no gradient.
 
 `weight_only` is Paddle's fused matmul with int8 and int4 weights; it requires a GPU with tensor cores. The kernel reads
-the codes in its own order, which `paddle.nn.quant.weight_quantize` produces. That function receives the codes as
+the codes in its own order, which `paddle.nn.quant.weight_quantize` produces. This function receives the codes as
 numbers: if the largest magnitude of every block is 127 (int8) or 7 (int4), it finds a scale of 1 and returns the same
-codes, reordered. Freshly quantized weights satisfy this; shards along the inputs may not. The kernel multiplies by our
-scales.
+codes, reordered. Newly quantized weights satisfy this condition; shards along the inputs may not. The kernel multiplies
+by the original scales.
 
 Shapes: in/out features.
 """
@@ -40,10 +40,10 @@ KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 
 def fits_kernel(weight: QuantizedWeight) -> bool:
-    """Return whether Paddle's kernel can be given this weight; the result is cached on the weight.
+    """Return whether Paddle's kernel supports this weight; the result is cached on the weight.
 
-    The kernel supports certain sizes only. Reordering codes of rows that are not a multiple of 64 writes past their
-    end, and Paddle does not check this.
+    The kernel supports certain sizes only. Reordering the codes writes past their end if the row length is not a
+    multiple of 64, and Paddle does not check this.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
@@ -63,7 +63,7 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
 
     The reordered codes are cached on the weight.
     """
-    assert fits_kernel(weight), f"Paddle's kernel cannot be given this weight of {list(weight.shape)}"
+    assert fits_kernel(weight), f"Paddle's kernel does not support this weight of {list(weight.shape)}"
     if "weight_only" not in weight.kernel_cache:
         weight.kernel_cache["weight_only"] = kernel_weight(weight)
     blocks = -(-weight.num_weights // weight.block_size)
@@ -119,9 +119,9 @@ class _QuantizedLinear(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         with paddle.no_grad():
-            of_input = input_gradient_op.choose(gradient)
+            input_gradient = input_gradient_op.choose(gradient)
             with bf16_matmuls() if ctx.in_bf16 else nullcontext():
-                return of_input(gradient, ctx.weight).astype(ctx.dtype)
+                return input_gradient(gradient, ctx.weight).astype(ctx.dtype)
 
 
 def linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
@@ -147,7 +147,7 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 
 
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out]: few positions in one fused kernel, many from dequantized rows."""
+    """Return x W^T [..., out]: with one fused kernel for few positions, from dequantized rows for many."""
     (out, width), leading = weight.shape, x.shape[:-1]
     if math.prod(leading) > _MAX_FUSED_POSITIONS or not supports_product(weight):
         return linear_reference(x, weight)
@@ -155,7 +155,7 @@ def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
 
 
 def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] by Paddle's fused kernel, or from dequantized rows if the kernel cannot."""
+    """Return x W^T [..., out] by Paddle's fused kernel, or from dequantized rows if it does not support the weight."""
     return weight_only_linear(x, weight) if fits_kernel(weight) else linear_reference(x, weight)
 
 

@@ -28,9 +28,9 @@ def dequantize_kernel(
     out,  # [count], of the type to be written
     count,  # weights
     num_bytes,  # of codes: count / 2, rounded up
-    first_scale,  # number of the first scale, within the whole weight
+    first_scale,  # index of the first scale in the full weight
     BLOCK: tl.constexpr,  # weights that share a scale
-    GROUP: tl.constexpr,  # scales that share one of group_scales
+    GROUP: tl.constexpr,  # scales that share a group scale
     NESTED: tl.constexpr,
     BYTES: tl.constexpr,  # codes read by one program
 ):
@@ -93,7 +93,7 @@ def product_kernel(
 def _scale(
     scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
 ):
-    """Return the fp32 scales with these indices; 0 outside the mask if nested scales are off."""
+    """Return the fp32 scales with the indices `number`; without NESTED, 0 where `inside` is False."""
     if NESTED:
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
         group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)

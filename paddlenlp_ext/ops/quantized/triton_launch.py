@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
-# The sizes of a program, the fastest of those tried on an H200 (benchmarks/triton_dequantize.py).
+# Sizes of a program, the fastest ones on an H200 (benchmarks/triton_dequantize.py).
 _BYTES = 1024  # codes per program of dequantize_kernel
 _OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # of product_kernel
 
@@ -35,12 +35,14 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 def dequantize_rows_triton(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize rows of a 4-bit weight to [last - first, I]; they must begin with a full scale and a full byte."""
+    """Dequantize rows of a 4-bit weight to [last - first, I]; they must begin at a block and a byte."""
     from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel
 
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
-    assert begin % block == 0 and begin % 2 == 0, "rows must start with a full scale and a full byte (see row_blocks)"
+    assert begin % block == 0 and begin % 2 == 0, (
+        "rows must begin at the start of a block and of a byte (see row_blocks)"
+    )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
     grid = (-(-count // (2 * _BYTES)),)
@@ -49,13 +51,13 @@ def dequantize_rows_triton(
 
 
 def supports_product(weight: QuantizedWeight) -> bool:
-    """Return whether `product_triton` supports this weight: rows of full blocks, blocks that fit a program."""
+    """Return whether `product_triton` supports this weight: rows of full blocks, and blocks that fit a program."""
     block = weight.block_size
     return weight.shape[1] % block == 0 and 2 <= block <= _INPUTS and block & (block - 1) == 0
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. Every position reads the codes again."""
+    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. Each position reads all codes."""
     from paddlenlp_ext.ops.quantized.triton_kernels import product_kernel
 
     assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
@@ -71,12 +73,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """Run a kernel on Paddle's current stream; Triton itself uses PyTorch's current stream or CUDA's default one."""
     from triton.runtime import driver
 
-    of_triton = driver.active.get_current_stream
+    triton_stream = driver.active.get_current_stream
     driver.active.get_current_stream = _paddle_stream
     try:
         kernel[grid](*arguments, **constants)
     finally:
-        driver.active.get_current_stream = of_triton
+        driver.active.get_current_stream = triton_stream
 
 
 def _paddle_stream(device: int) -> int:
@@ -89,7 +91,7 @@ def _format(weight: QuantizedWeight) -> dict[str, Any]:
 
 
 def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
-    """Return levels, scales, scale levels, group scales and offset, as the kernels take them."""
+    """Return levels, scales, scale levels, group scales and offset, in the order of the kernels' parameters."""
     table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]
     if weight.group_scales is None:
