@@ -56,10 +56,11 @@ CASES = [
     (4, 512, "LoRA over nf4, double", _NF4),
     (4, 512, "LoRA over nf4, double, recompute", f"{_NF4} --recompute true"),
 ]
+# ruff: noqa: E501 - rows of Markdown tables have no line breaks
 PAGE = """\
 # Peak memory of a training step
 
-Before a run, `--dry_run` prints its peak memory part by part, estimated from shapes alone:
+`--dry_run` prints the peak memory of a run part by part. It estimates it from shapes and reads no weights:
 
     python llm/run_finetune.py config.json --dry_run
 
@@ -72,11 +73,21 @@ To lower the peak:
 | weights | `"weight_quantize_algo": "nf4"` with an adapter, `"bf16": true` with an adapter |
 | gradients | an adapter, such as `"lora": true` |
 
+Memory peaks at one of two points:
+
+| point | activations | gradients |
+|---|---|---|
+| start of the backward pass | all | few |
+| optimizer step | none | all |
+
 ## Prediction and measurement
 
-The measurement is the largest resident size of a process that loads SmolLM2-135M and makes two optimizer steps. The
-documents are random and side by side in one row, every token is a target token, and LoRA has rank 8 on all linear
-layers. GB are 10^9 bytes. Memory does not depend on the load of the machine.
+The measurement is the largest resident size of a process that loads SmolLM2-135M and makes two optimizer steps:
+
+- a batch row contains all documents, which are random, and every token is a target token;
+- LoRA has rank 8 on all linear layers;
+- GB are 10^9 bytes. Memory does not depend on the load of the machine.
+
 `python -m benchmarks.memory docs/memory.md` writes this page.
 
 {measured}
@@ -85,25 +96,25 @@ The prediction by part, GB:
 
 {parts}
 
-- **process**: Python, Paddle and the libraries around them, before any tensor.
-- **weights**: model and adapter; quantized weights in their packed form.
-- **optimizer**: moments of the trained weights; 8 bytes per weight with AdamW.
-- **activations**: tensors that the forward pass saves for the backward pass. The part grows with the tokens of a
-  micro-batch.
-- **working**: the larger of two temporary parts. One is the logits of 256 target positions and their hidden states. The
-  other is the backward pass of one layer, with its recomputed activations.
-- **gradients**: gradients of the trained weights that do not fit into the memory of freed activations. With gradient
-  accumulation all gradients exist next to the activations.
-- **allocator_cache**: freed memory that the allocator retains. The C++ library's blocks exceed their peak use by at
-  most a sixteenth. Paddle's own ops allocate on the C heap, where few freed pieces fit a later request. The estimate
-  adds as much again as is in use there, which errs on the high side. Without the C++ library ([cpu.md](cpu.md)) all
-  tensors are on the heap.
+| part | contents |
+|---|---|
+| process | Python, Paddle and their libraries, before any tensor |
+| weights | model and adapter; quantized weights in their packed form |
+| optimizer | moments of the trained weights; 8 bytes per weight with AdamW |
+| activations | tensors that the forward pass saves for the backward pass; proportional to the tokens of a micro-batch |
+| working | the larger of two temporary parts: logits and hidden states of 256 target positions, or the backward pass of one layer with its recomputed activations |
+| gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
+| allocator_cache | freed memory that the allocator retains |
+
+The allocator retains at most a sixteenth of the peak use of the C++ library's blocks. Paddle's own ops allocate on the C heap,
+where few freed pieces fit a later request. The estimate adds as much again as is in use there, which errs on the high side.
+Without the C++ library ([cpu.md](cpu.md)) all tensors are on the heap.
 
 ## Limits
 
-An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA;
-`paddlenlp_ext/trainer/memory/adapters.py` has the table. The prediction for GPUs has not been compared with a run, and
-it leaves out what the allocator holds back.
+- An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA.
+  `paddlenlp_ext/trainer/memory/adapters.py` has the table.
+- The prediction for GPUs has not been compared with a run. It does not include the allocator's cache.
 
 {where}
 """

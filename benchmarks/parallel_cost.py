@@ -230,8 +230,8 @@ def paper_table() -> str:
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 HEAD = """# Communication and memory of parallel layouts
 
-Written by `python -m benchmarks.parallel_cost`; the formulas are in `benchmarks/parallel_cost_model.py`.
-`tests/benchmarks/test_parallel_cost_model.py` compares them with numbers worked out by hand.
+Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks/parallel_cost_model.py`;
+`tests/benchmarks/test_parallel_cost_model.py` compares them with numbers computed by hand.
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |
@@ -243,21 +243,23 @@ Written by `python -m benchmarks.parallel_cost`; the formulas are in `benchmarks
 | stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
 | stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
-b bytes per value, T tokens per micro-batch, D hidden size; "trained" and "layers" are numbers of parameters. Collectives
+b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": numbers of parameters. Collectives
 are counted as rings. With LoRA only the adapter trains, and stages 2 and 3 do not shard its gradients.
 """
 MEASURED = """
 ## Formula and measurement
 
-Llama with 8 layers, D 256, a tied vocabulary of 4,096; 2 steps of 4 micro-batches of 128 tokens, distributed over the
-replicas; fp32, AdamW, gloo on one machine. MB per step of the process that sends most, formula / counted. Counted are
-the arguments of the collectives in the second step, not the traffic of gloo's own algorithms.
+Llama with 8 layers, D 256, and a tied vocabulary of 4,096. Two steps of 4 micro-batches of 128 tokens, distributed over the
+replicas; fp32, AdamW, gloo on one machine.
+
+**Communication**, formula / counted: MB per step of the process that sends most. Counted are the arguments of the collectives in
+the second step, not the traffic of gloo's own algorithms.
 
 {bytes}
 
-Memory in MB of the process that needs most: the formula's parts, their sum, and the measured growth of the process since
-before the model was built (`VmHWM`). The growth also includes buffers that the allocator keeps, copies of gradients for
-communication, and gloo's own memory.
+**Memory** in MB of the process that needs most: the formula's parts, their sum, and the measured growth of the process since
+before the model was built (`VmHWM`). The growth also includes the allocator's cache, copies of gradients for communication, and
+gloo's own memory.
 
 {memory}
 
@@ -266,21 +268,21 @@ communication, and gloo's own memory.
 PAPER = """
 ## Estimates for Llama 3 8B and 70B
 
-Nothing of this part was run. Assumptions:
+These are estimates; no such run was made. Assumptions:
 
 - all weights train in bf16, with gradients in bf16, and AdamW's moments and master weights in fp32 (16 bytes per parameter);
 - 512 sequences of 8,192 tokens per step, one per micro-batch; all tokens are target tokens;
 - full recompute; sequence parallelism wherever there is tensor parallelism.
 
 Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is that of the GPU that needs most, without
-libraries and fragmentation; "over 80" does not fit a GPU of 80 GB. The speed of the links between GPUs is not considered
-(tensor parallelism needs those within a machine).
+libraries and fragmentation; "over 80" does not fit a GPU of 80 GB. The bandwidth between GPUs is ignored (tensor parallelism
+needs that of links within a machine).
 
-Sharded state is counted as even shares, between forward/backward passes. The peak of a run is higher:
+The state is counted as an even share, outside the forward and backward pass. The peak of a run is higher:
 
-- full parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding holds twice an even share
+- unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding has twice an even share
   (2 GB more);
-- in the backward pass of stages 2 and 3, every process also holds the gradients of the embedding, the lm_head and one or two
+- in the backward pass of stages 2 and 3, every process also has the gradients of the embedding, the lm_head and one or two
   layers, and in stage 3 their gathered values.
 
 """

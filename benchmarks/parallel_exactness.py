@@ -41,7 +41,7 @@ MICRO_BATCHES = 4
 LIMIT, MOVE, EPSILON = 1e-5, 1e-7, 1e-4
 RATE = 1e-5
 """Learning rate for a trained model: the tiny one's would ruin it, and then any rounding grows with each step."""
-YARDSTICK = f"one process, its model off by {MOVE:.0e}"
+YARDSTICK = f"one process, initial weights off by {MOVE:.0e}"
 
 
 @dataclass(frozen=True)
@@ -188,31 +188,33 @@ def is_done(case: Case, folder: Path) -> bool:
 
 HEAD = """# Exactness of parallel training
 
-Written by `python -m benchmarks.parallel_exactness`.
 Largest relative differences from one process after {steps} steps of
 {model}:
 fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches per step.
 
 - losses: |got - want| / |want|, the maximum over steps;
 - weights: |got - want| / |want| of full tensors, the maximum over all saved tensors;
-- "-": the layout does not support the method (docs/parallel.md says why); an empty cell was not run.
+- "-": the layout does not support the method ([parallel.md](parallel.md#supported-combinations));
+- an empty cell was not run.
 
-Limit: 1e-5; {verdict}.
-
-The first row of each table shows the effect of rounding alone:
-one process whose model differs by {move:.0e}, relative, in each
-weight. Adam divides a gradient by its own size, so that near zero its rounding becomes a step. The runs therefore use
+The first row of each table shows the effect of rounding only: one process whose initial weights differ by {move:.0e},
+relative. Adam divides a gradient by its own size, so that near zero its rounding becomes a step. The runs therefore use
 `adam_epsilon` {epsilon:.0e}.
+
+Limit: 1e-5. {verdict}
+
+Written by `python -m benchmarks.parallel_exactness`.
 """
 
 
 def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps: int) -> str:
     """Two tables and where the figures come from."""
     cells = {(name, m): max(row[m]) for name, row in found.items() if name != YARDSTICK for m in methods if row[m]}
-    over = [f"{name} with {m} {worst:.1e}" for (name, m), worst in cells.items() if worst > LIMIT]
-    reached = f"the maximum is {max(cells.values()):.1e}"
-    within = f"exceeded by {'; '.join(over)}; {len(cells) - len(over)} of {len(cells)} are within" if over else reached
-    parts = [HEAD.format(steps=steps, model=model, micro=MICRO_BATCHES, verdict=within, move=MOVE, epsilon=EPSILON)]
+    over = [f"| {name} | {m} | {worst:.1e} |" for (name, m), worst in cells.items() if worst > LIMIT]
+    verdict = f"{len(cells) - len(over)} of {len(cells)} runs are within it; the maximum is {max(cells.values()):.1e}."
+    if over:
+        verdict += " Beyond it:\n\n" + "\n".join(["| layout | method | difference |", "| --- | --- | --- |", *over])
+    parts = [HEAD.format(steps=steps, model=model, micro=MICRO_BATCHES, verdict=verdict, move=MOVE, epsilon=EPSILON)]
     for number, title in enumerate(("Losses", "Weights")):
         lines = [["layout", *methods], ["---"] * (len(methods) + 1)]
         for name, row in found.items():
