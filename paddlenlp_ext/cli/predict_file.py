@@ -15,7 +15,7 @@ from typing import Any
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.logging import get_logger
 
-_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; its lines are written when it is complete
+_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; a part is written when it is complete
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")

@@ -157,7 +157,7 @@ def _tokenized(
     num_truncated_tokens: int,
 ) -> TokenizedRow:
     if not any(loss_mask[1:]):
-        message = f"the {len(tokens)} tokens of the row hold no target token with a token before it; remove the row"
+        message = f"the row of {len(tokens)} tokens has no target token after its first token; remove the row"
         raise InvalidRowError(NO_TARGET, message)
     target = np.array(loss_mask, dtype=bool)
     target[0] = False

@@ -80,7 +80,7 @@ def evaluate_loss(
         batch_size: rows of a batch.
         max_batches: number of batches to evaluate; not positive: all.
         process_group: processes of the run; None: a single process.
-        autocast: returns the context of a forward pass.
+        autocast: returns the mixed-precision context of a forward pass.
         forward_backward: schedule of the forward passes; None: sequential.
 
     Returns:

@@ -29,7 +29,7 @@ class TrainingStopped(SystemExit):
 
 
 class _InterruptedError(Exception):
-    """Raised by the first signal inside `StopSignals.interruptible`, which catches it."""
+    """Interruption of a block by the first signal; `StopSignals.interruptible` catches it."""
 
 
 class StopSignals:

@@ -49,7 +49,7 @@ class StepOptions:
         max_grad_norm: maximum norm of all gradients together; 0 disables clipping.
         total_steps: optimizer steps of the run; some adapter methods follow a schedule.
         noise: NEFTune noise on the embeddings, or None.
-        autocast: returns the number-format context of a forward pass.
+        autocast: returns the mixed-precision context of a forward pass.
     """
 
     seed: int
@@ -221,7 +221,7 @@ def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
 
 
 def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
-    """Return the context of a forward pass.
+    """Return the mixed-precision context of a forward pass.
 
     | device | level | matrix products | weights |
     |---|---|---|---|

@@ -20,8 +20,8 @@ def prompt_lengths_of(
         document_lengths: lengths of the documents of each row; None: each row is one document.
 
     Returns:
-        For each row, one number per document: the positions before its last answer, including the position that
-        predicts the first token of that answer.
+        For each row, one number per document: the positions up to the one that predicts the first token of its last
+        answer, inclusive.
     """
     document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
     return tuple(

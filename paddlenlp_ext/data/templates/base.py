@@ -150,7 +150,7 @@ class EncodedTurn:
 
 
 class ChatTemplate(ABC):
-    """Base of chat templates, which render a conversation to text and token ids, prompts separate from answers.
+    """Base class of chat templates, which render a conversation to text and token ids, prompts separate from answers.
 
     Attributes:
         text: source of the template.
