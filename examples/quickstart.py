@@ -1,6 +1,6 @@
-"""Fine-tune a real model on this machine: score before, train, score after, merge, ask the merged model.
+"""Fine-tune a real model on this machine: evaluate, train, evaluate again, merge, and query the merged model.
 
-Every step is a command that a user would type; this script runs them one after the other and reads what they wrote.
+Each step runs a command that a user would type, and reads the files that it wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ console = Console(highlight=False)
 
 
 def run(title: str, *command: object) -> None:
-    """Show and run one command of the project from its root; a failure ends the quick start with its exit code."""
+    """Print one command and run it in the project's root; exit with its code if it fails."""
     words = [str(word) for word in command]
     console.print(f"\n[bold]{title}[/bold]\n[dim]$ python {' '.join(words)}[/dim]")
     code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
@@ -42,14 +42,14 @@ def read_results(folder: Path) -> tuple[dict[str, float], list[dict[str, str]]]:
 
 
 def show(seconds: float) -> None:
-    """Print the scores and three answers before and after, and where everything lies."""
+    """Print scores and three answers before and after training, and the paths of all results."""
     (before, answers_before), (after, answers_after) = read_results(BEFORE), read_results(ADAPTER)
-    scores = Table(title=f"\nDev score on {len(answers_after)} held-out words", title_justify="left")
+    scores = Table(title=f"\nScore on {len(answers_after)} held-out words", title_justify="left")
     for heading in ("", "before", "after"):
         scores.add_column(heading, justify="left" if not heading else "right")
     scores.add_row("exact match", f"{before['eval_exact_match']:.1%}", f"{after['eval_exact_match']:.1%}")
-    named = [share_naming_the_word(answers) for answers in (answers_before, answers_after)]
-    scores.add_row("the right word is in the answer", f"{named[0]:.1%}", f"{named[1]:.1%}")
+    containing = [fraction_with_right_word(answers) for answers in (answers_before, answers_after)]
+    scores.add_row("answer contains the right word", f"{containing[0]:.1%}", f"{containing[1]:.1%}")
     console.print(scores)
 
     samples = Table(title="The first three questions", title_justify="left")
@@ -60,19 +60,21 @@ def show(seconds: float) -> None:
     console.print(samples)
 
     answer = json.loads((ROOT / ANSWER_FILE).read_text(encoding="utf-8").splitlines()[0])
-    console.print(f"The merged model, asked: {answer['src']}\n        it answers: [bold]{answer['output']}[/bold]\n")
+    console.print(
+        f"The merged model is asked: {answer['src']}\n               it answers: [bold]{answer['output']}[/bold]\n"
+    )
     for what, where in [("adapter", ADAPTER), ("loss curve", ADAPTER / "loss.png"), ("merged model", MERGED)]:
         console.print(f"{what:>12}: {where}")
     console.print(f"\nDone in {seconds:.0f} s.")
 
 
-def share_naming_the_word(answers: list[dict[str, str]]) -> float:
-    """Return the share of answers that contain the right word, which also counts answers in whole sentences."""
+def fraction_with_right_word(answers: list[dict[str, str]]) -> float:
+    """Return the fraction of answers that contain the right word, full sentences included."""
     return sum(row["tgt"].lower() in re.findall(r"[a-z]+", row["output"].lower()) for row in answers) / len(answers)
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """One line of at most `limit` characters."""
+    """Return the text in one line of at most `limit` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -80,7 +82,7 @@ def shorten(text: str, limit: int = 80) -> str:
 def main() -> None:
     start = time.monotonic()
     fresh = ("--overwrite_output_dir", "true")
-    run("1. How well does the model do as it is?",
+    run("1. Evaluate the model before training",
         "llm/run_finetune.py", CONFIG, "--do_train", "false", "--output_dir", BEFORE, *fresh)  # fmt: skip
     run("2. Fine-tune it with LoRA", "llm/run_finetune.py", CONFIG, "--output_dir", ADAPTER, *fresh)
     run("3. Merge the adapter into the model",
@@ -89,7 +91,7 @@ def main() -> None:
     _, answers = read_results(ADAPTER)
     question = {"src": answers[0]["src"], "tgt": answers[0]["tgt"]}
     (ROOT / QUESTION_FILE).write_text(json.dumps(question) + "\n", encoding="utf-8")
-    run("4. Ask the merged model",
+    run("4. Query the merged model",
         "llm/predict/predictor.py", "--model_name_or_path", MERGED, "--data_file", QUESTION_FILE,
         "--output_file", ANSWER_FILE, "--decode_strategy", "greedy_search", "--max_length", "32")  # fmt: skip
     show(time.monotonic() - start)
