@@ -67,8 +67,8 @@ def _local_ranks() -> int:
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
-    everyone = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
-    return sum(endpoint.rpartition(":")[0] == own for endpoint in everyone)
+    endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
+    return sum(endpoint.rpartition(":")[0] == own for endpoint in endpoints)
 
 
 def _container_cpus() -> int:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Style = Literal["colwise", "rowwise", "vocab", "replicated"]
 """colwise: outputs are sharded; rowwise: inputs are sharded; vocab: rows of the embedding or lm_head are sharded;
-replicated: not sharded, but applied to local heads only, so that its gradient has to be summed."""
+replicated: not sharded, but applied to local heads only, so its gradient has to be summed."""
 
 TensorPlan = dict[str, Style]
 """`{"model.layers.*.self_attn.o_proj": "rowwise", ...}`; `*` matches one component of a dotted name."""

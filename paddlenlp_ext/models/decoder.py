@@ -181,7 +181,7 @@ class ShardedLMHead(Protocol):
 
 
 class CausalLM(TrainableModel):
-    """Decoder with a language-model head; parameter names are those of Hugging Face.
+    """Decoder with an lm_head; parameters have Hugging Face's names.
 
     Attributes:
         quantization: quantization of the linear layers; None for weights in floating point.
@@ -249,6 +249,7 @@ class CausalLM(TrainableModel):
         return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Compute the logits [..., V] in this process."""
         logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 

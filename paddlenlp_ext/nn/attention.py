@@ -149,6 +149,7 @@ class Attention(nn.Layer):
         layout: AttentionLayout,
         shared: int,
     ) -> paddle.Tensor:
+        """Run the attention op; the first `shared` positions are a document that all others attend to."""
         prefix = None
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))

@@ -16,5 +16,5 @@ class Embedding(nn.Layer):
         self.weight = self.create_parameter([vocab_size, hidden_size], default_initializer=nn.initializer.Constant())
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to vectors [..., hidden_size]; a bfloat16 table on the CPU gives float32 vectors."""
+        """Map ids [...] to vectors [..., hidden_size], in float32 for a bfloat16 table on the CPU."""
         return embedding(self.weight, input_ids)

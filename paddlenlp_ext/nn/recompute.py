@@ -1,7 +1,7 @@
 """Activation recomputation: choose which activations are saved and which are computed again in the backward pass.
 
 Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
-`RecomputePlan` decides what happens in each region. All plans give the same numbers, random numbers included.
+`RecomputePlan` decides what happens in each region. All plans compute the same numbers, random numbers included.
 
 | granularity | recomputed | saved |
 |---|---|---|
@@ -164,6 +164,7 @@ _current: list[_LayerRecompute | None] = [None]
 
 @contextmanager
 def _recomputing(state: _LayerRecompute) -> Iterator[None]:
+    """Make `state` the current layer of `recompute_region` within the block."""
     _current.append(state)
     try:
         yield

@@ -90,7 +90,7 @@ class _Done:
     """Completed dummy task, returned by synchronous collectives."""
 
     def wait(self, *_: Any) -> bool:
-        """Return at once."""
+        """Return immediately: the task is complete."""
         return True
 
     def is_completed(self) -> bool:
@@ -98,7 +98,7 @@ class _Done:
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately: the task is complete."""
 
 
 def install_gloo_collectives() -> None:

@@ -91,7 +91,7 @@ class Mesh:
 
 @lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Connect to the other processes; cached, so that a second call with the same layout reuses its groups."""
+    """Connect to the other processes; cached so a second call with the same layout reuses the groups."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.utils.log_util import set_log_level
 

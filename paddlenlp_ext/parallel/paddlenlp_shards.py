@@ -87,7 +87,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
         ValueError: both degrees are at most 1, or files are missing; the message names those that exist.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
-        raise ValueError("nothing to merge: --tp and --pp are both at most 1; give the degrees of the original run")
+        raise ValueError("nothing to merge: --tp and --pp are both at most 1; pass the degrees of the original run")
     tensor = [f"tp{rank:02d}" for rank in range(tensor_degree)] if tensor_degree > 1 else [""]
     stages = [f"pp{stage:02d}" for stage in range(pipeline_degree)] if pipeline_degree > 1 else [""]
     files = [[folder / f"model_state.{'_'.join(filter(None, (t, p)))}.pdparams" for p in stages] for t in tensor]

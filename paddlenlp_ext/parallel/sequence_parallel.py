@@ -32,8 +32,8 @@ class SequenceShards:
         axis: the tensor-parallel ranks.
 
     Attributes:
-        length: number of positions S. `split` sets it. Where hidden states arrive split, as in later pipeline stages,
-            the caller sets it before the forward and before the backward pass, because recomputation reads it.
+        length: number of positions S. `split` sets it. Later pipeline stages receive hidden states that are split
+            already: there the caller sets it before the forward and the backward pass (recomputation reads it).
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
@@ -70,11 +70,11 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
         sequence: the split.
 
     Raises:
-        ValueError: an adapter selects positions of whole sequences, of which a rank holds only a part.
+        ValueError: an adapter selects positions of full sequences, of which a rank holds only a part.
     """
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
-        raise ValueError("sequence_parallel: ReFT picks positions of whole sequences; set sequence_parallel: false")
+        raise ValueError("sequence_parallel: ReFT selects positions of full sequences; set sequence_parallel: false")
     decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: (sequence.split(inputs[0]), *inputs[1:]))
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     partial = [*decoder.norm.parameters()]
@@ -99,12 +99,14 @@ def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
 
 
 def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.Tensor:
+    """Return the parts of all ranks, concatenated and without padding."""
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=axis.group)
     return paddle.concat(parts, axis=1)[:, :length].contiguous()
 
 
 def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
+    """Return this rank's positions of the sum over the ranks, zero-padded to the common length."""
     batch, length, width = terms.shape
     size = -(-length // axis.size)
     missing = size * axis.size - length

@@ -4,7 +4,7 @@
     colwise      outputs are sharded     copy_to_group              -
     rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
-    replicated   full                    applied to local heads, so that its gradient is summed over the ranks
+    replicated   full                    applied to local heads only, so its gradient is summed over the ranks
 
 Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives. A base layer and its adapters
 therefore share one all-reduce. Parameter names and the model's own code do not change.
@@ -103,7 +103,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
         linear, shard_axis = layer_at(model, name), AXES[styles[name]]
-        assert isinstance(chosen.algo, str), "for_layers gives each layer one algorithm"
+        assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
         size = shape[shard_axis]
         try:
@@ -177,7 +177,7 @@ class TensorParallelGroup:
 
 
 class _SharedInput:
-    """Common input of column-parallel siblings (q, k and v): copied once, so that one all-reduce serves them all."""
+    """Common input of column-parallel siblings (q, k and v): copied once, so a single all-reduce serves all of them."""
 
     def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
         self._enter = enter
@@ -273,11 +273,17 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 
 
 def _mark_partial_gradients(layer: nn.Layer) -> None:
+    """Mark a replicated layer's parameters: each rank computes a part of their gradients."""
     for parameter in layer.parameters():
         set_placement(parameter, needs_tp_reduce=True)
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
+    """Shard the rows of the embedding or the lm_head.
+
+    Raises:
+        ValueError: the lm_head has an adapter.
+    """
     adapters, base = _unwrap(outermost)
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Linear):
@@ -289,6 +295,7 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
 
 
 def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
+    """Set the logits and the loss of the sharded lm_head, which may be the embedding."""
     shard = shard_of(model.head_weight())
     assert shard is not None, "the plan shards embedding and lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(shard, shard_sizes(shard.size, axis.size), axis)

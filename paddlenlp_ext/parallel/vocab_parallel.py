@@ -1,6 +1,6 @@
 """Embedding, lm_head and cross entropy, sharded along the vocabulary.
 
-Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of it.
+Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V.
 """
 
 from __future__ import annotations

@@ -94,6 +94,8 @@ class ParameterGatherer:
         self._others.gather()
 
     def _watch_for_backward(self, layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
+        """Register a hook that notes the start of the backward pass."""
+
         def begin(gradient: paddle.Tensor) -> None:
             self._in_backward = True
 
@@ -101,8 +103,10 @@ class ParameterGatherer:
             output.register_hook(begin)
 
     def _before_layer(self, index: int) -> Callable[..., None]:
+        """Return a hook that gathers a layer's values, and finishes the layers above when its backward pass ends."""
+
         def is_done(gradient: paddle.Tensor) -> None:
-            # Finish only the layers above: some gradients of this layer, as of biases, may come after the input's.
+            # Finish only the layers above: gradients of this layer, such as a bias's, may come after its input's.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -113,6 +117,8 @@ class ParameterGatherer:
         return hook
 
     def _after_layer(self, index: int) -> Callable[..., None]:
+        """Return a hook that releases a layer's values, and gathers them again when its backward pass begins."""
+
         def begin(gradient: paddle.Tensor) -> None:
             self._layers[index].gather()
 
@@ -127,6 +133,7 @@ class ParameterGatherer:
         return hook
 
     def _finish_above(self, index: int) -> None:
+        """Reduce the gradients of the layers above `index`, and release their values."""
         for above in sorted((layer for layer in self._left if layer > index), reverse=True):
             self._left.discard(above)
             self._reduce(self._layers[above].parameters)
@@ -166,7 +173,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return for each layer those of `parameters` that only this layer uses."""
+    """Return, for each layer, the members of `parameters` that no other layer uses."""
     ids = {id(parameter) for parameter in parameters}
     by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     num_users = Counter(id(parameter) for own in by_layer for parameter in own)
@@ -254,7 +261,7 @@ class Sharding:
                 f"of which every process needs one; choose at most {len(owners)}"
             )
         if trained and self.axis.index not in owners:
-            # An optimizer needs a parameter: this rank also updates the smallest one, as its owner does.
+            # An optimizer needs at least one parameter: this rank and the owner both update the smallest one.
             set_placement(min(trained, key=lambda parameter: parameter.size), is_updated_here=True)
 
     @paddle.no_grad()
@@ -275,6 +282,7 @@ class Sharding:
                     parameter.clear_gradient(False)
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
+        """Yield each owner with its parameters, in the order of the ranks."""
         for owner in range(self.axis.size):
             members = [parameter for parameter in parameters if _owner(parameter) == owner]
             if members:

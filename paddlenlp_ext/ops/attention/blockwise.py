@@ -6,7 +6,7 @@ are never repeated. The backward pass recomputes a tile's probabilities, as Flas
 here a tile spans full rows of keys, so a plain softmax is enough.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
-T keys visible to it, H head dimension. "Rows" are positions x heads of the whole batch, flattened.
+T keys visible to it, H head dimension. "Rows" are positions x heads of the full batch, flattened.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class _AttentionCpp(PyLayer):
         out_BSNH, log_sums_NS, *inputs = ctx.saved_tensor()
         gradients = [empty(x.shape) if wants else None for x, wants in zip(inputs, ctx.grads_needed, strict=True)]
         out_gradient_BSNH = out_gradient_BSNH.contiguous()
-        before = [None] * (5 - len(inputs))  # no prefix
-        everything = [*inputs, *before, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *before]
-        tensors = struct("AttentionTensors")(*(None if x is None else pointer(x) for x in everything))
+        no_prefix = [None] * (5 - len(inputs))
+        arguments = [*inputs, *no_prefix, out_BSNH, log_sums_NS, out_gradient_BSNH, *gradients, *no_prefix]
+        tensors = struct("AttentionTensors")(*(None if x is None else pointer(x) for x in arguments))
         run = function("attention_backward")
         run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.in_bf16)
         return tuple(gradients)
@@ -83,11 +83,9 @@ def _forward(
     """Return the output [B, S, N, H] and, for the backward pass, the log-sum-exp of the scores [N, B * S]."""
     out_BSNH = empty(inputs[0].shape)
     log_sums_NS = empty([sizes.heads, sizes.positions])
-    before = [None] * (5 - len(inputs))
-    run = function("attention_forward")
-    run(
-        ctypes.addressof(sizes), scale, *map(pointer, inputs), *before, pointer(out_BSNH), pointer(log_sums_NS), in_bf16
-    )
+    no_prefix = [None] * (5 - len(inputs))
+    tensors = (*map(pointer, inputs), *no_prefix, pointer(out_BSNH), pointer(log_sums_NS))
+    function("attention_forward")(ctypes.addressof(sizes), scale, *tensors, in_bf16)
     return out_BSNH, log_sums_NS
 
 

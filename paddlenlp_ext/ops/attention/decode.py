@@ -27,8 +27,8 @@ class VisiblePositions:
     """Cache slots visible to each new position; computed once per step, used by every layer.
 
     Attributes:
-        ranges: int64 [B, S, 4], first and end of a range of prefix slots, then of a range of the row's own slots. One
-            of the two may be empty.
+        ranges: int64 [B, S, 4], start and end of a range of prefix slots, then of a range of the row's own slots. One
+            of the two ranges may be empty.
     """
 
     ranges: np.ndarray

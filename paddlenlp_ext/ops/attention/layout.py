@@ -63,7 +63,7 @@ class AttentionLayout:
         return len(self.document_lengths) * self.row_length
 
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and lengths of all documents, int64, counting positions through the whole batch."""
+        """Return the starts and lengths of all documents, int64, counting positions through the full batch."""
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 

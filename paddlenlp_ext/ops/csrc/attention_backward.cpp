@@ -170,19 +170,19 @@ class BackwardPass {
     // Gradients of a document's keys and values under one head of `to`: one task.
     void document_keys(i64 document, i64 to_head, const KeyGradients& to) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
-        const KeyGradients mine = begin(to, start, length, to_head);
+        const KeyGradients own = begin(to, start, length, to_head);
         QueryBlock<Element> block(sizes_, scale_);
         for (i64 head : heads_of(to_head, to))
-            run(block, document, head, keys_.document(document, head / group()), mine);
+            run(block, document, head, keys_.document(document, head / group()), own);
     }
 
     // Gradients of the prefix under one head of `to`: one task. Runs after document_keys, which initializes q_gradient.
     void prefix(i64 to_head, const KeyGradients& to) const {
-        const KeyGradients mine = begin(to, 0, sizes_.prefix, to_head);
+        const KeyGradients own = begin(to, 0, sizes_.prefix, to_head);
         QueryBlock<Element> block(sizes_, scale_);
         for (i64 head : heads_of(to_head, to)) {
             const KeysValues<Element> keys = keys_.prefix(head / group());
-            for (i64 document = 0; document < sizes_.documents; ++document) run(block, document, head, keys, mine);
+            for (i64 document = 0; document < sizes_.documents; ++document) run(block, document, head, keys, own);
         }
     }
 
@@ -197,10 +197,10 @@ class BackwardPass {
 
     KeyGradients begin(const KeyGradients& to, i64 start, i64 length, i64 head) const {
         const i64 at = (start * to.heads + head) * sizes_.head_dim, ld = to.heads * sizes_.head_dim;
-        const KeyGradients mine{offset_or_null(to.k, at), offset_or_null(to.v, at), to.heads};
-        fill_zero(mine.k, length, sizes_.head_dim, ld);
-        fill_zero(mine.v, length, sizes_.head_dim, ld);
-        return mine;
+        const KeyGradients own{offset_or_null(to.k, at), offset_or_null(to.v, at), to.heads};
+        fill_zero(own.k, length, sizes_.head_dim, ld);
+        fill_zero(own.v, length, sizes_.head_dim, ld);
+        return own;
     }
 
     void run(QueryBlock<Element>& block, i64 document, i64 head, const KeysValues<Element>& keys,

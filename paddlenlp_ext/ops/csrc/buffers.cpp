@@ -51,7 +51,7 @@ std::mutex mutex;
 std::vector<Block> free_blocks;  // least recently used first
 i64 held = 0, used = 0, most_used = 0;
 
-// Sizes are rounded up to an eighth of a power of two, so that tensors of similar size can share blocks.
+// Sizes are rounded up to an eighth of a power of two, so tensors of similar size can share blocks.
 i64 rounded(i64 size) {
     i64 step = 1 << 16;
     while (step * 16 < size) step *= 2;

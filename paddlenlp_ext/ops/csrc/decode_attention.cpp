@@ -51,16 +51,16 @@ void attend(const float* q, const float* k, const float* v, float* out, Range pr
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
     for (i64 head = 0; head < group; ++head) {
-        float* const mine = weights.data() + head * stride;
+        float* const scores = weights.data() + head * stride;
         i64 done = 0;
         for (const Range& range : {prefix, own}) {
             for (i64 key = 0; key < range.size(); key += LANES)
-                store(mine + done + key,
+                store(scores + done + key,
                       dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *
                           (scale * LOG2_E));
             done += range.size();
         }
-        softmax(mine, total);
+        softmax(scores, total);
     }
     tiles::product(false, group, head_dim, prefix.size(), {weights.data(), stride, 1}, v + prefix.first * head_dim,
                    head_dim, out, head_dim);

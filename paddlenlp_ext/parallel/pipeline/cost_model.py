@@ -45,7 +45,7 @@ class FlopEstimate:
         target_fraction: fraction of tokens that are target tokens.
         keys: mean number of keys that a token attends to.
         trains_matrices: whether layers and lm_head train; False under an adapter.
-        recompute: what is recomputed in the backward pass.
+        recompute: activations that the backward pass recomputes; None for none.
     """
 
     target_fraction: float = 1.0

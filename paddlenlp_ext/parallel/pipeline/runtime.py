@@ -135,6 +135,7 @@ class Pipeline:
         return output if self._is_last(self._chunk) else x_BSD  # unused, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Run the chunk's layers, and the norm after the last layer; keep the output for `run`."""
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
         return self._decoder.norm(self._output) if self._is_last(chunk) else self._output
