@@ -41,7 +41,7 @@ def markdown_tables(table: OptionTable) -> str:
             limits = option.limits.describe()
             kind = type_words(option) + (f": {limits}" if limits else "")
             also = f" (also `{'`, `'.join(option.aliases)}`)" if option.aliases else ""
-            meaning = option.help + _remark(option, table)
+            meaning = (option.help + _remark(option, table)).replace("|", r"\|")
             lines.append(f"| `{option.key}`{also} | {kind} | {show_default(option.default)} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
