@@ -1,4 +1,4 @@
-"""Docstrings name their object: they open with a verb or a noun phrase, and stand without their neighbours."""
+"""Docstrings name their object: they open with a verb or a noun phrase, and read without their neighbours."""
 
 from __future__ import annotations
 

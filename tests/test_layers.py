@@ -1,4 +1,4 @@
-"""Imports go down only: the layers written in paddlenlp_ext/__init__.py hold, function-level imports included."""
+"""Imports go down only, function-level ones included: the layers are listed in paddlenlp_ext/__init__.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import paddlenlp_ext
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent
-LAYER_OF = {package: floor for floor, packages in enumerate(paddlenlp_ext.LAYERS) for package in packages}
+LAYER_OF = {package: index for index, packages in enumerate(paddlenlp_ext.LAYERS) for package in packages}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 WITHOUT_PADDLE = ("_runtime", "utils", "config", "sharding_spec")
 

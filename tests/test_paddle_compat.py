@@ -1,4 +1,4 @@
-"""Private names of Paddle stand in `paddlenlp_ext/paddle_compat.py` alone, which checks the installed release."""
+"""Private names of Paddle are used only in `paddlenlp_ext/paddle_compat.py`, which checks the installed release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from paddlenlp_ext.paddle_compat import TESTED_RELEASE, check_release
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "paddle_compat.py")
-EXEMPT = {"_runtime.py": {"core"}}  # sets the threads of a Paddle that was imported first, and must not import it
+EXEMPT = {
+    "_runtime.py": {"core"}
+}  # _runtime sets threads of a Paddle that is already imported, and must not import Paddle
 PRIVATE_MODULES = ("paddle.base", "paddle.framework", "paddle._", "paddle.distributed.fleet.base")
 
 
@@ -28,7 +30,7 @@ def private_names_of_paddle() -> set[str]:
 
 
 def own_names(tree: ast.Module) -> set[str]:
-    """Names that a module defines itself: functions, and attributes of `self` and of classes."""
+    """Return names that a module defines itself: functions, and attributes of `self` and of classes."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -59,7 +61,7 @@ def is_paddle(node: ast.Attribute) -> bool:
     return ast.unparse(node.value) in ("paddle", "paddle.base", "sys.modules['paddle'].base")
 
 
-def test_private_names_are_used_in_paddle_compat_alone():
+def test_private_names_are_used_only_in_paddle_compat():
     private = private_names_of_paddle()
     assert {"_clear_data", "_parameters", "_accumulators", "_C_ops"} <= private
     for path in MODULES:
@@ -99,7 +101,7 @@ def test_check_release_of_another_release_names_the_tested_one(version):
 
 
 def test_check_release_without_a_private_name_raises():
-    required = ((SimpleNamespace(__name__="paddle.core", there=1), ("there", "gone")),)
+    required = ((SimpleNamespace(__name__="paddle.core", present=1), ("present", "gone")),)
     with pytest.raises(
         ImportError, match=r"paddlepaddle 3\.4\.0 lacks paddle\.core\.gone, .* install paddlepaddle 3\.3"
     ):

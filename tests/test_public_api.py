@@ -1,4 +1,4 @@
-"""The public surface, as `public_api.txt` records it: nothing is added to it or taken from it by accident.
+"""Public API, recorded in `public_api.txt`, so that no name is added or removed by accident.
 
 After an intended change: python tests/test_public_api.py > tests/public_api.txt
 """
@@ -21,27 +21,27 @@ RECORD = Path(__file__).with_name("public_api.txt")
 PACKAGES = pytest.mark.parametrize("package", [paddlenlp_ext, peft], ids=lambda package: package.__name__)
 
 
-def describe(name: str, thing: object) -> str:
-    """A line for a function, dataclass or config, with its arguments; for another class, a line for each member."""
-    if name != thing.__name__:
-        return f"{name} = {thing.__name__}"
-    if isinstance(thing, type) and issubclass(thing, peft.PeftConfig):
+def describe(name: str, value: object) -> str:
+    """Return one line for a function, dataclass or config, with its arguments; for other classes, one per member."""
+    if name != value.__name__:
+        return f"{name} = {value.__name__}"
+    if isinstance(value, type) and issubclass(value, peft.PeftConfig):
         from paddlenlp_ext.peft.arguments import argument_names
 
-        return f"{name}({', '.join(sorted(argument_names(thing)))})"
-    if inspect.isfunction(thing) or dataclasses.is_dataclass(thing):
-        return f"{name}({', '.join(inspect.signature(thing).parameters)})"
-    return "\n".join([name, *(f"{name}.{member}" for member in sorted(vars(thing)) if not member.startswith("_"))])
+        return f"{name}({', '.join(sorted(argument_names(value)))})"
+    if inspect.isfunction(value) or dataclasses.is_dataclass(value):
+        return f"{name}({', '.join(inspect.signature(value).parameters)})"
+    return "\n".join([name, *(f"{name}.{member}" for member in sorted(vars(value)) if not member.startswith("_"))])
 
 
-def surface() -> str:
-    """All public names, one a line."""
+def public_api() -> str:
+    """Return all public names, one per line."""
     names = sorted(set(paddlenlp_ext.__all__) - {"__version__"})
     return "\n".join(describe(name, getattr(paddlenlp_ext, name)) for name in names) + "\n"
 
 
-def test_public_surface_is_the_recorded_one():
-    recorded, found = RECORD.read_text().splitlines(), surface().splitlines()
+def test_public_api_equals_the_recorded_one():
+    recorded, found = RECORD.read_text().splitlines(), public_api().splitlines()
     added, removed = sorted(set(found) - set(recorded)), sorted(set(recorded) - set(found))
     assert not added and not removed, (
         f"added: {added}\nremoved: {removed}\nIf this is intended: see this file's docstring"
@@ -51,7 +51,7 @@ def test_public_surface_is_the_recorded_one():
 
 @PACKAGES
 def test_exports_are_seen_by_editors_and_by_dir(package):
-    """Imports under TYPE_CHECKING, `__all__` and the table of lazy names agree."""
+    """Check that imports under TYPE_CHECKING, `__all__` and the table of lazy names agree."""
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {alias.name: node.module for node in block.body for alias in node.names}
@@ -87,4 +87,4 @@ def test_dir_of_the_package_imports_nothing():
 
 
 if __name__ == "__main__":
-    sys.stdout.write(surface())
+    sys.stdout.write(public_api())

@@ -1,6 +1,6 @@
-"""Programs in the shape of PEFT's and PaddleNLP's quick tours, with the import lines alone changed.
+"""Quick tours of PEFT and PaddleNLP as programs of this package, with only the import lines changed.
 
-A local folder stands for each model on a hub, and NumPy arrays for PyTorch's (`return_tensors="np"`).
+Models on a hub are replaced by local folders, and PyTorch's tensors by NumPy arrays (`return_tensors="np"`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pytest
 
 @pytest.fixture
 def model_name(run_folders: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model folder; the programs write to folders next to it."""
+    """Return the name of a model folder in the working directory, to which the programs write."""
     monkeypatch.chdir(run_folders)
     return "model"
 
 
 @pytest.fixture
 def adapters(model_name: str) -> dict[str, str]:
-    """Two trained LoRAs of the model, "sft" and "dpo"."""
+    """Save two trained LoRA adapters of the model, "sft" and "dpo"."""
     from paddlenlp_ext import AutoModelForCausalLM, LoraConfig, get_peft_model
 
     for seed, name in enumerate(("sft", "dpo")):
@@ -32,7 +32,7 @@ def adapters(model_name: str) -> dict[str, str]:
 
 
 def train(model: paddle.nn.Layer, steps: int = 3) -> list[float]:
-    """The usual loop over a padded batch with labels; returns the losses."""
+    """Train on a padded batch with labels, as in the tours; return the losses."""
     batch = {
         "input_ids": paddle.to_tensor([[5, 10, 4, 10, 5], [6, 11, 4, 0, 0]]),
         "attention_mask": paddle.to_tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
@@ -60,7 +60,7 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 
 
 # -- PEFT, quicktour: https://huggingface.co/docs/peft/quicktour ---------------------------------------------------
-def test_peft_quicktour_train(model_name: str, capsys: pytest.CaptureFixture[str]):
+def test_peft_quicktour_train_saves_an_adapter(model_name: str, capsys: pytest.CaptureFixture[str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import LoraConfig, TaskType, get_peft_model
 
@@ -86,7 +86,7 @@ def test_peft_quicktour_train(model_name: str, capsys: pytest.CaptureFixture[str
     }
 
 
-def test_peft_quicktour_inference(model_name: str, adapters: dict[str, str]):
+def test_peft_quicktour_inference_generates_text(model_name: str, adapters: dict[str, str]):
     from paddlenlp_ext import AutoPeftModelForCausalLM, AutoTokenizer
 
     model = AutoPeftModelForCausalLM.from_pretrained("sft")
@@ -102,7 +102,7 @@ def test_peft_quicktour_inference(model_name: str, adapters: dict[str, str]):
     assert text.startswith("red apple =") and outputs.shape[1] <= 3 + 5
 
 
-def test_peft_config_then_base_then_adapter(adapters: dict[str, str]):
+def test_peft_quicktour_config_names_the_base_of_an_adapter(adapters: dict[str, str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import PeftConfig, PeftModel
 
@@ -116,7 +116,7 @@ def test_peft_config_then_base_then_adapter(adapters: dict[str, str]):
 
 
 # -- PEFT, several adapters: quicktour and the guides on LoRA and on merging ------------------------------------------
-def test_peft_add_set_load_adapter(model_name: str, adapters: dict[str, str]):
+def test_peft_adapters_are_loaded_added_and_switched(model_name: str, adapters: dict[str, str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import LoraConfig, PeftModel
 
@@ -140,7 +140,7 @@ def test_peft_add_set_load_adapter(model_name: str, adapters: dict[str, str]):
 
 
 @pytest.mark.parametrize("combination_type", ["linear", "cat"])
-def test_peft_add_weighted_adapter(model_name: str, adapters: dict[str, str], combination_type: str):
+def test_peft_add_weighted_adapter_changes_logits(model_name: str, adapters: dict[str, str], combination_type: str):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import PeftModel
 
@@ -154,13 +154,13 @@ def test_peft_add_weighted_adapter(model_name: str, adapters: dict[str, str], co
         adapter_name=weighted_adapter_name,
         combination_type=combination_type,
     )
-    apart = logits(model)
+    first = logits(model)
     model.set_adapter(weighted_adapter_name)
 
-    assert np.isfinite(logits(model)).all() and not np.array_equal(logits(model), apart)
+    assert np.isfinite(logits(model)).all() and not np.array_equal(logits(model), first)
 
 
-def test_peft_merge_and_unload(model_name: str, adapters: dict[str, str]):
+def test_peft_merge_and_unload_gives_the_same_logits(model_name: str, adapters: dict[str, str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import PeftModel
 
@@ -177,7 +177,7 @@ def test_peft_merge_and_unload(model_name: str, adapters: dict[str, str]):
     assert np.array_equal(logits(unloaded), plain)
 
 
-def test_peft_soft_prompts(model_name: str):
+def test_peft_soft_prompts_train(model_name: str):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import (
         PrefixTuningConfig,
@@ -203,7 +203,7 @@ def test_peft_soft_prompts(model_name: str):
 
 
 # -- PaddleNLP, quick start of its PEFT API: docs/peft.md --------------------------------------------------------------
-def test_paddlenlp_lora(model_name: str, capsys: pytest.CaptureFixture[str]):
+def test_paddlenlp_lora_trains_and_reloads(model_name: str, capsys: pytest.CaptureFixture[str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import LoRAConfig, LoRAModel
 
@@ -234,7 +234,7 @@ def test_paddlenlp_lora(model_name: str, capsys: pytest.CaptureFixture[str]):
     assert np.array_equal(logits(model), trained)
 
 
-def test_paddlenlp_prefix_tuning(model_name: str, capsys: pytest.CaptureFixture[str]):
+def test_paddlenlp_prefix_tuning_trains_and_reloads(model_name: str, capsys: pytest.CaptureFixture[str]):
     from paddlenlp_ext import AutoModelForCausalLM
     from paddlenlp_ext.peft import PrefixConfig, PrefixModelForCausalLM
 

@@ -58,7 +58,7 @@ def test_import_does_not_load_paddle():
 
 
 def test_import_changes_nothing_in_the_process():
-    """Environment, warning filters and allocator settings are the host's."""
+    """Check that environment, warning filters and allocator settings of the host process are unchanged."""
     code = (
         "import ctypes, os, warnings; before = dict(os.environ), list(warnings.filters); called = [];"
         "real = ctypes.CDLL; ctypes.CDLL = lambda *names: called.append(names) or real(*names);"

@@ -47,12 +47,12 @@ class Case:
     switch: str | None = None
     peft: dict[str, Any] = field(default_factory=dict)
 
-    def alone(self, data_ranks: int = 1) -> Case:
+    def on_one_process(self, data_ranks: int = 1) -> Case:
         """Return the same run for one process, which runs the micro-batches of all data ranks in sequence."""
         layout_keys = {key for key in self.keys if "parallel" in key or key.startswith("sharding")}
         keys = {key: value for key, value in self.keys.items() if key not in layout_keys}
         keys["gradient_accumulation_steps"] = keys.get("gradient_accumulation_steps", 1) * data_ranks
-        return dataclasses.replace(self, name=f"{self.name}-alone", keys=keys)
+        return dataclasses.replace(self, name=f"{self.name}-one-process", keys=keys)
 
 
 @dataclass(frozen=True)

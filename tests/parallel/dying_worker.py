@@ -31,7 +31,7 @@ def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
             (folder / "died_at").write_text(str(time.time()))
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError("this process has had enough")
+            raise RuntimeError("this process dies in the test")
         sum_gradients(process_group, parameters)
 
     DistributedProcesses.sum_gradients = sum_or_die

@@ -31,7 +31,7 @@ meshes, make_mesh = {}, Mesh.from_config
 
 
 def mesh_of(parallel) -> Mesh:
-    """Return one mesh per layout: one process must not create the groups of dozens of meshes."""
+    """Return one mesh per layout, as a process cannot create the groups of dozens of meshes."""
     key = (complete_degrees(parallel, world_size()), parallel.hybrid_parallel_topo_order)
     if key not in meshes:
         meshes[key] = make_mesh(parallel)
@@ -53,6 +53,6 @@ def outcome_of(words: list[str]) -> dict[str, Any]:
 
 
 Mesh.from_config = mesh_of
-callbacks.LossPlot = lambda folder: Callback()  # drawing takes as long as all the rest of such a run
+callbacks.LossPlot = lambda folder: Callback()  # drawing takes as long as the rest of such a run
 outcomes = {name: outcome_of(words) for name, words in json.loads((FOLDER / "jobs.json").read_text()).items()}
 (FOLDER / f"outcomes-{rank()}.json").write_text(json.dumps(outcomes))

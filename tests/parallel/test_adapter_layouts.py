@@ -23,20 +23,20 @@ LAYOUTS = {
 
 
 def test_adapter_folder_with_layers_of_rank_zero_trains_in_every_layout(tmp_path):
-    """Empty tensors are read, gathered, assigned and sent without error."""
+    """Check that empty tensors are read, gathered, assigned and sent."""
     run_case(FIRST, tmp_path)
     pattern = json.loads((tmp_path / "first" / "adapter_config.json").read_text())["rank_pattern"]
-    assert not all(map(any, pattern.values())), "every layer has a rank left"
+    assert not all(map(any, pattern.values())), "some layer must have rank 0"
     peft = {**BUDGET, "tfinal": 1, "path": str(tmp_path / "first")}
     cases = [Case(name, {**SAVED, **keys}, switch="adalora", peft=peft) for name, keys in LAYOUTS.items()]
     outcomes = launch(2, cases, tmp_path, timeout=120)
     for case in cases:
-        alone = case.alone(data_ranks=2 if "sharding" in case.keys else 1)
-        run_case(alone, tmp_path)
-        got, want = outcomes[case.name], outcome(alone, tmp_path)
-        there = {name: value for name, value in want.weights.items() if value.size}
+        single = case.on_one_process(data_ranks=2 if "sharding" in case.keys else 1)
+        run_case(single, tmp_path)
+        got, want = outcomes[case.name], outcome(single, tmp_path)
+        not_empty = {name: value for name, value in want.weights.items() if value.size}
         assert got.weights.keys() == want.weights.keys()
         assert_same_run(
-            dataclasses.replace(got, weights={name: got.weights[name] for name in there}),
-            dataclasses.replace(want, weights=there),
+            dataclasses.replace(got, weights={name: got.weights[name] for name in not_empty}),
+            dataclasses.replace(want, weights=not_empty),
         )

@@ -26,6 +26,6 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_data_parallel_on_two_processes_matches_one_process(runs, case):
     folder, outcomes = runs
-    alone = case.alone(data_ranks=2)
-    run_case(alone, folder)
-    assert_same_run(outcomes[case.name], outcome(alone, folder))
+    single = case.on_one_process(data_ranks=2)
+    run_case(single, folder)
+    assert_same_run(outcomes[case.name], outcome(single, folder))

@@ -22,7 +22,7 @@ DEATHS = {
     "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process has had enough"),
 }
 EACH_TIME, LESS_OFTEN = ("second-killed",), ("first-killed", "second-raises")
-"""Each takes 20 seconds, most of which the launcher waits."""
+"""Cases of 20 seconds each, most of which the launcher waits."""
 _ABORTED = re.compile(r"^ERROR ([0-9-]+ [0-9:]+),\d+ .*ABORT!!!", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def run(folder: Path, case: Case, death: dict):
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory):
-    """Run each case once, until a process dies in the middle of a step."""
+    """Return a function that runs a case once, until a process dies in the middle of a step."""
     made = {}
 
     def get(name: str):
@@ -52,7 +52,7 @@ def test_run_with_a_dying_rank_ends_with_its_error(died, name):
     folder, result = died(name)
     assert result.returncode != 0
     assert DEATHS[name][1] in result.stderr, result.stderr[-3000:] + logs(folder)
-    # The launcher says so when no process is left; it then waits for another 8 seconds, for whatever reason.
+    # The launcher logs ABORT when no process is left, and exits 8 seconds later.
     aborted = _ABORTED.search(result.stderr)
     assert aborted, result.stderr[-3000:]
     died_at = float((folder / "died_at").read_text())
@@ -65,6 +65,6 @@ def test_run_resumed_after_a_dying_rank_matches_the_uninterrupted_run(died):
     resumed = dataclasses.replace(CASE, keys={**CASE.keys, "resume_from_checkpoint": True})
     result = run(folder, resumed, {"step": -1, "dying_rank": 1, "how": "raises"})
     assert result.returncode == 0, logs(folder)
-    alone = CASE.alone(data_ranks=2)
-    run_case(alone, folder)
-    assert_same_run(outcome(resumed, folder), outcome(alone, folder))
+    single = CASE.on_one_process(data_ranks=2)
+    run_case(single, folder)
+    assert_same_run(outcome(resumed, folder), outcome(single, folder))

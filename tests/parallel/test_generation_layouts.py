@@ -45,15 +45,17 @@ FOUR = [
 ]
 
 
-def assert_the_same_answers(processes: int, cases: list[Case], folder: Path) -> None:
+def assert_same_answers(processes: int, cases: list[Case], folder: Path) -> None:
     outcomes = launch(processes, cases, folder, timeout=900)
     for case in cases:
         one_replica = [case.keys.get(f"{axis}_parallel_degree", 1) for axis in ("tensor", "pipeline")]
-        alone = case.alone(processes // math.prod(one_replica))
-        run_case(alone, folder)
+        single = case.on_one_process(processes // math.prod(one_replica))
+        run_case(single, folder)
         answers, scores = answers_of(outcomes[case.name].folder)
-        assert len({word for answer in answers for word in answer.split()}) > 5, "these answers tell nothing"
-        assert (answers, scores) == answers_of(folder / alone.name), case.name
+        assert len({word for answer in answers for word in answer.split()}) > 5, (
+            "the answers have too few different words to be compared"
+        )
+        assert (answers, scores) == answers_of(folder / single.name), case.name
 
 
 def answers_of(folder: Path) -> tuple[list[str], dict[str, float]]:
@@ -66,14 +68,14 @@ def answers_of(folder: Path) -> tuple[list[str], dict[str, float]]:
 
 @pytest.mark.layouts
 def test_generation_on_two_processes_matches_one_process(tmp_path):
-    assert_the_same_answers(2, FIRST_TWO, tmp_path)
+    assert_same_answers(2, FIRST_TWO, tmp_path)
 
 
 @pytest.mark.layouts
 def test_generation_on_two_processes_in_more_layouts_matches_one_process(tmp_path):
-    assert_the_same_answers(2, TWO, tmp_path)
+    assert_same_answers(2, TWO, tmp_path)
 
 
 @pytest.mark.layouts
 def test_generation_on_four_processes_matches_one_process(tmp_path):
-    assert_the_same_answers(4, FOUR, tmp_path)
+    assert_same_answers(4, FOUR, tmp_path)

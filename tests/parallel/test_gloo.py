@@ -10,22 +10,22 @@ from paddlenlp_ext.parallel import gloo
 
 
 class Store:
-    """Store that counts, and sends this process a signal meanwhile."""
+    """Key-value store that sends this process a signal while it counts."""
 
     def __init__(self):
-        self.counted, self.got_inside, self.got = 0, [], []
-        signal.signal(signal.SIGTERM, lambda number, _: self.got.append(number))
+        self.count, self.received_inside, self.received = 0, [], []
+        signal.signal(signal.SIGTERM, lambda number, _: self.received.append(number))
 
     def add(self, name, amount):
-        self.counted += max(amount, self.counted)  # the second process comes at the second look
+        self.count += max(amount, self.count)  # the second process arrives at the second query
         if not amount:
             signal.raise_signal(signal.SIGTERM)
-            self.got_inside += self.got
-        return self.counted
+            self.received_inside += self.received
+        return self.count
 
 
 def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
-    """A signal during a receive of Paddle's store would raise an error."""
+    """Check that signals are blocked during a receive of Paddle's store, which would raise an error."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(gloo, "world_size", lambda: 2)
     monkeypatch.setenv("PADDLE_DISTRI_BACKEND", "gloo")
@@ -34,7 +34,7 @@ def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
         monkeypatch.setattr(core, "create_or_get_global_tcp_store", lambda: store)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         gloo.gloo_barrier()
-        assert (store.got_inside, store.got) == ([], [signal.SIGTERM])
+        assert (store.received_inside, store.received) == ([], [signal.SIGTERM])
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -48,7 +48,7 @@ def test_launch_of_two_processes_makes_one_run(command, run_folders):
     main, other = ((run_folders / "log" / f"workerlog.{rank}").read_text() for rank in range(2))
     assert main.count("step 3/4") == 1 and "step 3/4" not in other
     both = main + other
-    assert both.count("tokens cached in") == 2, "train and dev, each once"
+    assert both.count("tokens cached in") == 2, "train and dev, each tokenized once"
     assert "cached tokens found in" in both
     assert json.loads((out / "eval_results.json").read_text())["eval_num_rows"] == 12
 
@@ -71,7 +71,7 @@ def test_launcher_stopped_by_a_signal_lets_its_processes_save(command, run_folde
     keys = ["--max_steps", "3000", "--do_eval", "false", "--save_strategy", "no"]
     arguments = launch_arguments(2, [*command, *keys], run_folders)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    # A shell that starts these tests in the background has them ignore SIGINT, and what they start with them.
+    # A shell that starts the tests in the background lets them and their children ignore SIGINT.
     launcher = subprocess.Popen(**arguments, **quiet, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     log = run_folders / "log" / "workerlog.0"
 

@@ -61,29 +61,29 @@ def write_shards(folder, tensor_degree, pipeline_degree, **changes):
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
 def test_merge_saved_shards_restores_the_model(tmp_path, tensor, pipeline):
     model = write_shards(tmp_path / "saved", tensor, pipeline)
-    report = merge_saved_shards(tmp_path / "saved", tensor, pipeline, tmp_path / "whole")
+    report = merge_saved_shards(tmp_path / "saved", tensor, pipeline, tmp_path / "merged")
     assert (report.num_joined > 0) == (tensor > 1)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
-    for (name, want), (_, got) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    for (name, want), (_, got) in zip(model.named_parameters(), merged.named_parameters(), strict=True):
         assert np.array_equal(want.numpy(), got.numpy()), name
 
 
-@pytest.mark.parametrize("place", ["saved", "whole"])
+@pytest.mark.parametrize("place", ["saved", "merged"])
 def test_merge_saved_shards_copies_generation_config_and_tokenizer(tmp_path, place):
     write_shards(tmp_path / "saved", 2, 1, eos_token_id=5)
     (tmp_path / "saved" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9], "top_p": 0.8}))
     (tmp_path / "saved" / "tokenizer.json").write_text("{}")
     merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / place)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / place)
-    assert whole.eos_token_ids == [5, 9] and whole.generation_config["top_p"] == 0.8
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / place)
+    assert merged.eos_token_ids == [5, 9] and merged.generation_config["top_p"] == 0.8
     assert (tmp_path / place / "tokenizer.json").read_text() == "{}"
 
 
 def test_merge_saved_shards_with_an_indivisible_vocabulary_takes_one_copy(tmp_path):
     model = write_shards(tmp_path / "saved", 2, 1, vocab_size=31)
     merge_saved_shards(tmp_path / "saved", 2, 1)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert np.array_equal(whole.head_weight().numpy(), model.head_weight().numpy())
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert np.array_equal(merged.head_weight().numpy(), model.head_weight().numpy())
 
 
 def test_merge_saved_shards_with_wrong_files_raises(tmp_path):

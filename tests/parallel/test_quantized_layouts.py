@@ -27,7 +27,7 @@ RANK = {"rank": 4}
 QUANTIZED = [
     Case("tensor-lora", {**TENSOR, **DOUBLE}, WIDE, "lora", RANK),
     Case("tensor-lora-mixed", {**TENSOR, **MIXED}, WIDE, "lora", {**RANK, "dropout": 0.2}),
-    Case("tensor-q-alone", {**TENSOR, **NF4}, WIDE, "lora", {**RANK, "target_modules": ["q_proj"]}),
+    Case("tensor-q-only", {**TENSOR, **NF4}, WIDE, "lora", {**RANK, "target_modules": ["q_proj"]}),
     Case("tensor-dora", {**TENSOR, **NF4}, WIDE, "use_dora", RANK),
     Case("tensor-pissa", {**TENSOR, **NF4}, WIDE, "pissa", RANK),
     Case("tensor-qera", {**TENSOR, **NF4}, WIDE, "qera", {**RANK, "batches": 2}),
@@ -82,17 +82,17 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", [*QUANTIZED, *REPLICATED], ids=lambda case: case.name)
 def test_quantized_base_on_two_processes_matches_one_process(runs, case):
     folder, outcomes = runs
-    alone = case.alone(data_ranks=2 if case in REPLICATED else 1)
-    run_case(alone, folder)
-    assert_same_run(outcomes[case.name], outcome(alone, folder))
+    single = case.on_one_process(data_ranks=2 if case in REPLICATED else 1)
+    run_case(single, folder)
+    assert_same_run(outcomes[case.name], outcome(single, folder))
 
 
 @pytest.mark.slow
 def test_quantized_base_takes_every_method(tmp_path):
     outcomes = launch(2, EVERY_METHOD, tmp_path, timeout=600)
     for case in EVERY_METHOD:
-        run_case(case.alone(), tmp_path)
-        assert_same_run(outcomes[case.name], outcome(case.alone(), tmp_path))
+        run_case(case.on_one_process(), tmp_path)
+        assert_same_run(outcomes[case.name], outcome(case.on_one_process(), tmp_path))
 
 
 @pytest.mark.skipif(
@@ -101,10 +101,10 @@ def test_quantized_base_takes_every_method(tmp_path):
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_bfloat16_base_on_two_processes_matches_within_rounding(runs, case):
     folder, outcomes = runs
-    alone = case.alone(data_ranks=2 if case.name == "half-sharded" else 1)
-    run_case(alone, folder)
-    apart = differences(outcomes[case.name], outcome(alone, folder))
-    assert apart["losses"] < 2e-3 and apart["evaluation"] < 2e-3, apart
+    single = case.on_one_process(data_ranks=2 if case.name == "half-sharded" else 1)
+    run_case(single, folder)
+    relative = differences(outcomes[case.name], outcome(single, folder))
+    assert relative["losses"] < 2e-3 and relative["evaluation"] < 2e-3, relative
 
 
 def test_shards_through_quantization_blocks_raise_before_weights_are_read(tmp_path):

@@ -35,8 +35,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recompute_on_two_processes_matches_one_process_without(runs, case):
     folder, outcomes = runs
-    alone = case.alone(data_ranks=2 if "sharding" in case.keys else 1)
-    keys = {key: value for key, value in alone.keys.items() if "recompute" not in key}
-    alone = dataclasses.replace(alone, keys=keys)
-    run_case(alone, folder)
-    assert_same_run(outcomes[case.name], outcome(alone, folder))
+    single = case.on_one_process(data_ranks=2 if "sharding" in case.keys else 1)
+    keys = {key: value for key, value in single.keys.items() if "recompute" not in key}
+    single = dataclasses.replace(single, keys=keys)
+    run_case(single, folder)
+    assert_same_run(outcomes[case.name], outcome(single, folder))

@@ -39,8 +39,8 @@ def laid_out(case: Case, layout: str, **keys) -> Case:
 
 def resumed(case: Case, before: str, after: str, folder) -> Case:
     checkpoint = folder / f"{case.name}-{before}" / "checkpoint-10"
-    going_on = laid_out(case, after, resume_from_checkpoint=str(checkpoint))
-    return dataclasses.replace(going_on, name=f"{case.name}-{before}-then-{after}")
+    continued = laid_out(case, after, resume_from_checkpoint=str(checkpoint))
+    return dataclasses.replace(continued, name=f"{case.name}-{before}-then-{after}")
 
 
 CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
@@ -62,7 +62,7 @@ WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-shar
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Run every layout, save half-way, and resume from there in the others."""
+    """Run every layout, save half-way, and resume each checkpoint in other layouts."""
     folder = tmp_path_factory.mktemp("layouts")
     for case, _ in RUNS:
         run_case(laid_out(case, "one", **HALF), folder)
@@ -110,7 +110,7 @@ def test_checkpoint_of_four_processes_has_the_same_files(folder_of_4, case, layo
 
 
 def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
-    """Two layouts that compute the same bits at the start of a run write the same bytes."""
+    """Compare layouts that compute the same bits at the start of a run: they write the same bytes."""
     hashes = set()
     for layout in ("dp2", "sharding1", "sharding2", "sharding3"):
         file = folder / f"sft-{layout}" / "checkpoint-10" / "model.safetensors"

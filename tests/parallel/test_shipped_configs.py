@@ -19,7 +19,7 @@ from tests.common.scripts import LLM
 CONFIGS = LLM / "config"
 METHODS = sorted(path.name.removesuffix("_argument.json") for path in (CONFIGS / "llama").glob("*.json"))
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
-# Wide enough for the files' quantization blocks and ranks on each half of a layer.
+# Wide enough for the files' quantization blocks and ranks on each of two shards of a layer.
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 MODELS = {"llama": WIDE, "qwen": {**WIDE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}}
 
@@ -63,11 +63,11 @@ RECOMPUTE = {
     "refined": {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:-1"},
 }
 Jobs = dict[str, tuple[str, str, dict[str, object]]]
-"""Name -> family, method, layout's keys."""
+"""Family, method and layout's keys of a job, by its name."""
 
 
 def every_job(processes: int) -> Jobs:
-    """Return all files in all layouts; on four processes, one family's file or the other's in turn."""
+    """Return all files in all layouts; on four processes, files of both families alternate."""
     return {
         f"{family} {method} {name}": (family, method, keys)
         for place, (name, keys) in enumerate(LAYOUTS[processes].items())
@@ -128,7 +128,7 @@ def command_of(family: str, method: str, keys: dict[str, object], model: Path, f
 
 
 def assert_start_or_are_refused(jobs: Jobs, processes: int, folder: Path) -> None:
-    """Run the jobs in sequence in a single launch; for refused ones there are no weights to read."""
+    """Run the jobs in sequence in a single launch; refused ones get a model folder without weights."""
     commands = {}
     for name, (family, method, keys) in jobs.items():
         layers = {"num_hidden_layers": 4 if "virtual_pp_degree" in keys else 2}

@@ -1,4 +1,4 @@
-"""Tensor plans: refusals, and the shard of every parameter that a rank holds; a single process suffices."""
+"""Tensor plans in a single process: errors, and the shard of every parameter that a rank holds."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_shard_sizes_add_up_and_differ_by_at_most_one(size, parts):
     assert sum(sizes) == size and len(sizes) == parts and max(sizes) - min(sizes) <= 1
 
 
-def test_apply_tensor_plan_keeps_and_reads_the_own_shard_only(tmp_path):
-    whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
-    values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
-    whole.save_pretrained(tmp_path)
+def test_apply_tensor_plan_holds_and_reads_only_the_own_shard(tmp_path):
+    full = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    values = {name: parameter.numpy() for name, parameter in full.named_parameters()}
+    full.save_pretrained(tmp_path)
     seen = {name: np.zeros(value.shape, int) for name, value in values.items()}
     for index in range(2):
         model = AutoModelForCausalLM.from_config(BIASED, seed=3)
@@ -48,23 +48,23 @@ def test_apply_tensor_plan_keeps_and_reads_the_own_shard_only(tmp_path):
         assert (index == 1) == ("model.layers.0.self_attn.o_proj.bias" in model.remote_parameters)
         assert model.remote_parameters == values.keys() - parameters.keys()
         for name, parameter in parameters.items():
-            cut = shard_of(parameter)
-            own = values[name] if cut is None else values[name][cut.index]
-            seen[name][... if cut is None else cut.index] += 1
+            shard = shard_of(parameter)
+            own = values[name] if shard is None else values[name][shard.index]
+            seen[name][... if shard is None else shard.index] += 1
             assert np.array_equal(parameter.numpy(), own) and full_shape(parameter) == values[name].shape
-            assert np.array_equal(open_weights(tmp_path).read(name, shard=cut), own)
+            assert np.array_equal(open_weights(tmp_path).read(name, shard=shard), own)
             parameter.set_value(np.zeros(own.shape, np.float32))
         model.load_weights(str(tmp_path))
         for name, parameter in model.named_parameters():
-            cut = shard_of(parameter)
-            assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index])
-    alike = {"norm", "layernorm"}
+            shard = shard_of(parameter)
+            assert np.array_equal(parameter.numpy(), values[name] if shard is None else values[name][shard.index])
+    replicated = {"norm", "layernorm"}
     for name, times in seen.items():
-        assert np.all(times == (2 if any(word in name for word in alike) else 1)), name
+        assert np.all(times == (2 if any(word in name for word in replicated) else 1)), name
 
 
 class Slices(SafetensorsFile):
-    """File that counts the numbers read."""
+    """File that counts the values read."""
 
     num_read = 0
 
@@ -75,12 +75,12 @@ class Slices(SafetensorsFile):
 
 
 @pytest.mark.parametrize("has_adapter", [False, True])
-def test_load_shards_reads_the_own_slices_only(tmp_path, has_adapter):
-    whole = AutoModelForCausalLM.from_config(BIASED, seed=3)
-    whole.save_pretrained(tmp_path)
+def test_load_shards_reads_only_the_own_slices(tmp_path, has_adapter):
+    full = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    full.save_pretrained(tmp_path)
     if has_adapter:
-        whole = get_peft_model(whole, LoRAConfig(rank=2), seed=5)
-    values = {name: parameter.numpy() for name, parameter in whole.named_parameters()}
+        full = get_peft_model(full, LoRAConfig(rank=2), seed=5)
+    values = {name: parameter.numpy() for name, parameter in full.named_parameters()}
     model = build_skeleton(ModelSource.resolve(tmp_path))
     if has_adapter:
         model = get_peft_model(model, LoRAConfig(rank=2), seed=5)
@@ -88,8 +88,8 @@ def test_load_shards_reads_the_own_slices_only(tmp_path, has_adapter):
     source = Slices(tmp_path / "model.safetensors")
     load_shards(model, source)
     for name, parameter in model.named_parameters():
-        cut = shard_of(parameter)
-        assert np.array_equal(parameter.numpy(), values[name] if cut is None else values[name][cut.index]), name
+        shard = shard_of(parameter)
+        assert np.array_equal(parameter.numpy(), values[name] if shard is None else values[name][shard.index]), name
     assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
 
 
@@ -133,7 +133,7 @@ def test_apply_tensor_plan_shards_an_adapter_as_its_base():
 
 @pytest.mark.parametrize("blocks", [{"num_blocks": 1}, {"block_size": 32}, {"block_size": 32, "block_share": True}])
 def test_apply_tensor_plan_through_a_block_of_oft_raises(blocks):
-    """Each rank would rotate half a block."""
+    """Check that a block of the rotation, of which a rank would have one half, cannot be sharded."""
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), OFTConfig(**blocks))
     with pytest.raises(
         ValueError, match=r"leaves each process 16 inputs of a layer, not a multiple of .* 32; .* divisor"

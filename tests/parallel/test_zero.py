@@ -30,7 +30,7 @@ FIRST_IS_BEST = {
     "save_strategy": "steps",
     "save_steps": 5,
     "load_best_model_at_end": True,
-    "greater_is_better": True,  # of a loss that falls
+    "greater_is_better": True,  # with a falling loss, the first evaluation is the best
 }
 ONLY_STAGE3 = [
     Case("sft-back", FIRST_IS_BEST),
@@ -62,14 +62,14 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(runs):
-    """Run each case on one process, once for its three stages."""
+def on_one_process(runs):
+    """Return a function that runs a case on one process, once for all its stages."""
     folder, made = runs[0], {}
 
     def run(case: Case):
         name = case.name.rpartition("-")[0]
         if name not in made:
-            made[name] = case.alone(data_ranks=2)
+            made[name] = case.on_one_process(data_ranks=2)
             run_case(made[name], folder)
         return outcome(made[name], folder)
 
@@ -77,13 +77,13 @@ def alone(runs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sharding_on_two_processes_matches_one_process(runs, alone, case):
-    assert_same_run(runs[1][case.name], alone(case))
+def test_sharding_on_two_processes_matches_one_process(runs, on_one_process, case):
+    assert_same_run(runs[1][case.name], on_one_process(case))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_sharding_holds_sharded_state_once(runs, alone, stage):
-    single = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())
+def test_sharding_holds_sharded_state_once(runs, on_one_process, stage):
+    single = json.loads((on_one_process(sharded(DEEP, stage)).folder / "held-0.json").read_text())
     ranks = [json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text()) for rank in range(2)]
     shared = {"stage1": ["state"], "stage2": ["state", "gradients"], "stage3": ["state", "gradients", "values"]}[stage]
     for what in ("state", "gradients", "values"):
@@ -93,9 +93,9 @@ def test_sharding_holds_sharded_state_once(runs, alone, stage):
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
-def test_sharding_releases_gradients_during_the_backward_pass(runs, alone, stage):
-    """In addition to the owner's share, at most two of eight layers and the tied embedding are held."""
-    single = json.loads((alone(sharded(DEEP, stage)).folder / "held-0.json").read_text())["backward"]
+def test_sharding_releases_gradients_during_the_backward_pass(runs, on_one_process, stage):
+    """Check that a rank holds its own shard and at most two of eight layers and the tied embedding."""
+    single = json.loads((on_one_process(sharded(DEEP, stage)).folder / "held-0.json").read_text())["backward"]
     for rank in range(2):
         held = json.loads((runs[0] / f"{DEEP.name}-{stage}" / f"held-{rank}.json").read_text())
         assert held["gradients"] < held["backward"] <= 0.7 * single

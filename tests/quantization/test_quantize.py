@@ -200,7 +200,7 @@ def test_quantized_linear_computes_with_loaded_values():
 
 
 def test_quantize_is_as_fast_as_a_few_binary_searches():
-    """Compare processor time with NumPy's search of 15 boundaries: seconds for a billion weights."""
+    """Compare processor time with NumPy's binary search of 15 boundaries."""
     weight, middles = weight_of(512, 576), np.linspace(-1, 1, 15, dtype=np.float32)
     options = QuantizationConfig(algo="nf4", double_quant=True)
     ours, searching = [], []

@@ -34,10 +34,10 @@ def test_quantize_matches_bitsandbytes(golden: dict[str, np.ndarray], algo: str,
     prefix = f"{algo}/{case}/{'double' if double else 'single'}"
     assert np.array_equal(stored.codes.numpy(), golden[f"{prefix}/codes"])
     assert stored.scales.numpy().dtype == golden[f"{prefix}/scales"].dtype
-    if not double or case != "less_than_a_block":  # of one scale the mean leaves 0 / 0: any code means the same
+    if not double or case != "less_than_a_block":  # a single scale minus the mean is 0 / 0: any code is right
         assert np.array_equal(stored.scales.numpy(), golden[f"{prefix}/scales"])
     if double:
-        # the mean is a sum of float32, whose last digit hangs on the order of summing
+        # the last digit of the mean depends on the order of the float32 sum
         np.testing.assert_allclose(stored.offset.numpy(), golden[f"{prefix}/offset"], rtol=2e-7)
         np.testing.assert_allclose(stored.group_scales.numpy(), golden[f"{prefix}/group_scales"], rtol=1e-6, atol=1e-37)
         expected = golden[f"{prefix}/dequantized"]

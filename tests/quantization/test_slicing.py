@@ -1,4 +1,4 @@
-"""Test shards of quantized weights: same values as the full weight, smaller blocks, refused shapes."""
+"""Test shards of quantized weights: values of the full weight, smaller blocks, unsupported shapes."""
 
 from __future__ import annotations
 

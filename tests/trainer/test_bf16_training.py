@@ -1,4 +1,4 @@
-"""Training with `bf16: true` on the CPU, from files to files: with LoRA over frozen weights, and with all weights."""
+"""Training with `bf16: true` on the CPU, from files to files: LoRA over frozen weights, and all weights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bf16_training_losses_follow_float32_and_trained_weights_stay_float32(ru
 @needs_cpp
 @pytest.mark.parametrize("lora", [True, False])
 def test_bf16_training_with_recompute_gives_the_same_bits(run_folders, lora):
-    """A layer that the backward pass recomputes rounds as it did the first time."""
+    """Check that a layer recomputed in the backward pass rounds as in the forward pass."""
     config = config_for(run_folders, lora, bf16=True)
     saved = losses_of(build_trainer(config, load_data(config)))
     config = config_for(run_folders, lora, bf16=True, recompute=True)

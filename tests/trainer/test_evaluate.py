@@ -16,7 +16,7 @@ from tests.common.training import Rows, Tokenizer, make_config, make_model
 ROWS = Rows(13, seed=6)
 
 
-class Reversed(Rows):
+class ReversedRows(Rows):
     def __init__(self):
         super().__init__(13, seed=6)
         self.rows = self.rows[::-1]
@@ -43,7 +43,7 @@ def expected_metrics(model, rows):
 
 def test_evaluate_loss_equals_the_metrics_of_single_rows(tmp_path):
     model = make_model()
-    # Bend the rows so that some predictions hit.
+    # Make some predictions correct.
     rows = Rows(13, seed=6)
     for row in rows.rows[:5]:
         with paddle.no_grad():
@@ -64,7 +64,7 @@ def test_evaluate_loss_does_not_depend_on_order_or_batching(tmp_path):
     first = evaluate(tmp_path)
     again = evaluate(tmp_path)
     assert first["eval_loss"] == again["eval_loss"]
-    for other in (evaluate(tmp_path, Reversed()), evaluate(tmp_path, per_device_eval_batch_size=1)):
+    for other in (evaluate(tmp_path, ReversedRows()), evaluate(tmp_path, per_device_eval_batch_size=1)):
         assert other["eval_loss"] == pytest.approx(first["eval_loss"], rel=1e-6)
         assert other["eval_accuracy"] == first["eval_accuracy"]
 
@@ -105,7 +105,7 @@ def test_evaluate_generation_scores_and_writes_answers(tmp_path):
 
         def generate(self, prompts, *, max_new_tokens, decode_strategy, seed, **options):
             assert (max_new_tokens, decode_strategy, seed) == (16, "greedy_search", 42)
-            assert "eos_token_id" not in options  # the model knows where answers end
+            assert "eos_token_id" not in options  # the model's own end tokens apply
             assert [list(prompt) for prompt in prompts] == [prompt for prompt, _, _ in rows.prompts()]
             return [[1, 2, 3], *(row.tokens[row.loss_mask].tolist() for row in rows.rows[1:])]
 

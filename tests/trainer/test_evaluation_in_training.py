@@ -14,8 +14,8 @@ from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 
-def test_trainer_signal_in_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
-    class Interrupted(Trainer):
+def test_trainer_signal_in_an_evaluation_repeats_it_in_the_resumed_run(tmp_path):
+    class InterruptedTrainer(Trainer):
         def _compute_metrics(self):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(30)
@@ -23,7 +23,7 @@ def test_trainer_signal_in_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
 
     config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
     with pytest.raises(TrainingStopped):
-        Interrupted(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer()).train()
+        InterruptedTrainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer()).train()
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
     assert state["step"] == 2 and state["evaluation_due"]
     again = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4, resume_from_checkpoint=True)
@@ -33,7 +33,7 @@ def test_trainer_signal_in_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
 
 
 def test_trainer_last_evaluation_is_not_repeated(tmp_path):
-    class Counting(Trainer):
+    class CountingTrainer(Trainer):
         calls = 0
 
         def _compute_metrics(self):
@@ -41,7 +41,7 @@ def test_trainer_last_evaluation_is_not_repeated(tmp_path):
             return super()._compute_metrics()
 
     config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
-    trainer = Counting(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer = CountingTrainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
     trainer.train()
     results = trainer.evaluate()
     assert trainer.calls == 2

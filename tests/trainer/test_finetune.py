@@ -1,4 +1,4 @@
-"""`finetune(...)`, and the other calls that make a run from Python."""
+"""Function `finetune`, and other calls that make a run from Python."""
 
 from __future__ import annotations
 

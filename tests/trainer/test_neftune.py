@@ -1,4 +1,4 @@
-"""NEFTune's noise against the paper's formula, document by document."""
+"""Embedding noise of NEFTune against the paper's formula, for each document."""
 
 from __future__ import annotations
 

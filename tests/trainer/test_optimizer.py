@@ -1,4 +1,4 @@
-"""AdamW, its parameter groups and clipping against the published formula in NumPy, and saved optimizer state."""
+"""AdamW, its parameter groups and gradient clipping against the formula in NumPy, and saved optimizer state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
 
 
 class Toy(TrainableModel):
-    """A matrix of scale 1, a matrix of scale 4, a bias, and a frozen matrix."""
+    """Model of a matrix, a matrix with four times the learning rate, a bias, and a frozen matrix."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_adamw_restored_state_continues_with_the_same_bits():
 
 @pytest.mark.parametrize("paddle_first", [True, False])
 def test_fused_adamw_and_paddles_continue_from_each_others_state(paddle_first):
-    """A checkpoint stays usable on a machine without a compiler, and the other way round."""
+    """Check that checkpoints can be resumed on machines with and without a compiler."""
 
     def build(model, with_paddles: bool):
         if with_paddles:
@@ -205,7 +205,7 @@ def test_build_optimizer_unavailable_or_frozen_is_an_error():
 
 
 def test_adamw_half_precision_has_fp32_master_weights_and_moments():
-    # The step itself needs a GPU (Paddle's CPU kernel knows fp32 and fp64); the state can be checked anywhere.
+    # A step needs a GPU, as Paddle's CPU kernel supports only fp32 and fp64; the state does not.
     model = Toy().to(dtype="bfloat16")
     model.frozen.stop_gradient = True
     optimizer = build_optimizer(model, options())

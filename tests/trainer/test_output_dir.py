@@ -110,14 +110,14 @@ def test_save_checkpoint_has_all_files_and_no_pickle(tmp_path):
     assert json.loads((tmp_path / "checkpoint-2" / "run_config.json").read_text())["max_length"] == 32
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
-def test_prune_checkpoints_keeps_the_newest(tmp_path, limit, kept):
+@pytest.mark.parametrize(("limit", "remaining"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+def test_prune_checkpoints_keeps_the_newest(tmp_path, limit, remaining):
     make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=limit).train()
-    assert list(list_checkpoints(tmp_path)) == kept
+    assert list(list_checkpoints(tmp_path)) == remaining
 
 
-class Scripted(Trainer):
-    """Replace evaluations by ones with the given losses and accuracies."""
+class ScriptedTrainer(Trainer):
+    """Trainer whose evaluations return given losses and accuracies."""
 
     def script(self, losses, accuracies):
         self.measures = [
@@ -147,14 +147,14 @@ def test_trainer_best_model_is_kept_and_loaded_at_the_end(tmp_path, metric, grea
         metric_for_best_model=metric,
         greater_is_better=greater,
     )
-    trainer = Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+    trainer = ScriptedTrainer(make_model(lora=True), config, ROWS, DEV, Tokenizer())
     trainer.script([4.0, 1.0, 3.0, 5.0], [0.1, 0.2, 0.6, 0.4]).train()
     assert trainer.state.best_step == best
     assert list(list_checkpoints(tmp_path)) == sorted({best, 4})
     assert_same_bits(weights(trainer.model), trainer.seen[best])
 
 
-def test_trainer_missing_best_checkpoint_no_longer_counts(tmp_path):
+def test_trainer_missing_best_checkpoint_resets_the_best_metric(tmp_path):
     keys = {
         "evaluation_strategy": "steps",
         "eval_steps": 1,
@@ -166,7 +166,7 @@ def test_trainer_missing_best_checkpoint_no_longer_counts(tmp_path):
 
     def scripted(folder, losses, **more):
         config = make_config(folder, **keys, **more)
-        trainer = Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+        trainer = ScriptedTrainer(make_model(lora=True), config, ROWS, DEV, Tokenizer())
         return trainer.script(losses, [0.0] * len(losses))
 
     scripted(tmp_path / "a", [1.0, 2.0, 3.0, 4.0]).train()
@@ -220,12 +220,12 @@ def test_check_output_dir_checkpoint_from_elsewhere_does_not_allow_mixing_runs(t
     assert json.loads((tmp_path / "b" / "trainer_state.json").read_text())["step"] == 3
 
 
-def test_trainer_best_by_another_metric_no_longer_counts(tmp_path):
+def test_trainer_changed_best_metric_resets_the_best_checkpoint(tmp_path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
 
     def scripted(**more):
         config = make_config(tmp_path, load_best_model_at_end=True, **(keys | more))
-        return Scripted(make_model(lora=True), config, ROWS, DEV, Tokenizer())
+        return ScriptedTrainer(make_model(lora=True), config, ROWS, DEV, Tokenizer())
 
     scripted(max_steps=2).script([0.1, 0.2], [0.5, 0.6]).train()
     resumed = scripted(metric_for_best_model="accuracy", resume_from_checkpoint=True)

@@ -1,4 +1,4 @@
-"""A run over quantized weights: trained, resumed, estimated in the dry run, merged."""
+"""Runs over quantized weights: training, resuming, merging, and the dry run's estimate."""
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ def test_outline_model_packed_size_equals_the_loaded_model(run_folders):
 def test_quantized_run_loads_best_adapter_and_rejects_another_format(run_folders):
     every_second = {f"{what}_{key}": value for what in ("save", "eval") for key, value in (("steps", 2),)}
     keys = every_second | {"save_strategy": "steps", "evaluation_strategy": "steps", "load_best_model_at_end": True}
-    keys |= {"do_eval": True, "greater_is_better": True}  # the first evaluation, of the higher loss, is the best then
+    keys |= {
+        "do_eval": True,
+        "greater_is_better": True,
+    }  # with greater_is_better, the first evaluation, whose loss is higher, is the best
     model = run(config_for(run_folders, learning_rate=3e-2, **keys))
     assert json.loads((run_folders / "out" / "trainer_state.json").read_text())["best_step"] == 2
     best, saved = run_folders / "out" / "checkpoint-2", adapter_of(run_folders / "out")

@@ -1,4 +1,4 @@
-"""A ReFT run: resumed with the same bits, its best checkpoint loaded, its answers generated."""
+"""ReFT in a training run: resuming, the best checkpoint, generated answers, and packing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_reft_run_resumes_to_the_same_bits(tmp_path: Path, keys: dict):
 
 
 def test_reft_run_packed_makes_the_same_updates(tmp_path: Path):
-    """Positions count within each prompt, wherever its document is; without dropout nothing else differs."""
+    """Compare packed and padded runs without dropout: positions count within each prompt."""
     ends = []
     for name, keys in (("apart", {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1}), ("joint", {})):
         trainer = make_trainer(tmp_path / name, max_steps=3, **{"per_device_train_batch_size": 4, **keys})

@@ -1,4 +1,4 @@
-"""A run that was stopped in the middle of an epoch and resumed ends with the same bits as an uninterrupted one."""
+"""Runs that are stopped in the middle of an epoch and resumed, compared bit for bit with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -81,8 +81,10 @@ def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
     with pytest.raises(KilledError):
         make_trainer(tmp_path / "run", model_options, [KillAfter(6)], **keys).train()
     stopped = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
-    assert stopped["window_index"] > 0 and stopped["step"] < straight.state.total_steps - 2, "not in mid-epoch"
-    # A full model's weights come from the checkpoint; an adapter's base is the one it was made for.
+    assert stopped["window_index"] > 0 and stopped["step"] < straight.state.total_steps - 2, (
+        "the checkpoint must be in the middle of an epoch"
+    )
+    # A full model's weights come from the checkpoint; an adapter needs its own base.
     seed = 1 if model_options else 99
     resumed = make_trainer(tmp_path / "run", model_options, model_seed=seed, resume_from_checkpoint=True, **keys)
     results = resumed.train()

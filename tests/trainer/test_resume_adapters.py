@@ -1,4 +1,4 @@
-"""Every registered adapter method resumes with the same bits, and loads its best evaluation at the end."""
+"""Every registered adapter method: resuming with the same bits, and loading the best checkpoint at the end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_resume_every_method_ends_with_the_same_bits(switch: str, saved: int, tm
 @every_method
 def test_load_best_model_every_method_ends_with_the_best_adapter(switch: str, tmp_path: Path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "greater_is_better": True}
-    trainer = trainer_of(tmp_path, switch, dev=DEV, max_steps=6, **keys)  # the highest loss is called the best
+    trainer = trainer_of(tmp_path, switch, dev=DEV, max_steps=6, **keys)  # treats the highest loss as the best
     trainer.train()
     best = max((entry for entry in trainer.state.log_history if "eval_loss" in entry), key=lambda e: e["eval_loss"])
     assert trainer.state.best_step == best["step"]

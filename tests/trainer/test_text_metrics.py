@@ -9,7 +9,7 @@ from paddlenlp_ext.trainer.text_metrics import WordTokenizer, text_metrics
 
 
 def test_text_metrics_rouge_equals_hand_computed_values():
-    # Reference: 6 words; output: 5, of which 4 are shared, 3 bigrams are; the longest common subsequence is 4.
+    # Reference: 6 words. Output: 5 words, 4 of them shared; 3 shared bigrams; longest common subsequence 4.
     metrics = text_metrics(["the cat sat on mats"], ["The cat sat on the mat."])
     assert metrics["rouge1"] == pytest.approx(2 * (4 / 5) * (4 / 6) / (4 / 5 + 4 / 6))
     assert metrics["rouge2"] == pytest.approx(2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5))

@@ -19,15 +19,15 @@ from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model, weights
 
 ROWS = Rows(8, seed=3)
-WHOLE = {"per_device_train_batch_size": 8}
+ONE_BATCH = {"per_device_train_batch_size": 8}
 SPLITS = {
     "2 x 4": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
     "3 x 3, the last one smaller": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
     "1 x 8": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
     "packed in order": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "zero_padding": True},
-    "packed greedily": {**WHOLE, "zero_padding": True, "greedy_zero_padding": True},
-    "padded to a multiple": {**WHOLE, "pad_to_multiple_of": 64},
-    "padded to the full length": {**WHOLE, "pad_to_max_length": True},
+    "packed greedily": {**ONE_BATCH, "zero_padding": True, "greedy_zero_padding": True},
+    "padded to a multiple": {**ONE_BATCH, "pad_to_multiple_of": 64},
+    "padded to the full length": {**ONE_BATCH, "pad_to_max_length": True},
     "padded, 4 x 2": {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
@@ -47,8 +47,8 @@ class Steps(Callback):
 
 
 def train(tmp_path, rows=ROWS, lora=False, **keys):
-    # A large epsilon keeps the update a smooth function of the gradient: Adam's first steps are its sign otherwise,
-    # and a gradient of 1e-9 with the other sign would count as much as any.
+    # A large epsilon makes the update a smooth function of the gradient. Otherwise Adam's first steps are its sign,
+    # and a gradient of 1e-9 with the opposite sign would make a full difference.
     model, steps = make_model(lora), Steps()
     config = make_config(tmp_path / "run", adam_epsilon=1e-3, max_grad_norm=0.5, **keys)
     Trainer(model, config, rows, None, Tokenizer(), callbacks=[steps]).train()
@@ -56,13 +56,13 @@ def train(tmp_path, rows=ROWS, lora=False, **keys):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("whole"), num_train_epochs=3.0, **WHOLE)
+def one_batch(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("one_batch"), num_train_epochs=3.0, **ONE_BATCH)
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
-def test_optimizer_step_any_split_makes_the_same_update(tmp_path, whole, split):
-    want, want_reports = whole
+def test_optimizer_step_any_split_makes_the_same_update(tmp_path, one_batch, split):
+    want, want_reports = one_batch
     got, reports = train(tmp_path, num_train_epochs=3.0, **split)
     assert len(reports) == len(want_reports) == 3
     for name, value in want.items():
@@ -92,7 +92,7 @@ def test_optimizer_step_loss_is_the_mean_over_target_tokens(tmp_path):
 
 
 def test_optimizer_step_partial_last_batch_is_a_full_step(tmp_path):
-    # 10 rows in step_batches of 4: 4 + 4 + 2 and again. The last step_batch of an epoch divides by its own tokens.
+    # 10 rows in global batches of 4: 4 + 4 + 2 in each epoch. The last batch is normalized by its own tokens.
     rows = Rows(10, seed=4)
     split, reports = train(tmp_path / "a", rows, per_device_train_batch_size=2, gradient_accumulation_steps=2,
                            num_train_epochs=2.0)  # fmt: skip
@@ -110,12 +110,12 @@ def test_optimizer_step_frozen_weights_keep_their_bits(tmp_path):
     assert 0 < len(learns) < len(before)
     for name, value in before.items():
         assert np.array_equal(after[name], value) == (name not in learns), name
-    # A zero left behind would move a parameter that a resumed run, which has no gradient for it, leaves alone.
+    # A gradient of zero would make AdamW update a parameter that a resumed run, without gradient, would not.
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_optimizer_step_repeated_lowers_the_loss(tmp_path):
-    _, reports = train(tmp_path, num_train_epochs=30.0, learning_rate=1e-2, **WHOLE)
+    _, reports = train(tmp_path, num_train_epochs=30.0, learning_rate=1e-2, **ONE_BATCH)
     assert reports[-1].loss < 0.5 * reports[0].loss
     assert all(math.isfinite(report.loss) for report in reports)
 

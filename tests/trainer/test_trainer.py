@@ -97,17 +97,17 @@ def test_trainer_calls_callbacks_in_order(tmp_path):
 
 @pytest.mark.parametrize("infinite", [False, True])
 def test_trainer_non_finite_step_is_not_made_and_names_its_rows(tmp_path, infinite):
-    class Breaking(Callback):
+    class BreakingCallback(Callback):
         """Callback that makes one weight NaN or huge after the third step."""
 
         def on_step_end(self, state, report):
             if state.step == 3:
                 self.weights = weights(trainer.model)
-                spoilt = trainer.model.base_model.model.norm.weight
-                self.before = spoilt.numpy()
-                spoilt.set_value(spoilt * (1e38 if infinite else float("nan")))
+                weight = trainer.model.base_model.model.norm.weight
+                self.before = weight.numpy()
+                weight.set_value(weight * (1e38 if infinite else float("nan")))
 
-    breaking = Breaking()
+    breaking = BreakingCallback()
     trainer = make_trainer(tmp_path, callbacks=[breaking], save_strategy="steps", save_steps=1)
     with pytest.raises(NonFiniteError, match=r"step 4: loss (nan|inf).*row \d+ \(train\.json:\d+\), .*learning_rate"):
         trainer.train()

@@ -1,4 +1,4 @@
-"""A run from files to files: rows and a tiny model on disk, training, generation, reloading."""
+"""Run from files to files: rows and a tiny model on disk, training, generation, reloading."""
 
 from __future__ import annotations
 

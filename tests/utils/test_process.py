@@ -33,7 +33,7 @@ def test_run_command_with_a_library_error_keeps_the_traceback():
     ],
 )
 def test_run_command_that_lost_a_peer_exits_with_1(capsys, monkeypatch, error):
-    """The second is what Paddle makes of the store that went with the first process."""
+    """Test errors of gloo, and of Paddle when the first process has ended with its key-value store."""
     monkeypatch.setattr(process, "_LAUNCHER_POLL_SECONDS", 0.0)
     monkeypatch.setattr(process, "report_to_launcher", lambda text: pytest.fail(text))
 

@@ -50,6 +50,6 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", [*TWO, *ADAPTERS], ids=lambda case: case.name)
 def test_pipeline_of_two_stages_matches_one_process(runs, case):
     folder, outcomes = runs
-    alone = case.alone()
-    run_case(alone, folder)
-    assert_same_run(outcomes[case.name], outcome(alone, folder))
+    single = case.on_one_process()
+    run_case(single, folder)
+    assert_same_run(outcomes[case.name], outcome(single, folder))

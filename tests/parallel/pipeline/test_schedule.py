@@ -10,7 +10,7 @@ SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 
 
 
 def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[list[Pass], list[int]]:
-    """Simulate the schedule; return the passes in a possible order, and each process's most micro-batches in flight."""
+    """Simulate the schedule; return the passes in a possible order, and the peak of micro-batches in flight."""
     remaining = [list(entries(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
     available: list[set[Pass]] = [set() for _ in range(degree)]
     executed, in_flight, most_in_flight = [], [0] * degree, [0] * degree
@@ -31,7 +31,7 @@ def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[
                 continue
             transfer = queue[0]
             other = remaining[transfer.target if transfer.source == process else transfer.source]
-            if other and other[0] == transfer:  # both are there
+            if other and other[0] == transfer:  # both ends are at the transfer
                 assert transfer.producer in available[transfer.source]
                 available[transfer.target].add(transfer.producer)
                 queue.pop(0)
@@ -47,7 +47,9 @@ def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_mi
     expected = {Pass(c, m, back) for c in range(num_chunks) for m in range(num_micro) for back in (False, True)}
     assert len(made) == len(expected) and set(made) == expected
     if num_chunks == degree:
-        assert all(most[process] <= degree - process for process in range(degree)), "as in one forward, one backward"
+        assert all(most[process] <= degree - process for process in range(degree)), (
+            "1F1B has at most `degree - process` micro-batches in flight"
+        )
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)

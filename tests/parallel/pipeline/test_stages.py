@@ -1,4 +1,4 @@
-"""Assignment of layers to pipeline stages, and the cost model behind it."""
+"""Assignment of layers to pipeline stages, and its cost model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LAYER = 3 * 32 * (2 * 32 + 2 * 16 + 3 * 48)
 
 @pytest.mark.parametrize("layers, chunks, vocabulary", [(7, 3, 61), (8, 2, 1000), (9, 4, 4000), (6, 6, 61), (10, 3, 7)])
 def test_plan_stages_minimizes_the_largest_cost(layers, chunks, vocabulary):
-    def costliest(bounds: tuple[int, ...]) -> int:
+    def largest_cost(bounds: tuple[int, ...]) -> int:
         loads = [(end - start) * LAYER for start, end in itertools.pairwise(bounds)]
         return max(*loads[:-1], loads[-1] + 3 * vocabulary * 32)
 
     plan = plan_stages(config(layers, vocabulary), chunks)
-    cuts = [(0, *inner, layers) for inner in itertools.combinations(range(1, layers), chunks - 1)]
-    assert costliest(plan.bounds) == min(costliest(cut) for cut in cuts)
+    all_bounds = [(0, *inner, layers) for inner in itertools.combinations(range(1, layers), chunks - 1)]
+    assert largest_cost(plan.bounds) == min(largest_cost(bounds) for bounds in all_bounds)
     assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + 3 * vocabulary * 32
 
 
@@ -47,7 +47,7 @@ def test_plan_stages_with_a_large_lm_head_gives_its_stage_fewer_layers():
     assert "layers 6-7, norm and head (1.00 of even)" in plan.table()
 
 
-def test_flop_estimate_counts_target_tokens_and_seen_keys():
+def test_flop_estimate_counts_target_tokens_and_visible_keys():
     rows = [SimpleNamespace(loss_mask=np.array([False] + [True] * 2 + [False] * 2)) for _ in range(1000)]
     rows += [SimpleNamespace(loss_mask=np.array([False] + [True] * 8)) for _ in range(1000)]
     work = FlopEstimate.from_rows(rows, trains_matrices=False)

@@ -1,4 +1,4 @@
-"""Estimated activations against the tensors that exist after a forward pass, counted by Paddle's allocator."""
+"""Estimated activations against the tensors that exist after a forward pass, measured by Paddle's allocator."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
 PER_POSITION = 4 * (4 + 2)  # not estimated: softmax sums of four heads, scales of two norms
 METHODS = sorted(peft_methods())
-in_half = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
+needs_bf16 = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_what_is_made_here_is_collected():
-    """Freeze the garbage of other tests: `standing` collects six times per test and would scan it each time."""
+def freeze_other_garbage():
+    """Exclude objects of other tests from garbage collection, which runs six times in each test here."""
     gc.collect()
     gc.freeze()
 
@@ -49,8 +49,8 @@ def config_of(switch: str) -> PeftConfig:
     return method(rank=8) if has_rank else method()
 
 
-def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
-    """Return the bytes of tensors that a forward pass leaves."""
+def bytes_saved(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
+    """Return the bytes of tensors that exist after a forward pass."""
     ids = paddle.to_tensor(np.random.default_rng(0).integers(1, VOCABULARY, (1, length)))
 
     def allocated() -> int:
@@ -68,15 +68,15 @@ def standing(model: paddle.nn.Layer, length: int, around: AbstractContextManager
     return after - before
 
 
-def counted_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, around=nullcontext) -> float:
+def measured_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, around=nullcontext) -> float:
     """Return the bytes per token that a third layer adds; shapes are small enough that no block is rounded up."""
     per_token = []
     for num_layers in (2, 3):
         model = build(method, num_layers)
         model.train()
         prepare(model)
-        standing(model, 64, around())  # what is made once: tables, scratch
-        short, long = (standing(model, length, around()) for length in (64, 128))
+        bytes_saved(model, 64, around())  # allocates tables and scratch buffers, which are made once
+        short, long = (bytes_saved(model, length, around()) for length in (64, 128))
         per_token.append((long - short) / 64)
     return per_token[1] - per_token[0]
 
@@ -89,33 +89,33 @@ def predicted(method: PeftConfig | None, numerics: Numerics, plan: RecomputePlan
 
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
-    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
 
 
-@in_half
+@needs_bf16
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_activations_of_bf16_products_equal_the_estimate(method: PeftConfig | None):
-    counted = counted_in_a_layer(method, around=bf16.bf16_matmuls)
-    assert counted == pytest.approx(predicted(method, CPU_BF16) + PER_POSITION, abs=4)
-    assert counted < 0.8 * predicted(method, CPU_NATIVE)
+    measured = measured_in_a_layer(method, around=bf16.bf16_matmuls)
+    assert measured == pytest.approx(predicted(method, CPU_BF16) + PER_POSITION, abs=4)
+    assert measured < 0.8 * predicted(method, CPU_NATIVE)
 
 
 def test_activations_of_few_target_modules_equal_the_estimate():
     method = LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))
-    assert counted_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
 
 
 @pytest.mark.parametrize("switch", METHODS)
 def test_activations_of_every_method_are_near_the_estimate(switch: str):
-    counted, expected = counted_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + PER_POSITION
-    assert counted - 4 <= expected <= 1.2 * counted
+    measured, expected = measured_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + PER_POSITION
+    assert measured - 4 <= expected <= 1.2 * measured
 
 
 def test_activations_with_dropout_are_near_the_estimate():
-    """The estimate also counts the input itself, which PiSSA saves and LoRA does not."""
+    """Compare with an estimate that also counts the undropped input, which PiSSA saves and LoRA does not."""
     method = LoRAConfig(rank=8, dropout=0.1)
-    counted, expected = counted_in_a_layer(method), predicted(method, OPS) + PER_POSITION
-    assert counted - 4 <= expected <= 1.25 * counted
+    measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
+    assert measured - 4 <= expected <= 1.25 * measured
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,6 @@ def test_activations_with_dropout_are_near_the_estimate():
     ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention"],
 )
 def test_activations_with_recompute_are_near_the_estimate(plan: RecomputePlan):
-    counted = counted_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
+    measured = measured_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
     expected = predicted(LoRAConfig(rank=8), OPS, plan)
-    assert counted == pytest.approx(expected + PER_POSITION, rel=0.15)
+    assert measured == pytest.approx(expected + PER_POSITION, rel=0.15)

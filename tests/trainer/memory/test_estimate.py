@@ -37,14 +37,14 @@ def test_estimate_memory_full_training_counts_every_weight():
     size = size_of(model)
     estimate = estimate_memory(model, **STEP, accumulates=True)
     assert (estimate.weights, estimate.optimizer) == (4.0 * size, 8.0 * size)
-    # The head's gradient is made anew beside the sum of those before, in which the table is counted for both its uses.
+    # While micro-batches accumulate, lm_head's new gradient and the table's sum for both uses exist at once.
     assert estimate.gradients == pytest.approx(4.0 * size + 2 * HEAD)
     parts = [getattr(estimate, field.name) for field in dataclasses.fields(estimate)]
     assert estimate.total == pytest.approx(sum(parts)) and all(part >= 0 for part in parts)
 
 
 def test_estimate_memory_gradients_reuse_the_memory_of_activations():
-    """All gradients but lm_head's, which exists before activations are freed; few tokens leave no memory to reuse."""
+    """Check that gradients other than lm_head's reuse activations' memory, which is too small for few tokens."""
     model = make_model()
     assert estimate_memory(model, **STEP).gradients == pytest.approx(HEAD)
     few = estimate_memory(model, **(STEP | {"micro_batch_tokens": 1, "target_tokens": 1}))
@@ -79,7 +79,7 @@ def test_estimate_memory_autocast_counts_cast_weights_and_inputs():
 def test_estimate_memory_adapter_has_small_optimizer_and_gradients():
     full, lora = estimate_memory(make_model(), **STEP), estimate_memory(make_model(lora=True), **STEP)
     assert lora.optimizer < full.optimizer and lora.gradients < full.gradients
-    assert lora.activations > full.activations  # the adapter keeps its inner vectors too
+    assert lora.activations > full.activations  # the adapter also saves its inner vectors
 
 
 def test_estimate_memory_activations_grow_with_tokens_and_shrink_with_recompute():
@@ -90,7 +90,7 @@ def test_estimate_memory_activations_grow_with_tokens_and_shrink_with_recompute(
 
 
 def test_estimate_memory_cpu_library_holds_little_free():
-    """A sixteenth of its blocks is free, and as much as is in use of the heap, where the hidden states lie."""
+    """Check the free memory: a sixteenth of the library's blocks, and all of the heap, which has the hidden states."""
     model = make_model(lora=True)
     plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
     assert plain.allocator_cache == pytest.approx(plain.activations + plain.working + plain.gradients)
@@ -125,7 +125,7 @@ def test_estimate_memory_optimizer_equals_its_state(tmp_path, model, optim: str)
 
 
 def test_estimate_memory_every_recompute_plan_counts_its_regions():
-    """Numbers per token of the tiny Llama: D 32, I 48, queries and attention's result 32, keys and values 16 each."""
+    """Count values per token of the tiny Llama: D 32, I 48, queries and attention output 32, keys and values 16."""
 
     def floats(plan: RecomputePlan | None, part: str = "activations") -> float:
         return getattr(estimate_memory(make_model(), **(STEP | {"recompute": plan})), part) / 4.0 / 1000
@@ -138,7 +138,7 @@ def test_estimate_memory_every_recompute_plan_counts_its_regions():
     assert floats(RecomputePlan(saved_regions={"mlp_row_ln": 1})) == 2 * 32 + (48 + 32) + last
     assert floats(RecomputePlan(saved_regions={"attention_column_ln": -1})) == 2 * (32 + 32 + 64) + last
     assert floats(RecomputePlan(saved_regions={"flash_attn": -1, "attention_row_ln": 1})) == 2 * (32 + 96) + 64 + last
-    # One layer stands while it is gone back through.
+    # During the backward pass, one layer's activations exist.
     assert floats(RecomputePlan(), "working") - floats(None, "working") == pytest.approx(layer)
 
 
@@ -187,4 +187,4 @@ def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
         model, micro_batch_tokens=tokens, target_tokens=tokens, recompute=None, numerics=numerics
     )
     assert estimate.total == pytest.approx(measured, rel=0.12)
-    assert estimate.activations > 0.3 * measured  # or it would be a test of the process alone
+    assert estimate.activations > 0.3 * measured  # otherwise the process itself would dominate the peak

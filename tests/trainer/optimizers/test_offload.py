@@ -1,4 +1,4 @@
-"""Offloaded optimizer state: which tensor is moved when. The moves themselves need a GPU and are not tested."""
+"""Offloaded optimizer state: which tensor is moved and when. The copies themselves need a GPU and are not tested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 
-def on(kind: str):
+def tensor_on(kind: str):
     return SimpleNamespace(kind=kind, place=SimpleNamespace(is_cpu_place=lambda: kind == "cpu"))
 
 
@@ -25,7 +25,7 @@ def test_offloaded_optimizer_state_is_on_the_device_only_for_the_step():
         set_lr=lambda rate: events.append(rate),
         clear_grad=lambda set_to_zero: events.append(set_to_zero),
     )
-    tensors = [on("gpu"), on("cpu"), on("pinned")]
+    tensors = [tensor_on("gpu"), tensor_on("cpu"), tensor_on("pinned")]
     offloaded = OffloadedOptimizer(
         inner, lambda: tensors, lambda t: events.append(f"fetch {t.kind}"), lambda t: events.append(f"put {t.kind}")
     )

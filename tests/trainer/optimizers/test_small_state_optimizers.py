@@ -1,4 +1,4 @@
-"""Adam-mini and 8-bit AdamW against formulas in NumPy and against bitsandbytes' steps; half precision, saved state.
+"""Adam-mini and 8-bit AdamW against formulas in NumPy and against bitsandbytes; half precision and saved state.
 
 tests/trainer/test_resume.py checks that a run resumes with the same bits.
 """
@@ -37,7 +37,7 @@ PARAMETERS = [
 
 
 class Toy(TrainableModel):
-    """Parameters with the names and shapes of a model; LoRA's B has four times the learning rate."""
+    """Model with the given parameters; those named lora_B have four times the learning rate."""
 
     def __init__(self, parameters: dict[str, list[int]], dtype: str = "float32", seed: int = 0) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def options(optim: str, **changes):
     return SimpleNamespace(optim=optim, **{**values, **changes})
 
 
-def give_gradients(model: Toy, generator: np.random.Generator) -> dict[str, np.ndarray]:
+def set_random_gradients(model: Toy, generator: np.random.Generator) -> dict[str, np.ndarray]:
     gradients = {}
     for name, parameter in trainable_parameters(model).items():
         gradients[name] = generator.standard_normal(parameter.shape).astype("float32")
@@ -95,7 +95,7 @@ def test_adamw_mini_steps_follow_the_formula():
     first = {name: np.zeros(shape) for name, shape, _ in PARAMETERS}
     second = {name: np.zeros(int(np.prod(shape)) // together) for name, shape, together in PARAMETERS}
     for step in range(1, 6):
-        gradients = give_gradients(model, generator)
+        gradients = set_random_gradients(model, generator)
         optimizer.set_lr(RATE / step)
         optimizer.step()
         optimizer.clear_grad()
@@ -141,7 +141,7 @@ def test_adamw_8bit_steps_equal_bitsandbytes(implementation):
         weight.grad = paddle.to_tensor(gradient)
         optimizer.step()
         difference = np.abs(weight.numpy() - expected)
-        # A moment next to the middle of two levels may round the other way in another order of operations.
+        # A moment near the midpoint of two levels may round differently in another order of operations.
         assert np.quantile(difference, 0.999) < 1e-6 and difference.max() < 1e-2 * float(golden["learning_rate"])
     state, size = optimizer_state(optimizer, {"weight": weight}), weight.size
     for kind in "12":
@@ -172,7 +172,7 @@ def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(mon
     first = {name: np.zeros(shape) for name, shape in shapes.items()}
     second = {name: np.zeros(shape) for name, shape in shapes.items()}
     for step in range(1, 4):
-        gradients = give_gradients(model, generator)
+        gradients = set_random_gradients(model, generator)
         optimizer.step()
         for name, gradient in gradients.items():
             gradient = gradient.astype("float64")
@@ -218,7 +218,7 @@ def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim
 
     def run(model, optimizer, steps):
         for step in steps:
-            give_gradients(model, np.random.default_rng(step))
+            set_random_gradients(model, np.random.default_rng(step))
             optimizer.step()
             optimizer.clear_grad(set_to_zero=False)
         return optimizer
@@ -243,7 +243,7 @@ def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim
 def test_small_state_optimizer_parameter_without_gradient_is_unchanged(optim: str):
     model = Toy({"weight": [8, 6], "other": [8, 6]})
     optimizer, before = build_optimizer(model, options(optim)), values_of(model)
-    give_gradients(model, np.random.default_rng(4))
+    set_random_gradients(model, np.random.default_rng(4))
     trainable_parameters(model)["other"].grad = None
     optimizer.step()
     after = values_of(model)
