@@ -52,7 +52,7 @@ class IA3Config(PeftConfig):
         TARGETS, help="linear layers to scale, as name suffixes or regular expressions"
     )
     feedforward_modules: tuple[str, ...] | None = option(
-        FEEDFORWARD, help="layers among them whose input is scaled; of the others the output is"
+        FEEDFORWARD, help="target layers whose input is scaled instead of their output"
     )
 
     def targets(self, model: TrainableModel) -> list[str]:

@@ -61,7 +61,7 @@ class LoftQConfig(QuantizedInitLoRAConfig):
 
     iters: int = option(
         1,
-        help="LoftQ: alternations of quantization and SVD of its error",
+        help="LoftQ: iterations of quantization and SVD of its error",
         key="loftq_iters",
         minimum=1,
         maximum=100,

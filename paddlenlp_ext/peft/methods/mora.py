@@ -59,9 +59,7 @@ class MoRAConfig(PeftConfig):
         "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
     }
 
-    rank: int = option(
-        8, help="number of parameters, as that of a LoRA of this rank", minimum=1, maximum=65536, arguments=("r",)
-    )
+    rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     target_modules: tuple[str, ...] | None = option(
         None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"

@@ -63,7 +63,7 @@ class MoSLoRAConfig(LoRAConfig):
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(
-        False, help="merge the mixer at the end of the run, which leaves a plain LoRA", key="mixer_to_lora"
+        False, help="save a finished run as a plain LoRA, with the mixer folded in", key="mixer_to_lora"
     )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:

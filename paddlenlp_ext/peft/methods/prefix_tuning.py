@@ -191,7 +191,7 @@ class PrefixTuningConfig(PeftConfig):
     )
     projection_hidden_size: int | None = option(
         None,
-        help="width of that network; unset: width of a layer's keys",
+        help="hidden size of the projection network; unset: width of a layer's keys",
         minimum=1,
         key="prefix_projection_hidden_size",
         arguments=("encoder_hidden_size",),

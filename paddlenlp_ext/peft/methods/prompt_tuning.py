@@ -132,9 +132,11 @@ class PromptTuningConfig(PeftConfig):
         synonyms=_PEFT_INITS,
     )
     init_text: str | None = option(
-        None, help="text for init text, truncated or repeated to the number of virtual tokens"
+        None, help="text for prompt_tuning_init: text, truncated or repeated to the number of tokens"
     )
-    tokenizer_name_or_path: str | None = option(None, help="tokenizer of that text; unset: the model's own")
+    tokenizer_name_or_path: str | None = option(
+        None, help="tokenizer for prompt_tuning_init_text; unset: the model's own"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

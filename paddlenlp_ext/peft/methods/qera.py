@@ -123,7 +123,7 @@ class QERAConfig(LoRAWithInitConfig):
     )
     inputs: str = option(
         "correlated",
-        help="QERA: correlated uses the full input correlation, independent the feature sizes only (less memory)",
+        help="QERA: full second moments of the inputs (correlated), or their diagonal only (independent, less memory)",
         choices=INPUT_CHOICES,
         key="qera_inputs",
     )

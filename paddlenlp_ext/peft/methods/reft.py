@@ -210,13 +210,13 @@ class ReFTConfig(PeftConfig):
         "sequence_parallel": "positions are selected from full sequences, and a process has only a part of each"
     }
 
-    layers: str = option("all", help='decoder layers after which h is changed: "all", or "0;1;2"', aliases=("layers",))
+    layers: str = option("all", help='decoder layers whose output h is changed: "all", or "0;1;2"', aliases=("layers",))
     position: str = option(
         "f7+l7", help="positions of the prompt: f7 the first 7, l7 the last 7, f7+l7 both", aliases=("position",)
     )
     intervention_type: str = option(
         "LoreftIntervention",
-        help="intervention on h",
+        help="type of intervention on h",
         choices=INTERVENTION_TYPES,
         synonyms=_INTERVENTION_ALIASES,
         aliases=("intervention_type",),
@@ -226,7 +226,7 @@ class ReFTConfig(PeftConfig):
     )
     act_fn: str = option("linear", help="activation f", choices=tuple(ACTIVATIONS), aliases=("act_fn",))
     add_bias: bool = option(
-        False, help="add a bias to the projection of NoreftIntervention; b exists in any case", aliases=("add_bias",)
+        False, help="add a bias to the projection of NoreftIntervention; b is always used", aliases=("add_bias",)
     )
     dropout: float = option(0.0, help="dropout on the change during training", minimum=0, below=1, aliases=("dropout",))
 
