@@ -108,3 +108,19 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
         mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def choose_device(name: str) -> None:
+    """Run on the device `name` ("cpu", "gpu", "gpu:1", ...); "auto" means the GPU if there is one.
+
+    Raises:
+        ValueError: the installed Paddle has no such device.
+    """
+    import paddle
+
+    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
+    chosen = ("gpu" if has_gpu else "cpu") if name == "auto" else name
+    if chosen.partition(":")[0] not in available:
+        raise ValueError(f"device {name!r} is not available; the installed Paddle has: {', '.join(available)}")
+    paddle.set_device(chosen)

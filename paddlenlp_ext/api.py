@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data import dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.merge import files as merge
+from paddlenlp_ext.peft.merge import merge_adapter as merge
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import read_adapter
 
@@ -63,10 +63,10 @@ def merge_adapter(
         adapter: an adapter folder.
         output: the folder to make.
         base: the base model, None for the one that the adapter names.
-        options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.files.merge_adapter`.
+        options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:
-        ValueError: as `peft.merge.files.merge_adapter`; nothing is left at `output` then.
+        ValueError: as `peft.merge.merge_adapter.merge_adapter`; nothing is left at `output` then.
     """
     return merge.merge_adapter(adapter, output, AutoModelForCausalLM.from_pretrained, base, **options)
 

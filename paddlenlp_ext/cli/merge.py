@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from paddlenlp_ext._runtime import choose_device
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
@@ -80,7 +81,7 @@ def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableMode
     Raises:
         ValueError: as in `choose_device` and `merge_adapter`; nothing is left at the output path then.
     """
-    from paddlenlp_ext.peft.merge.files import choose_device, merge_adapter
+    from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 
     choose_device(arguments.device)
     report = merge_adapter(

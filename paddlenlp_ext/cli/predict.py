@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
+from paddlenlp_ext._runtime import choose_device
 from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
@@ -21,7 +22,6 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
-from paddlenlp_ext.peft.merge.files import choose_device
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.model import quantization_report

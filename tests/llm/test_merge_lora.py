@@ -17,9 +17,10 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge import files
+from paddlenlp_ext.peft.merge import files, merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
@@ -85,7 +86,7 @@ def test_merge_lora_params_writes_merged_weights_and_copies_other_files(
     out = tmp_path / "merged"
     arguments = ("--model_name_or_path", base, "--lora_path", adapter, output_argument, out, "--device", "cpu")
     assert run(script, *arguments, "--safe_serialization", "True", "--low_gpu_mem", "True") == 0
-    assert "14 layers merged into the base's weights" in capsys.readouterr().out
+    assert "14 layers merged into the weights of the base" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
         "README.md",
         "config.json",
@@ -170,7 +171,7 @@ def test_merge_lora_params_adapter_without_effect_is_an_error(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter = save_adapter(tmp_path / "adapter", size=0.0, base=base)
-    assert "this adapter changes nothing" in error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter)
+    assert "this adapter has no effect" in error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -186,7 +187,7 @@ def test_merge_lora_params_wrong_merged_weights_are_an_error(
     monkeypatch.setattr(files, "merged_weight", lambda layer: layer.base.weight)
     error = error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
     assert "the merged files and the model merged in memory differ by" in error
-    assert "Nothing is written" in error
+    assert "nothing is written" in error
 
 
 def test_merge_lora_params_wrong_delta_weight_is_an_error(
@@ -196,18 +197,18 @@ def test_merge_lora_params_wrong_delta_weight_is_an_error(
     original = LoRALinear.delta_weight
     monkeypatch.setattr(LoRALinear, "delta_weight", lambda layer: 1.01 * original(layer))
     error = error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", "bfloat16")
-    assert "the model merged in memory and base and adapter differ by" in error
+    assert "the model merged in memory and base with adapter differ by" in error
 
 
 def test_merge_lora_params_update_lost_in_rounding_warns(
     script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(files.logger.parent, "propagate", True)
+    monkeypatch.setattr(merge_adapter.logger.parent, "propagate", True)
     adapter = save_adapter(tmp_path / "adapter", size=1e-4, base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "fine") == 0
     assert "lost" not in caplog.text
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "coarse", "--dtype", "bfloat16") == 0
-    assert "much of what was learned is lost; --dtype float32 keeps it" in caplog.text
+    assert "most of the training is lost; --dtype float32 keeps it" in caplog.text
 
 
 def test_merge_lora_params_overwrites_only_a_model_folder(
@@ -217,8 +218,8 @@ def test_merge_lora_params_overwrites_only_a_model_folder(
     out = tmp_path / "merged"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "exists already" in error_of(script, capsys, out, "--lora_path", adapter)
-    assert "holds no model" in error_of(script, capsys, out, "--lora_path", adapter, "--overwrite")
+    assert "already exists" in error_of(script, capsys, out, "--lora_path", adapter)
+    assert "is not a model folder" in error_of(script, capsys, out, "--lora_path", adapter, "--overwrite")
     assert "would replace" in error_of(script, capsys, base, "--lora_path", adapter, "--overwrite")
     assert "would replace" in error_of(script, capsys, tmp_path, "--lora_path", adapter, "--overwrite")
     (out / "config.json").write_text("{}")
@@ -230,7 +231,7 @@ def test_merge_lora_params_user_error_is_one_line(
     script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     adapter, out = save_adapter(tmp_path / "adapter"), tmp_path / "merged"
-    assert "does not name its base model: give --model_name_or_path" in error_of(
+    assert "does not name its base model; pass --model_name_or_path" in error_of(
         script, capsys, out, "--lora_path", adapter
     )
     named = ("--model_name_or_path", base, "--lora_path")
@@ -238,7 +239,7 @@ def test_merge_lora_params_user_error_is_one_line(
     assert "pickled weights are not written" in error_of(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
-    assert "device 'tpu' is not here" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
+    assert "device 'tpu' is not available" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
     assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in error_of(
         script, capsys, out, *named, adapter, "--lora_pth", "x"
     )
@@ -258,7 +259,7 @@ def test_write_merged_weights_reads_no_tensor_in_advance(base: Path, tmp_path: P
     """Check that a tensor is read only when it is written."""
     adapter = save_adapter(tmp_path / "adapter", base=base)
     source = open_weights(base)
-    stored = files.read_adapter(adapter)
+    stored = read_adapter(adapter)
     prepared = {}
     monkeypatch.setattr(files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
     monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))

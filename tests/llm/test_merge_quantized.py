@@ -96,7 +96,9 @@ def test_merge_peft_params_over_quantized_base_equals_trained_model(
     assert merged.quantization is None and "quantization_config" not in read_model_config(tmp_path / "merged")
     np.testing.assert_allclose(logits(merged), expected, rtol=0, atol=1e-5)
     card = (tmp_path / "merged" / "README.md").read_text()
-    assert "merged into: the dequantized weights that it was trained against" in card and options.describe() in card
+    assert (
+        "merged into: the dequantized weights that the adapter was trained over" in card and options.describe() in card
+    )
 
 
 def test_merge_peft_params_layers_without_adapter_are_dequantized(base: Path, tmp_path: Path):
@@ -124,7 +126,7 @@ def test_merge_peft_params_into_original_weights_reports_the_difference(
     printed, card = capsys.readouterr().out, (tmp_path / "merged" / "README.md").read_text()
     assert "merged into the original weights" in printed and "merged into: the original weights" in card
     measured = float(printed.rpartition("differ by ")[2].rstrip(".\n"))
-    assert f"trained by up to {measured:.3g}" in card and measured > 0.05
+    assert f"trained\n  model by up to {measured:.3g}" in card and measured > 0.05
 
 
 def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
@@ -141,7 +143,7 @@ def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
     np.testing.assert_allclose(logits(merged), expected, rtol=0, atol=1e-5)
     merge = ("--lora_path", tmp_path / "adapter", "--output_path", tmp_path / "other", "--merge_base", "original")
     assert run("merge_lora_params.py", *merge) == 2
-    assert "is stored quantized: give the original model" in capsys.readouterr().err
+    assert "is stored quantized; pass the original model" in capsys.readouterr().err
     assert run("merge_lora_params.py", *merge, "--model_name_or_path", base) == 0
     int8 = tmp_path / "int8"
     AutoModelForCausalLM.from_pretrained(

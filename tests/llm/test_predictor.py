@@ -233,7 +233,7 @@ def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
     [
         (["--src_length", "250"], "make 258 tokens, more than the model's context of 256"),
         (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not available on the CPU; use float32 or bf"),
-        (["--device", "tpu"], "device 'tpu' is not here"),
+        (["--device", "tpu"], "device 'tpu' is not available"),
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
         (["--data_file", "absent.json"], "'absent.json' is not a file"),
         (["--output_file", "ROWS"], "is the data file itself"),

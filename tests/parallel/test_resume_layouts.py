@@ -121,8 +121,8 @@ def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
 def assert_same_files(one, other):
     """Assert that two folders have the same files, whose tensors have equal names, dtypes, shapes and offsets.
 
-    Values agree within 1e-6 of the largest one; within 1e-5 in optimizer state (squares of gradients) and in LoRA's B,
-    which starts at zero.
+    Values agree within 1e-6 of the largest one; within 2e-5 in optimizer state (squares of gradients) and in LoRA's B
+    and AdaLoRA's E, which start at zero: they are sums of Adam steps, which divide by the size of the gradient.
     """
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
@@ -133,8 +133,8 @@ def assert_same_files(one, other):
             want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
             for name in want.names():
                 a, b = want.read(name), got.read(name)
-                made_by_steps = file.name == "training_state.safetensors" or name.endswith(".lora_B.weight")
-                tolerance = 1e-5 if made_by_steps else 1e-6
+                starts_at_zero = name.endswith((".lora_B.weight", ".lora_E"))
+                tolerance = 2e-5 if starts_at_zero or file.name == "training_state.safetensors" else 1e-6
                 assert abs(a - b).max() <= tolerance * max(abs(a).max(), 1e-8), (file, name)
         elif file.name in ("config.json", "adapter_config.json"):
             assert json.loads((one / file).read_text()) == json.loads((other / file).read_text())

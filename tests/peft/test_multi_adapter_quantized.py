@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

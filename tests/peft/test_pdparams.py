@@ -12,7 +12,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import outline_model
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.quantization.model import quantized_linears

@@ -25,7 +25,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config

@@ -11,7 +11,8 @@ import pytest
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge.files import merge_adapter, tensors_by_module, write_merged_weights
+from paddlenlp_ext.peft.merge.files import tensors_by_module, write_merged_weights
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

@@ -12,7 +12,7 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.rope import RotaryEmbedding
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, same_bits, tiny_model, train

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.merge.files import merge_adapter
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods import prompt_tuning
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

@@ -1,0 +1,244 @@
+"""Merge a stored adapter into the files of its base model, and verify the result before it appears.
+
+| step | compared logits, on fixed prompts | finds |
+| --- | --- | --- |
+| 1 | base with adapter, and the model merged in memory | a wrong formula |
+| 2 | the model merged in memory and rounded to the dtypes of the files, and the files loaded again | a wrong file |
+
+The output folder gets its name only after both steps. Rounding is applied before the second comparison, so that the
+tolerance is the same for bfloat16 and float32; the effect of rounding is reported.
+
+An adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces the trained
+model, or on request into the original weights; the difference from the trained model is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.merge.files import (
+    round_to_stored,
+    tensors_by_module,
+    write_companions,
+    write_merged_weights,
+    write_model_card,
+)
+from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
+from paddlenlp_ext.quantization.hf_config import from_quantization_config
+from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+MergeBase = Literal["dequantized", "original"]
+_LARGE_DIFFERENCE = {
+    "dequantized": "the adapter changes logits by %.3g and rounding the merged weights by %.3g, so most of the "
+    "training is lost; --dtype float32 keeps it",
+    "original": "the adapter changes logits by %.3g and merging into the original weights by %.3g, so the result is "
+    "far from the trained model; leave out --merge_into to get the trained model",
+}
+# Allowed difference of a logit, relative to the largest logit (at least 1): float32 sums in another order.
+TOLERANCE = 1e-4
+_PROMPT_SHAPE = (4, 24)
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """Result of a merge.
+
+    Attributes:
+        output: folder of the merged model.
+        num_merged: number of merged layers.
+        merged_into: description of the weights that the adapter was added to.
+        effect: largest change of a logit by the adapter.
+        difference: largest difference of a logit between the merged files and the trained model, rounding included.
+    """
+
+    output: Path
+    num_merged: int
+    merged_into: str
+    effect: float
+    difference: float
+
+
+def merge_adapter(
+    adapter: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    load_model: Callable[..., TrainableModel],
+    base: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    merge_base: MergeBase = "dequantized",
+) -> MergeReport:
+    """Write the base model with the adapter merged in, as a Hugging Face folder.
+
+    Memory: writing holds the adapter and one tensor of the base; the comparisons hold one float32 model.
+
+    Args:
+        adapter: adapter folder.
+        output: folder to create.
+        load_model: returns the float32 model of a folder or file, as `AutoModelForCausalLM.from_pretrained` does; it
+            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base.
+        base: base model; None for the one that the adapter names.
+        dtype: dtype of the merged weights; None for that of each tensor of the base.
+        overwrite: replace an existing model at `output`.
+        allow_pickle: as for `read_adapter`.
+        merge_base: weights to add the adapter to if the base was quantized in training.
+
+    Raises:
+        ValueError: there is no base; the adapter belongs to another model, has no effect or cannot be merged; `output`
+            exists; the original weights of a base that is stored quantized are requested; or logits differ by more
+            than the tolerance. Nothing is written then.
+    """
+    stored = read_adapter(adapter, allow_pickle)
+    require_mergeable_method(stored.config)
+    base_name = _base_name(base, stored)
+    base_path = resolve_model(base) if base else resolve_base(base_name, stored.folder, "--model_name_or_path BASE")
+    output = Path(output).expanduser()
+    _check_output(output, overwrite, (base_path, stored.folder))
+    base_config = read_model_config(base_path)
+    quantization = stored.base_quantization(base_config)
+    merged_into = _describe_target(merge_base, base_path, stored, quantization)
+    modules = tensors_by_module(stored, QuantizedWeights(open_weights(base_path)))
+    input_ids = _prompts(base_config["vocab_size"])
+    trained = target = _load_adapted(load_model, base_path, stored, quantization, input_ids)
+    effect = _largest(trained.adapted_logits - trained.base_logits)
+    if effect == 0.0:
+        raise ValueError(f"{stored.folder}: this adapter has no effect; was it trained? Nothing is written")
+    if quantization is not None and merge_base == "original":
+        target = _load_adapted(load_model, base_path, stored, None, input_ids)
+    merged = target.pop_model().merge_and_unload()
+    _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
+    with atomic_folder(output) as draft:
+        write_merged_weights(draft, target.source, stored, modules, dtype)
+        write_companions(draft, base_path, stored.folder, dtype)
+        round_to_stored(merged, open_weights(draft))
+        expected = _logits(merged, input_ids)
+        del merged  # one model at a time
+        written = _logits(load_model(draft), input_ids)
+        _require_equal(written, expected, "the merged files", "the model merged in memory")
+        difference = _largest(written - trained.adapted_logits)
+        write_model_card(draft, stored, base_name, merged_into, effect, difference)
+    if difference > effect / 2:
+        logger.warning(_LARGE_DIFFERENCE[merge_base if quantization is not None else "dequantized"], effect, difference)
+    return MergeReport(output, len(modules), merged_into, effect, difference)
+
+
+@dataclass
+class _AdaptedBase:
+    """A base with its adapter, the weights of the base, and logits without and with the adapter."""
+
+    model: PeftModel | None
+    source: QuantizedWeights
+    base_logits: np.ndarray
+    adapted_logits: np.ndarray
+
+    def pop_model(self) -> PeftModel:
+        """Return the model and drop the reference to it, so that its memory can be freed."""
+        model, self.model = self.model, None
+        assert model is not None
+        return model
+
+
+def _load_adapted(
+    load_model: Callable[..., TrainableModel],
+    base: Path,
+    stored: AdapterFiles,
+    quantization: QuantizationConfig | None,
+    input_ids: paddle.Tensor,
+) -> _AdaptedBase:
+    before = stored.before_quantizing
+    options = {} if quantization is None else {"quantization_config": quantization, "before_quantizing": before}
+    model = load_model(base, **options)
+    layers = [*quantizable_linears(model), *quantized_linears(model)]
+    source = QuantizedWeights(open_weights(base), quantization, layers, before)
+    base_logits = _logits(model, input_ids)
+    adapted = PeftModel.from_files(model, stored)
+    return _AdaptedBase(adapted, source, base_logits, _logits(adapted, input_ids))
+
+
+def _describe_target(
+    merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantizationConfig | None
+) -> str:
+    """Describe the weights that the adapter is added to.
+
+    Raises:
+        ValueError: the original weights are requested, and the base has only quantized ones.
+    """
+    saved = from_quantization_config(read_model_config(base).get("quantization_config"))
+    trained_over = stored.quantization or saved
+    if merge_base == "original" and saved is not None:
+        raise ValueError(f"{base} is stored quantized; pass the original model with --model_name_or_path")
+    if trained_over is None:
+        return "the weights of the base"
+    words = trained_over.describe()
+    if merge_base == "original":
+        return f"the original weights; the adapter was trained over their quantized values ({words})"
+    return f"the dequantized weights that the adapter was trained over ({words})"
+
+
+def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str | os.PathLike[str]:
+    name = base or stored.base_model
+    if not name:
+        raise ValueError(f"{stored.folder} does not name its base model; pass --model_name_or_path")
+    return name
+
+
+def _check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
+    """Check that writing to `output` replaces neither an input nor anything that `overwrite` does not allow.
+
+    Raises:
+        ValueError: it would.
+    """
+    resolved = output.resolve()
+    for path in inputs:
+        if resolved == path.resolve() or resolved in path.resolve().parents:
+            raise ValueError(f"{output}: writing there would replace {path}, an input; choose another folder")
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not overwrite:
+        raise ValueError(f"{output} already exists; choose another folder, or pass --overwrite")
+    if not (output / "config.json").is_file():
+        raise ValueError(f"{output} is not a model folder (no config.json) and is not replaced; choose another folder")
+
+
+def _prompts(vocab_size: int) -> paddle.Tensor:
+    """Return fixed token ids, so that the comparison is reproducible."""
+    return paddle.to_tensor(np.random.default_rng(0).integers(0, vocab_size, _PROMPT_SHAPE))
+
+
+@paddle.no_grad()
+def _logits(model: nn.Layer, input_ids: paddle.Tensor) -> np.ndarray:
+    model.eval()
+    return model(input_ids).astype("float32").numpy()
+
+
+def _largest(difference: np.ndarray) -> float:
+    return float(np.abs(difference).max())
+
+
+def _require_equal(logits: np.ndarray, expected: np.ndarray, what: str, reference: str) -> None:
+    difference, allowed = _largest(logits - expected), TOLERANCE * max(1.0, _largest(expected))
+    if not difference <= allowed:  # also true for NaN
+        raise ValueError(
+            f"{what} and {reference} differ by {difference:.3g} in a logit ({allowed:.3g} is allowed); "
+            "nothing is written"
+        )
