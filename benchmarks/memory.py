@@ -84,7 +84,7 @@ Memory peaks at one of two points:
 
 The measurement is the largest resident size of a process that loads SmolLM2-135M and makes two optimizer steps:
 
-- a batch row contains all documents, which are random, and every token is a target token;
+- random documents, all in one batch row; every token is a target token;
 - LoRA has rank 8 on all linear layers;
 - GB are 10^9 bytes. Memory does not depend on the load of the machine.
 
