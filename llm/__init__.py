@@ -1,1 +1,1 @@
-"""Scripts that users run."""
+"""Command-line programs for users."""

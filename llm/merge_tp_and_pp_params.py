@@ -1,6 +1,6 @@
 """Merge a PaddleNLP model with one file per rank: merge_tp_and_pp_params.py --model_name_or_path DIR --tp 2 --pp 2.
 
-Models saved by this project have one layout for any number of ranks and need no such merge.
+Models saved by this project have the same files for any number of ranks and do not need this merge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge, and print a summary."""
+    """Merge the shards and print a summary."""
     print(merge_shards(argv))
 
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Load the package after the check for Paddle, and run the program."""
+    """Check that Paddle is installed, then import and run the program."""
     require_paddle()
     from paddlenlp_ext.cli.run_finetune import run_finetune
 

@@ -2,13 +2,13 @@
 
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
-    L7  api, cli                                   what joins models, adapters and data for a user; programs of llm/
-    L6  trainer                                    the training loop, and the order in which a run is assembled
+    L7  api, cli                                   public functions; programs of llm/
+    L6  trainer                                    assembly of a run; training loop
     L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
     L4  models, peft                               decoders and their families; adapter methods
-    L3  quantization                               weights in 4 and 8 bits: quantize, store, compute
-    L2  nn, data, checkpoint, generation           layers; rows to batches; files; sampling
-    L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; words of sharding plans
+    L3  quantization                               weights in 4 and 8 bits: quantization, storage, linear layers
+    L2  nn, data, checkpoint, generation           layers; rows to batches; model files; decoding
+    L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; sharding styles
     L0  _runtime, utils, paddle_compat             threads and logging; private interfaces of Paddle
 """
 

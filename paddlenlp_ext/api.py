@@ -1,4 +1,4 @@
-"""Entry points that join models, adapters and data: what a user calls, and no layer below needs."""
+"""Public functions that combine models, adapters and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.save_and_load import read_adapter
 
 
 class AutoPeftModelForCausalLM:
-    """Loads an adapter together with the base model that it names; never instantiated itself."""
+    """Factory for a base model with its adapter; never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -27,19 +27,23 @@ class AutoPeftModelForCausalLM:
         dtype: str = "float32",
         use_flash_attention: bool = True,
     ) -> PeftModel:
-        """Load a base and its adapter, in evaluation mode; a base that was quantized in training is quantized again.
+        """Load an adapter with the base model that its config names, in evaluation mode.
+
+        A base model that was quantized for training is quantized in the same way.
 
         Args:
-            folder: an adapter folder that names its base.
-            adapter_name, is_trainable: as `PeftModel.from_pretrained`'s.
-            dtype, use_flash_attention: as `AutoModelForCausalLM.from_pretrained`'s.
+            folder: an adapter folder.
+            adapter_name, is_trainable: see `PeftModel.from_pretrained`.
+            dtype, use_flash_attention: see `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
-            ValueError: no adapter or no base there, or an adapter of another model.
+            ValueError: the folder has no adapter, its base model is not named or not found, or the two do not match.
         """
         stored = read_adapter(folder)
         if not stored.base_model:
-            raise ValueError(f"{stored.folder} does not name its base model; load it and use PeftModel.from_pretrained")
+            raise ValueError(
+                f"{stored.folder} does not name its base model; load the base and use PeftModel.from_pretrained"
+            )
         base = resolve_base(stored.base_model, stored.folder, "load the base and use PeftModel.from_pretrained")
         model = AutoModelForCausalLM.from_pretrained(
             stored.base_model,
@@ -57,16 +61,16 @@ def merge_adapter(
     base: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> merge.MergeReport:
-    """Write the base model with the adapter folded in, as `llm/merge_peft_params.py` does.
+    """Merge an adapter into its base model and save the result, as `llm/merge_peft_params.py` does.
 
     Args:
         adapter: an adapter folder.
-        output: the folder to make.
-        base: the base model, None for the one that the adapter names.
+        output: the folder to create.
+        base: the base model; None for the one that the adapter's config names.
         options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:
-        ValueError: as `peft.merge.merge_adapter.merge_adapter`; nothing is left at `output` then.
+        ValueError: see `peft.merge.merge_adapter.merge_adapter`; no partial output is left behind.
     """
     return merge.merge_adapter(adapter, output, AutoModelForCausalLM.from_pretrained, base, **options)
 
@@ -74,7 +78,7 @@ def merge_adapter(
 def load_dataset(
     dataset_name_or_path: str | os.PathLike[str], split: str, tokenizer: Any, **keys: Any
 ) -> dataset.TokenizedDataset:
-    """Tokenize a split of a dataset, or find it tokenized.
+    """Return a split of a dataset as tokens; the result is cached.
 
     Args:
         dataset_name_or_path: a folder with `train.json` and `dev.json`, or "inflection".
@@ -83,7 +87,7 @@ def load_dataset(
         keys: further data keys of a run, such as `max_length` or `chat_template`.
 
     Raises:
-        ValueError: no such dataset, or bad rows in it.
+        ValueError: the dataset does not exist or has invalid rows.
     """
     config = DataConfig(dataset_name_or_path=os.fspath(dataset_name_or_path), **keys)
     return dataset.load_dataset(config, split, tokenizer)

@@ -1,4 +1,4 @@
-"""Answer a file of rows, or chat, with a model or a fine-tuned one: `python llm/predict/predictor.py --help`."""
+"""Generate answers for a file of rows, or chat, with a base or fine-tuned model: llm/predict/predictor.py --help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check the command line, then load Paddle and predict: a mistyped argument is reported at once."""
+    """Check the command line before the slow import of Paddle, then predict."""
     arguments = parse_arguments(argv)
     from paddlenlp_ext.cli.predict import predict
 

@@ -1,4 +1,4 @@
-"""Answer a file with a ReFT model: llm/predict/reft_predictor.py --model_name_or_path M --reft_path R --data_file F."""
+"""Generate answers with ReFT: llm/predict/reft_predictor.py --model_name_or_path M --reft_path R --data_file F."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Predict as predictor.py does with the same adapter, greedily, under PaddleNLP's arguments for ReFT."""
+    """Convert the arguments of PaddleNLP's ReFT predictor to those of predictor.py, then predict greedily."""
     arguments = parse_arguments(predictor_arguments(argv))
     from paddlenlp_ext.cli.predict import predict
 

@@ -1,6 +1,6 @@
-"""Configuration of a run: flat JSON files and the command line become a tree of dataclasses.
+"""Configuration of a run: parses flat JSON files and the command line into a tree of dataclasses.
 
-`load_run_config` parses them into a `RunConfig`; `option` declares a key. Paddle is not imported.
+`load_run_config` returns a `RunConfig`; `option` declares a key. The package does not import Paddle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command lines of all programs: `--key value` settings, and JSON files where a program takes them."""
+"""Parse the command lines of all programs: `--key value` settings and, for some programs, JSON files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paddlenlp_ext.config.settings import ParseState, Setting
 
 @dataclass
 class CommandLine:
-    """Arguments sorted into files and settings."""
+    """Arguments of a command line, sorted into files and settings."""
 
     files: list[str] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -35,15 +35,15 @@ def parse_arguments(
 
     Args:
         argv: the arguments after the program's name.
-        options: what can be given.
+        options: the accepted arguments.
         usage: first lines of the help text.
         compat: arguments of PaddleNLP's program that are accepted at their neutral value.
 
     Returns:
-        The values by attribute, those that were not given left out; and notes for the user.
+        Values by attribute, for the arguments that were passed, and notes for the user.
 
     Raises:
-        ConfigError: all problems of the command line.
+        ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
         SystemExit: after `--help`.
     """
     options = list(options)
@@ -55,8 +55,8 @@ def parse_arguments(
     state.report.problems += line.problems
     state.report.invalid_keys.update(problem.key for problem in line.problems)
     for file in line.files:
-        state.report.error(f"{file!r} belongs to no argument; write --key value", "")
-    state.take(line.settings)
+        state.report.error(f"unexpected argument {file!r}; write --key value", "")
+    state.merge(line.settings)
     for key, option in table.options.items():
         if option.required and key not in state.values and key not in state.report.invalid_keys:
             state.report.error(f"--{key} is required", key)
@@ -68,7 +68,7 @@ def parse_arguments(
 
 
 def print_help(table: OptionTable, usage: str) -> None:
-    """Print the help text and leave the program."""
+    """Print the help text and exit."""
     sys.stdout.write(help_text(table, usage))
     raise SystemExit(0)
 
@@ -76,8 +76,9 @@ def print_help(table: OptionTable, usage: str) -> None:
 def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Sort the arguments into files and settings.
 
-    `--key value` or `--key=value`. A true-or-false key may stand alone (`--lora`) or be negated (`--no_lora`).
-    `-` and `_` are the same in keys. The last of several values for a key wins. `null` unsets a key.
+    Settings are `--key value` or `--key=value`. The value of a boolean key is optional (`--lora`), and the key can be
+    negated (`--no_lora`). `-` and `_` are equivalent in keys. The last value of a repeated key wins. `null` unsets a
+    key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -106,10 +107,10 @@ def _read_setting(argument: str, rest: list[str], table: OptionTable, line: Comm
         line.settings.append(Setting(negated, "false", location, location))
         return
     if not equals:
-        can_stand_alone = _is_switch(key, table)
-        if rest and not rest[0].startswith("--") and _is_value(rest[0], key, table, can_stand_alone):
+        value_is_optional = _is_switch(key, table)
+        if rest and not rest[0].startswith("--") and _is_value(rest[0], key, table, value_is_optional):
             word = rest.pop(0)
-        elif can_stand_alone:
+        elif value_is_optional:
             word = "true"
         elif key in table.keys:
             line.problems.append(Problem(key, f"a value is missing after --{name}", location))
@@ -121,9 +122,9 @@ def _is_switch(key: str, table: OptionTable) -> bool:
     return key in table.keys and bool in table.options[table.keys[key]].kinds
 
 
-def _is_value(word: str, key: str, table: OptionTable, can_stand_alone: bool) -> bool:
-    """Return whether the word after `--key` is its value; a true-or-false key leaves a file name alone."""
-    if not can_stand_alone:
+def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
+    """Return whether `word`, which follows `--key`, is its value; after a boolean key, a .json file is not."""
+    if not value_is_optional:
         # The value of an unknown key would otherwise be taken for a file and reported a second time.
         return key in table.keys or not word.endswith(".json")
     takes_text = str in table.options[table.keys[key]].kinds

@@ -21,7 +21,7 @@ def _gpus_hidden() -> bool:
 
 
 def _paddle_built_for_gpu() -> bool:
-    # Read, not imported: importing Paddle takes seconds.
+    # The file is read as text because importing Paddle takes seconds.
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         return False

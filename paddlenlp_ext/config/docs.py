@@ -1,4 +1,4 @@
-"""Describe all keys, for `--help` and for docs/configuration.md."""
+"""Descriptions of all keys, for `--help` and for docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPAT_TITLES = {
 
 
 def help_text(table: OptionTable, usage: str) -> str:
-    """Return all keys in groups, one line a key."""
+    """Return the help text: all keys in groups, one line per key."""
     lines = [f"usage: {usage}"]
     for title, options in groups(table):
         lines += ["", f"{title}:"]
@@ -57,7 +57,7 @@ def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
 
 
 def _remark(option: Option, table: OptionTable) -> str:
-    """Return what the compatibility table says about a section's key, "" where the key works."""
+    """Return the compatibility table's remark on a section's key, "" if the key is fully supported."""
     entry = table.compat.get(option.key)
     if entry is None or entry.kind is not None:
         return ""
@@ -68,7 +68,7 @@ def _remark(option: Option, table: OptionTable) -> str:
 
 
 def show_default(default: Any) -> str:
-    """Return a default as it would be written in the file, "unset" for null."""
+    """Return a default as it is written in a JSON file, "unset" for null."""
     if default is None:
         return "unset"
     if isinstance(default, float) and 0 < abs(default) < 1e-3:

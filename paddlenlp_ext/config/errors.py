@@ -1,4 +1,4 @@
-"""Problems of a configuration: collected with their locations while it is read, raised together."""
+"""Problems of a configuration, collected with their locations during parsing and raised together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ArgumentLocation(Location):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to correct. `key` is as the user wrote it, "" where the problem is not about a single key."""
+    """One problem to correct; `key` is spelled as the user wrote it, or "" if the problem is not about a single key."""
 
     key: str
     message: str
@@ -29,17 +29,17 @@ class Problem:
 
     @property
     def file(self) -> str | None:
-        """Return the file as the user named it, None for the command line."""
+        """Return the file's path as the user wrote it, None for the command line."""
         return self.location.file
 
     @property
     def line(self) -> int | None:
-        """Return the line, from 1."""
+        """Return the line, counted from 1."""
         return self.location.line
 
     @property
     def column(self) -> int | None:
-        """Return the column, from 1."""
+        """Return the column, counted from 1."""
         return self.location.column
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """All problems of a configuration, in the order of reading: files first, then the command line.
+    """Error with all problems of a configuration in parsing order: files first, then the command line.
 
     Args:
-        problems: at least one.
+        problems: at least one problem.
         files: the files in the order in which they were read.
-        subject: what the problems are in, for the title.
+        subject: the title's noun phrase, such as "the arguments".
     """
 
     def __init__(
@@ -81,30 +81,30 @@ def _never_set(_key: str) -> Location | None:
 
 @dataclass
 class Report:
-    """Collects the problems and notes about a configuration's keys.
+    """Problems and notes about a configuration's keys.
 
     Attributes:
-        location_of: key -> location of the value that was set for it, None where the default holds.
-        home: location of a problem about keys that were not set: the last file, or the command line.
-        problems: what must be corrected.
-        notes: what the user should know, such as a key without effect.
-        invalid_keys: keys that have a problem; no second problem is made of them.
+        location_of: key -> location of its value, None if the key was not set.
+        default_location: location of a problem about keys that were not set: the last file, or the command line.
+        problems: problems found so far.
+        notes: information for the user, such as a key without effect.
+        invalid_keys: keys with a problem; rules about them are skipped.
     """
 
     location_of: Callable[[str], Location | None] = _never_set
-    home: Location = field(default_factory=ArgumentLocation)
+    default_location: Location = field(default_factory=ArgumentLocation)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     invalid_keys: set[str] = field(default_factory=set)
 
     def error(self, message: str, *keys: str) -> None:
-        """Record a problem about `keys`, located at the first of them that was set."""
+        """Record a problem about `keys`, with the location of the first key that was set."""
         locations = [location for key in keys if (location := self.location_of(key)) is not None]
-        self.problems.append(Problem(keys[0], message, locations[0] if locations else self.home))
+        self.problems.append(Problem(keys[0], message, locations[0] if locations else self.default_location))
         self.invalid_keys.update(keys)
 
     def note(self, message: str, *keys: str) -> None:
-        """Record what the user should know about `keys`."""
+        """Record a note about `keys`, with the location of the first key that was set."""
         locations = [location for key in keys if (location := self.location_of(key)) is not None]
         self.notes.append(f"{message} ({replace(locations[0], column=None)})" if locations else message)
 

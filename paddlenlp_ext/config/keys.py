@@ -1,4 +1,4 @@
-"""All accepted keys: of the sections, of the adapter methods, and PaddleNLP keys accepted for compatibility."""
+"""Accepted keys: those of sections and adapter methods, and PaddleNLP keys accepted for compatibility."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OptionTable:
 
     Attributes:
         options: key -> its option, in the order of the help text.
-        keys: every spelling, aliases too -> its key.
+        keys: spelling (key or alias) -> key.
         compat: key -> its entry in the compatibility table.
     """
 
@@ -50,8 +50,8 @@ class KnownKeys(OptionTable):
 def program_options(options: Iterable[Option], compat: Iterable[CompatKey] = ()) -> OptionTable:
     """Return the table of a program with its own options and compatibility keys."""
     compat = list(compat)
-    every = [*options, *(entry.option() for entry in compat)]
-    return OptionTable({option.key: option for option in every}, {entry.key: entry for entry in compat})
+    all_options = [*options, *(entry.option() for entry in compat)]
+    return OptionTable({option.key: option for option in all_options}, {entry.key: entry for entry in compat})
 
 
 def known_keys(methods: Mapping[str, type]) -> KnownKeys:
@@ -84,7 +84,7 @@ def known_keys(methods: Mapping[str, type]) -> KnownKeys:
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # A dataclass without a docstring gets its signature as one, which helps nobody.
+    # A dataclass without a docstring gets its signature as one, which is useless as help text.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

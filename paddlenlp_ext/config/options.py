@@ -1,11 +1,13 @@
-"""Declare configuration keys as dataclass fields (`option(...)`), and convert what a user wrote to their values.
+"""Declare configuration keys as dataclass fields with `option(...)`, and convert written values to their types.
 
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig(OptionGroup):
-learning_rate: float = option(5e-5, minimum=0, help="peak learning rate")
+A section declares its keys as fields:
 
-options_of(OptimConfig, "optim")   # [Option(key="learning_rate", kinds={float}, ...)], read by the parser and docs
-OptimConfig(learning_rate=-1.0)    # ValueError: the limits hold for objects made in Python too
+    @dataclass(frozen=True, kw_only=True)
+    class OptimConfig(OptionGroup):
+        learning_rate: float = option(5e-5, minimum=0, help="peak learning rate")
+
+    options_of(OptimConfig, "optim")   # [Option(key="learning_rate", kinds={float}, ...)], for the parser and docs
+    OptimConfig(learning_rate=-1.0)    # ValueError: limits also apply to objects created in Python
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _SCALARS = (bool, int, float, str)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Allowed values among those of the right type; every bound is optional."""
+    """Limits on the values of an option; each is optional."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -40,7 +42,7 @@ class Limits:
     flags: tuple[str, ...] | None = None
 
     def describe(self) -> str:
-        """Return the limits in words, "" where there are none."""
+        """Return the limits in words, such as "at least 0"; "" if there are none."""
         words = []
         for bound, word in ((self.minimum, "at least"), (self.above, "above"), (self.maximum, "at most")):
             if bound is not None:
@@ -100,16 +102,16 @@ def option(
     """Return a dataclass field that is also a configuration key.
 
     Args:
-        default: value when the key is absent or `null`; `dataclasses.MISSING`: the key must be given.
-        help: one line that tells a user what the key does.
-        minimum, maximum: inclusive bounds of a number (of every number, where the type is a list).
-        above, below: exclusive bounds of a number.
-        choices: allowed strings (for a list: allowed elements).
-        flags: allowed words of a string that holds words separated by spaces.
+        default: value of an absent or `null` key; `dataclasses.MISSING` makes the key required.
+        help: one line about the key, for `--help` and docs/configuration.md.
+        minimum, maximum: inclusive bounds of a number, or of each number in a list.
+        above, below: exclusive bounds of a number, or of each number in a list.
+        choices: allowed strings, or allowed elements of a list.
+        flags: allowed words of a string of space-separated words.
         aliases: other spellings of the key.
-        synonyms: other spellings of the choices -> the choice.
-        key: the whole key in the file, where it is not the field's name (in an adapter method: not `<switch>_<name>`).
-        arguments: further names of the field in an adapter config's constructor; they are not keys of the file.
+        synonyms: other spelling of a choice -> the choice.
+        key: the key in the file, if it differs from the field's name (in an adapter method: from `<switch>_<name>`).
+        arguments: other names of the field in an adapter config's constructor; they are not keys of the file.
     """
     limits = Limits(
         minimum=minimum,
@@ -137,7 +139,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A configuration key: its type, limits and help, and the field its value goes to (`section`, `attribute`)."""
+    """A configuration key: its type, limits and help, and the field that holds its value (`section`, `attribute`)."""
 
     key: str
     section: str
@@ -160,12 +162,12 @@ class Option:
 
 
 class OptionGroup:
-    """Base of dataclasses with options: values set in Python are converted and checked as those of a file are.
+    """Base class of dataclasses with options; converts and checks values set in Python like those of a file.
 
-    One string for a list of strings becomes a list of one, and a synonym becomes its choice.
+    A single string in place of a list of strings becomes a list of one element. A synonym becomes its choice.
 
     Raises:
-        ValueError: a value has another type than its field, or is outside the limits.
+        ValueError: a value has the wrong type or is outside the limits.
     """
 
     def __post_init__(self) -> None:
@@ -178,10 +180,10 @@ class OptionGroup:
             self.check_option(option_.attribute, getattr(self, option_.attribute))
 
     def check_option(self, attribute: str, *values: Any) -> None:
-        """Check values as those of the option `attribute`; None is always allowed.
+        """Check values for the option `attribute`; None is always allowed.
 
         Raises:
-            ValueError: a value has another type, or is outside the limits.
+            ValueError: a value has the wrong type or is outside the limits.
         """
         option_ = next(option_ for option_ in declared_options(type(self)) if option_.attribute == attribute)
         for value in values:
@@ -197,12 +199,15 @@ class OptionGroup:
 
 @functools.cache
 def declared_options(group: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass with their field names as keys, where no other key is declared."""
+    """Return the options of a dataclass; an option without a declared key has its field's name as the key."""
     return tuple(options_of(group, ""))
 
 
 def _has_kind(option: Option, value: Any) -> bool:
-    """Return whether a value set in Python is of one of the option's types; an int is a float too, a bool no number."""
+    """Return whether a value set in Python has one of the option's types.
+
+    An int is accepted for a float. A bool is not accepted for a number.
+    """
     kinds = option.kinds
     if object in kinds:
         return True
@@ -222,12 +227,12 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
     else:
         members = (annotation,)
     kinds = {typing.get_origin(member) or member for member in members if member is not type(None)}
-    assert kinds <= {*_SCALARS, list, tuple, Mapping, object}, f"no rule reads {annotation} from a configuration file"
+    assert kinds <= {*_SCALARS, list, tuple, Mapping, object}, f"unsupported type of an option: {annotation}"
     return frozenset(kinds), type(None) in members
 
 
 def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
-    """Return the options of a dataclass in their order; fields made without `option(...)` are not keys."""
+    """Return the options of a dataclass in field order, without the fields that `option(...)` did not declare."""
     hints = typing.get_type_hints(group)
     options = []
     for field_ in dataclasses.fields(group):
@@ -278,10 +283,10 @@ def type_words(option: Option) -> str:
 
 
 def convert(option: Option, written: Any, from_command_line: bool) -> Any:
-    """Convert a JSON value, or a word of the command line, to a value of the option.
+    """Convert a JSON value, or a word of the command line, to the option's type.
 
     Raises:
-        ValueError: wrong type, out of range or not among the choices; the message names what is allowed.
+        ValueError: wrong type, out of range or not among the choices; the message names the allowed values.
     """
     if isinstance(written, str) and not from_command_line and _LONE_SURROGATE.search(written):
         raise ValueError("invalid Unicode: unpaired surrogate (\\ud800 to \\udfff)")
@@ -328,7 +333,7 @@ def _from_word(option: Option, word: str) -> Any:
     if float in kinds and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", word) and math.isfinite(float(word)):
         return float(word)
     if not kinds.isdisjoint((list, tuple)):
-        # `a,b`, or a JSON list, whose elements may hold commas
+        # `a,b`, or a JSON list, whose elements may contain commas
         return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
     if Mapping in kinds and word.startswith("{"):
         return _json_word(option, word)
@@ -344,7 +349,7 @@ def _json_word(option: Option, word: str) -> Any:
 
 
 def _elements(value: Any) -> list[Any]:
-    """Return what limits apply to: the elements of a list or tuple, the values of an object, or the value."""
+    """Return the values that limits apply to: elements of a list or tuple, values of an object, or `value` itself."""
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else [value]

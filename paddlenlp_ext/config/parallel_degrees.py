@@ -1,4 +1,4 @@
-"""Number of processes along each axis of a run, completed from the configuration and the world size."""
+"""Number of processes along each parallel axis, from the configuration and the world size."""
 
 from __future__ import annotations
 
@@ -33,30 +33,33 @@ class Degrees:
 
 
 def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
-    """Return all degrees; -1 and 0 switch an axis off, the remaining processes go to sharding, else to data.
+    """Return the degrees of all axes.
+
+    -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 stands for
+    all remaining processes. Processes that remain after sharding are data-parallel.
 
     Raises:
-        ValueError: the degrees do not divide the processes; names the nearest ones that do.
+        ValueError: the product of the degrees does not divide `processes`; the message names the nearest valid degrees.
     """
     tensor, pipeline = max(1, options.tensor_parallel_degree), max(1, options.pipeline_parallel_degree)
-    asked_sharding = options.sharding_parallel_degree if options.sharding else 1
-    left = processes // (tensor * pipeline)
-    sharding = asked_sharding if asked_sharding > 0 else max(1, left)
+    requested_sharding = options.sharding_parallel_degree if options.sharding else 1
+    remaining = processes // (tensor * pipeline)
+    sharding = requested_sharding if requested_sharding > 0 else max(1, remaining)
     product = tensor * pipeline * sharding
     if processes % product:
-        asked = Degrees(1, sharding, pipeline, tensor)
-        needs = f"{product} or a multiple of it" if processes > product else str(product)
+        requested = Degrees(1, sharding, pipeline, tensor)
+        needed = f"a multiple of {product}" if processes > product else str(product)
         raise ValueError(
-            f"{asked_degrees(asked)} need {needs} processes, and {processes} "
+            f"{describe_degrees(requested)} need {needed} processes, but {processes} "
             f"{'was' if processes == 1 else 'were'} started "
             f"(python -m paddle.distributed.launch --nproc_per_node {product} ...); "
-            f"nearest with {processes}: {nearest_degrees(asked, processes)}"
+            f"nearest with {processes}: {nearest_degrees(requested, processes)}"
         )
     return Degrees(processes // product, sharding, pipeline, tensor)
 
 
-def asked_degrees(degrees: Degrees) -> str:
-    """Return the degrees above 1 in words, by their keys."""
+def describe_degrees(degrees: Degrees) -> str:
+    """Return the degrees above 1 with their keys, such as "tensor_parallel_degree 2 times sharding_..."."""
     keys = {
         "tensor_parallel_degree": degrees.tensor,
         "pipeline_parallel_degree": degrees.pipeline,
@@ -65,21 +68,27 @@ def asked_degrees(degrees: Degrees) -> str:
     return " times ".join(f"{key} {degree}" for key, degree in keys.items() if degree > 1)
 
 
-def nearest_degrees(asked: Degrees, processes: int, most_tensor: int | None = None) -> Degrees:
-    """Return the combination closest to what was asked, by ratios; on a tie the one with the larger tensor degree.
+def nearest_degrees(requested: Degrees, processes: int, max_tensor: int | None = None) -> Degrees:
+    """Return the valid degrees closest to the requested ones by ratio; a tie goes to the larger tensor degree.
 
     Args:
-        asked: the degrees that do not fit.
+        requested: degrees whose product does not divide `processes`.
         processes: the world size.
-        most_tensor: largest allowed tensor degree, None: any.
+        max_tensor: largest allowed tensor degree; None for any.
     """
 
     def distance(degrees: Degrees) -> float:
-        pairs = ((degrees.tensor, asked.tensor), (degrees.pipeline, asked.pipeline), (degrees.sharding, asked.sharding))
-        return sum(abs(math.log(one / other)) for one, other in pairs)
+        return sum(
+            abs(math.log(degree / target))
+            for degree, target in (
+                (degrees.tensor, requested.tensor),
+                (degrees.pipeline, requested.pipeline),
+                (degrees.sharding, requested.sharding),
+            )
+        )
 
-    possible = [one for one in _combinations(processes) if most_tensor is None or one.tensor <= most_tensor]
-    return min(possible, key=lambda degrees: (round(distance(degrees), 9), -degrees.tensor))
+    candidates = [one for one in _combinations(processes) if max_tensor is None or one.tensor <= max_tensor]
+    return min(candidates, key=lambda degrees: (round(distance(degrees), 9), -degrees.tensor))
 
 
 def _combinations(processes: int) -> Iterator[Degrees]:

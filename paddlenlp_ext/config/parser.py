@@ -51,7 +51,7 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
 def run_config_from(
     config: Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any], peft_methods: Mapping[str, type]
 ) -> RunConfig:
-    """Build the configuration of a run from keys given in Python.
+    """Build the configuration of a run from keys passed in Python.
 
     Args:
         config: the keys of a JSON file with their values, or the path of the file.
@@ -70,7 +70,7 @@ def run_config_from(
 
 
 def _settings_of(keys: Mapping[str, Any], source: str) -> list[Setting]:
-    """Return keys given in Python as settings, with values as JSON has them."""
+    """Return settings for keys passed in Python, with their values as JSON types."""
     location = Location(source)
     return [Setting(key, _as_json(value), location, location) for key, value in keys.items()]
 
@@ -82,11 +82,11 @@ def _as_json(value: Any) -> Any:
 
 
 def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: Sequence[list[Setting]]) -> RunConfig:
-    """Return the checked configuration of the files' settings and, over them, those of the other sources."""
+    """Return the checked configuration; settings of `sources` override those of the files."""
     report = state.report
     is_complete = _read_files(state, files)
     for settings in sources:
-        state.take(settings)
+        state.merge(settings)
     sections = _build_sections(state)
     switch, adapter = _build_adapter(state, known)
     if is_complete:
@@ -99,19 +99,19 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
 
 
 def _read_files(state: ParseState, files: Sequence[str]) -> bool:
-    """Merge the settings of files, later ones over earlier ones; return False where one was not read to its end."""
+    """Merge the settings of files, where later files win; return False if a file could not be read to its end."""
     is_complete = True
     for path in files:
         settings, problems = read_file(path)
         is_complete = is_complete and all(problem.key for problem in problems)
-        state.report.home = Location(path)
+        state.report.default_location = Location(path)
         state.report.problems += problems
-        state.take(settings)
+        state.merge(settings)
     return is_complete
 
 
 def _build_sections(state: ParseState) -> dict[str, Any]:
-    """Return the sections by name; keys with problems have their defaults."""
+    """Return the sections by name; invalid keys have their defaults."""
     sections = {}
     for section, section_class in SECTIONS.items():
         options = [option for option in state.table.options.values() if option.section == section]
@@ -121,16 +121,16 @@ def _build_sections(state: ParseState) -> dict[str, Any]:
 
 
 def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
-    """Return the chosen switch and its config; (None, None) where no method is on or its keys have problems."""
+    """Return the chosen switch and its config, or (None, None) if no method is on or its keys are invalid."""
     report, methods = state.report, known.methods
-    on = [switch for switch in methods if state.value(switch) is True]
-    refined = {name for switch in on for name in switches_of(switch, methods[switch]) if name != switch}
-    chosen = [switch for switch in on if switch not in refined]
+    enabled = [switch for switch in methods if state.value(switch) is True]
+    refined = {name for switch in enabled for name in switches_of(switch, methods[switch]) if name != switch}
+    chosen = [switch for switch in enabled if switch not in refined]
     for switch in chosen:
         for needed in switches_of(switch, methods[switch]):
             if needed in report.invalid_keys:
                 return None, None
-            if needed not in on:
+            if needed not in enabled:
                 report.error(f"{switch} needs {needed}: true as well", switch, needed)
                 return None, None
     if len(chosen) > 1:
@@ -166,12 +166,12 @@ def _note_unused_method_keys(state: ParseState, known: KnownKeys, chosen: list[s
 
 
 def _adapter_choice(state: ParseState, known: KnownKeys, switch: str | None) -> AdapterChoice:
-    asked = any(state.value(name) or name in state.report.invalid_keys for name in known.methods)
-    return AdapterChoice(switch, known.methods[switch] if switch else None, asked)
+    is_requested = any(state.value(name) or name in state.report.invalid_keys for name in known.methods)
+    return AdapterChoice(switch, known.methods[switch] if switch else None, is_requested)
 
 
 def _derive_defaults(sections: dict[str, Any], report: Report) -> None:
-    """Fill in defaults that follow from other keys or from the machine; note what a user would not expect."""
+    """Fill in defaults that depend on other keys or on the machine; add a note where one may surprise the user."""
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)

@@ -9,31 +9,31 @@ REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_col
 
 
 def parse_refined(text: str) -> dict[str, int]:
-    """Parse "mlp_row_ln:5,flash_attn:-1": region -> number of layers, from the first, that save its output; -1: all.
+    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of layers, from the first, that save its output; -1: all.
 
     Raises:
-        ValueError: an unknown region, a region named twice, or not a whole number from -1 up.
+        ValueError: a region is unknown or repeated, or its number of layers is not an integer of at least -1.
     """
-    kept: dict[str, int] = {}
+    layers_by_region: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        place, _, number = (word.strip() for word in part.partition(":"))
-        if place not in REFINED_OPS:
-            raise ValueError(f"refined_recompute names {place!r}; it takes {', '.join(REFINED_OPS)}")
-        if place in kept:
-            raise ValueError(f"refined_recompute names {place} twice")
+        region, _, number = (word.strip() for word in part.partition(":"))
+        if region not in REFINED_OPS:
+            raise ValueError(f"refined_recompute: unknown region {region!r}; use one of {', '.join(REFINED_OPS)}")
+        if region in layers_by_region:
+            raise ValueError(f"refined_recompute: region {region} is repeated; keep one")
         if not (number.isdecimal() or number == "-1"):
             raise ValueError(
-                f"refined_recompute: {part!r} has no number of layers; write {place}:-1 (all layers) or {place}:5"
+                f"refined_recompute: {part!r} has no number of layers; write {region}:-1 (all layers) or {region}:5"
             )
-        kept[place] = int(number)
-    return kept
+        layers_by_region[region] = int(number)
+    return layers_by_region
 
 
 def parse_layers(value: Any) -> tuple[int, ...]:
     """Parse layer indices, counted from 0: a list, a single index, or "0,1" from the command line.
 
     Raises:
-        ValueError: the value is none of these.
+        ValueError: an element is not a layer index.
     """
     parts = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     words = [part.strip() if isinstance(part, str) else part for part in parts if part not in ("", None)]

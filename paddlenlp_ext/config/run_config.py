@@ -31,7 +31,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Checked configuration of a run; sections and their fields are read, never written."""
+    """Checked configuration of a run; sections and fields are read-only."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -42,14 +42,14 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
     peft: Any = None
-    """Config of the chosen adapter method; None: all weights train."""
+    """Config of the chosen adapter method; None to train all weights."""
     peft_switch: str | None = None
     """Key that chose the adapter method."""
     notes: list[str] = field(default_factory=list)
     """Messages for the user, such as keys without effect."""
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return the flat JSON object that loads to this tree again, without the command section."""
+        """Return the flat JSON object that parses to this configuration; the command section is omitted."""
         flat: dict[str, Any] = {}
         for section, section_class in SECTIONS.items():
             if section != "command":
@@ -62,12 +62,12 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """Return the options of a method's config class; the switch (or the refined method's) prefixes their keys."""
+    """Return the options of a method's config class; keys begin with its switch, or with the refined method's."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """Return the switches a method needs: its own, and that of the method it refines (`pissa` refines `lora`)."""
+    """Return the switches that a method needs: that of the method it refines (`pissa` refines `lora`), then its own."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -1,4 +1,4 @@
-"""Settings (`key: value` with locations): read from a flat JSON file, merged and converted to values.
+"""Settings (`key: value` pairs with locations): read from a flat JSON file, merged and converted to values.
 
 files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sections
 """
@@ -26,7 +26,7 @@ from paddlenlp_ext.utils.registry import nearest
 
 @dataclass(frozen=True)
 class Setting:
-    """One `key: value` as written; `location` is where the key stands, `value_location` where the value does."""
+    """One `key: value` pair as written, with the locations of its key and its value."""
 
     key: str
     value: Any
@@ -40,7 +40,7 @@ class Setting:
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a file up to its first syntax error, and the problems of the file itself."""
+    """Return the settings of a file up to its first syntax error, and the problems of its syntax or encoding."""
     if not Path(path).is_file():
         what = "is a folder, not a JSON file" if Path(path).is_dir() else "no such file"
         return [], [Problem("", what, Location(path))]
@@ -52,7 +52,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
 
 
 def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a text, and problems for keys written twice and for the first syntax error."""
+    """Return the settings of a text, and problems for duplicate keys and for the first syntax error."""
     settings: list[Setting] = []
     problems: list[Problem] = []
     try:
@@ -81,7 +81,7 @@ def _read_object(text: str, origin: Location, settings: list[Setting]) -> None:
         raise JsonError('the file is empty; write one object, {"key": value, ...}', text, at)
     if text[at] != "{":
         if text[at] in '["-0123456789' or text.startswith(("true", "false", "null"), at):
-            raise JsonError('the file should hold one object, {"key": value, ...}', text, at)
+            raise JsonError('the file must contain one object, {"key": value, ...}', text, at)
         raise expected("'{'", text, at)
     at = skip_space(text, at + 1)
     while not text.startswith("}", at):
@@ -118,8 +118,8 @@ class ParseState:
 
     Attributes:
         table: the known keys.
-        settings: key -> the setting that won.
-        values: key -> its value, where it could be converted.
+        settings: key -> the setting that took precedence.
+        values: key -> converted value; invalid keys are absent.
         report: problems and notes found so far.
     """
 
@@ -136,11 +136,11 @@ class ParseState:
         return None if setting is None else setting.value_location
 
     def value(self, key: str) -> Any:
-        """Return the value of a key, its default where it was not set."""
+        """Return the value of a key, or its default if it was not set."""
         return self.values[key] if key in self.values else self.table.options[key].default
 
-    def take(self, settings: list[Setting]) -> None:
-        """Take the settings of one source: a file, or the command line."""
+    def merge(self, settings: list[Setting]) -> None:
+        """Merge the settings of one source: a file, or the command line."""
         source: dict[str, Setting] = {}
         for setting in settings:
             key = self.table.keys.get(setting.key)
@@ -149,12 +149,12 @@ class ParseState:
                 continue
             earlier = source.setdefault(key, setting)
             if earlier.key != setting.key and earlier.value != setting.value:
-                message = f"{setting.key} and {earlier.key} are one key with two values here; keep one of them"
+                message = f"{setting.key} and {earlier.key} are one key with different values; keep one of them"
                 self._report(setting.key, key, message, setting.location)
                 continue
-            self._take(self.table.options[key], setting)
+            self._merge_setting(self.table.options[key], setting)
 
-    def _take(self, option: Option, setting: Setting) -> None:
+    def _merge_setting(self, option: Option, setting: Setting) -> None:
         self.settings.pop(option.key, None)
         self.values.pop(option.key, None)
         if setting.value is None:
@@ -177,7 +177,7 @@ class ParseState:
         message = f"unknown key {setting.key!r}"
         match = nearest(setting.key, self.table.keys)
         if match is not None:
-            # The key that was meant is not reported as missing as well.
+            # Mark the intended key as invalid to avoid a second problem that it is missing.
             self.report.invalid_keys.add(self.table.keys[match])
             message += f"; did you mean {match!r}?"
         elif isinstance(setting.value, dict):
@@ -187,7 +187,7 @@ class ParseState:
         self.report.problems.append(Problem(setting.key, message, setting.location))
 
     def check_compat(self) -> None:
-        """Report keys that are accepted for compatibility only and ask for something."""
+        """Report compatibility keys whose value is not neutral: a note if the key has no effect, else an error."""
         report = self.report
         for key, entry in self.table.compat.items():
             if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:

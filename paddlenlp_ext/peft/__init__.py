@@ -1,4 +1,4 @@
-"""Adapter methods. Each is one module of `methods`: a config, a layer and, if needed, a model class."""
+"""Adapter methods; each is one module of `methods` with a config, a layer and, if needed, a model class."""
 
 from __future__ import annotations
 

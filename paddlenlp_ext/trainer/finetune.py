@@ -1,4 +1,4 @@
-"""A whole run: data, model, training, evaluation, as `llm/run_finetune.py` and `paddlenlp_ext.finetune` do it."""
+"""Run fine-tuning from data to evaluation, for `llm/run_finetune.py` and `paddlenlp_ext.finetune`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """Outcome of a run.
+    """Result of a run.
 
     Attributes:
-        output_dir: folder of the trained model or adapter, its results and its logs.
-        metrics: what train_results.json and eval_results.json hold.
+        output_dir: folder with the trained model or adapter, metrics and logs.
+        metrics: contents of train_results.json and eval_results.json.
         trainer: the trainer, with its model, state and log history.
     """
 
@@ -36,32 +36,32 @@ class FinetuneResult:
 
     @property
     def model(self) -> Any:
-        """The trained model."""
+        """Return the trained model."""
         return self.trainer.model
 
 
 def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
     """Fine-tune a model, as `llm/run_finetune.py` does with the same keys.
 
-    It leaves threads and allocator of the process as they are; `configure_runtime()`, called before Paddle is
-    imported, makes it several times faster on a CPU.
+    On a CPU, call `configure_runtime()` before Paddle is imported: training is then several times faster. `finetune`
+    itself does not change the process's threads or allocator.
 
     Args:
-        config: the keys of a run's JSON file with their values, or the path of such a file.
-        overrides: further keys, which replace those of `config`.
+        config: keys of a run with their values, or the path of a JSON file.
+        overrides: keys that replace those of `config`.
 
     Raises:
-        ConfigError: a `ValueError` that lists everything wrong with the keys.
-        ValueError: what the keys ask for cannot be done; see the parts.
+        ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
+        ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
     """
     return run_training(load_config(config, **overrides))
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
-    """Return the checked configuration of a run, such as `Trainer` takes it; arguments as `finetune`'s.
+    """Return the checked configuration of a run, which `Trainer` takes; the arguments are those of `finetune`.
 
     Raises:
-        ConfigError: a `ValueError` that lists everything wrong with the keys.
+        ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
     """
     run_config = run_config_from(config, overrides, peft_methods())
     for note in run_config.notes:
@@ -70,10 +70,10 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides:
 
 
 def run_training(config: RunConfig) -> FinetuneResult:
-    """Load data and model, train, save and evaluate, as far as the configuration says.
+    """Load data and model, then train and save the model (`do_train`) and evaluate (`do_eval`).
 
     Raises:
-        ValueError: see the parts.
+        ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
     """
     if is_main_rank():
         check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)

@@ -1,4 +1,4 @@
-"""Files of a run in its output_dir: checks before the start, finding and pruning of checkpoints, removal of a run."""
+"""Manage the files in output_dir: check the folder before a run, find and prune checkpoints, remove an earlier run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return complete checkpoints by step in ascending order; a folder without trainer_state.json is not one."""
+    """Return the complete checkpoints by step, ascending; a checkpoint without trainer_state.json is incomplete."""
     found = {}
     for path in Path(output_dir).glob("checkpoint-*"):
         match = _CHECKPOINT.fullmatch(path.name)
@@ -55,7 +55,7 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     """Return the checkpoint to resume from, or None.
 
     Args:
-        output_dir: of the run.
+        output_dir: the run's folder.
         resume: `resume_from_checkpoint`: None or False for none, True for the newest, or a checkpoint's folder.
 
     Raises:
@@ -67,7 +67,8 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     if resume is True:
         if not checkpoints:
             raise ValueError(
-                f"resume_from_checkpoint is true, but {output_dir} has no complete checkpoint: leave it out to start"
+                f"resume_from_checkpoint is true, but {output_dir} has no complete checkpoint; leave the key out "
+                "to start a new run"
             )
         return list(checkpoints.values())[-1]
     folder = Path(resume)
@@ -77,76 +78,76 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
     newer = [path.name for step, path in checkpoints.items() if steps and step > steps[0]]
     if newer:
         raise ValueError(
-            f"{output_dir} also has {', '.join(newer)}, newer than {folder.name}: remove them first, or use another "
-            "output_dir; a later resume would take them for this run's"
+            f"{output_dir} also has {', '.join(newer)}, newer than {folder.name}, which a later resume would continue "
+            "from; remove them first, or choose another output_dir"
         )
     return folder
 
 
 def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: str | None) -> None:
-    """Check that a run may write into its `output_dir`, before any weight is read; nothing is changed.
+    """Check that a run may write to its `output_dir`, before weights are read and without changing files.
 
     Args:
-        train: section of the run.
+        train: the run's configuration section.
         model_path, adapter_path: model and adapter that the run starts from; None if there is none.
 
     Raises:
-        ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has another run that is
-            neither resumed nor overwritten, or weights of no run; or overwriting would remove the model or adapter
-            that the run starts from.
+        ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has a run that is neither
+            resumed nor overwritten, or other weights; or overwriting would remove the model or adapter that the run
+            starts from.
     """
     if train.output_dir is None:
-        raise ValueError("output_dir is not set: name a folder for the run")
+        raise ValueError("output_dir is not set; name a folder for the run")
     output_dir = Path(train.output_dir)
     _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
-        raise ValueError(f"output_dir {output_dir} is the model's own folder: use another one")
+        raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
     checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
     if is_inside(checkpoint, output_dir):
         return
     if train.overwrite_output_dir:
-        _check_start_stays(output_dir, {"model_name_or_path": model_path, "the adapter's path": adapter_path})
+        _check_inputs_are_preserved(output_dir, {"model_name_or_path": model_path, "the adapter's path": adapter_path})
         return
     if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
         raise ValueError(
             f"output_dir {output_dir} already has a run; to continue it set resume_from_checkpoint: true, to start "
-            "over set overwrite_output_dir: true (removes that run's files) or use another output_dir"
+            "over set overwrite_output_dir: true (removes that run's files) or choose another path"
         )
     weights = next((output_dir / name for name in _WEIGHT_FILES if (output_dir / name).is_file()), None)
     if train.do_train and weights is not None:
         raise ValueError(
             f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run would replace or mix "
-            "with its own: use another output_dir, or set overwrite_output_dir: true to remove it"
+            "with its own; choose another path, or set overwrite_output_dir: true to remove it"
         )
 
 
 def _check_writable(output_dir: Path) -> None:
-    """Check that the folder exists or can be created and is writable, before time is spent on reading a model."""
+    """Check that the folder exists or can be created, and is writable."""
     existing = next(path for path in (output_dir, *output_dir.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
-        raise ValueError(f"output_dir {output_dir}: {existing} is not a directory; use another one")
+        raise ValueError(f"output_dir {output_dir}: {existing} is not a directory; choose another path")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"output_dir {output_dir}: {existing} is not writable; use another one")
+        raise ValueError(f"output_dir {output_dir}: {existing} is not writable; choose another path")
 
 
-def _check_start_stays(output_dir: Path, starts: Mapping[str, str | None]) -> None:
-    """Check that removing the earlier run keeps the model and the adapter that the new run starts from."""
-    going = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir))]
-    for what, path in starts.items():
-        if path is not None and Path(path).expanduser().resolve() in going:
+def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | None]) -> None:
+    """Check that removing the earlier run preserves the model and the adapter that the new run starts from."""
+    removed = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir))]
+    for name, path in inputs.items():
+        if path is not None and Path(path).expanduser().resolve() in removed:
             raise ValueError(
-                f"{what} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}: use "
-                "another output_dir, or move that folder"
+                f"{name} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}; "
+                "choose another output_dir, or move that folder"
             )
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
-    """Return whether `checkpoint` belongs to the run in `output_dir`; resuming from elsewhere starts a new run."""
+    """Return whether `checkpoint` belongs to the run in `output_dir`; resuming from another folder starts a new run."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def clear_run(output_dir: str | Path) -> None:
-    """Remove an earlier run's checkpoints, weights, logs and results; other files stay."""
+    """Remove an earlier run's checkpoints, weights, logs and results, and no other files."""
     folder = Path(output_dir)
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
@@ -157,7 +158,7 @@ def clear_run(output_dir: str | Path) -> None:
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Return folders with a checkpoint's name, complete or not."""
+    """Return all checkpoint folders, complete or not."""
     return [path for path in folder.glob("checkpoint-*") if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
 
 
@@ -169,7 +170,7 @@ def clear_leftovers(output_dir: str | Path) -> None:
 
 
 def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int | None]) -> None:
-    """Remove checkpoints except the newest `limit` (None: all) and those of the steps in `keep`."""
+    """Remove all checkpoints except the newest `limit` (None: remove none) and those of the steps in `keep`."""
     if limit is None:
         return
     checkpoints = list_checkpoints(output_dir)

@@ -1,4 +1,4 @@
-"""Rules between keys. Rules about a single key stand in its `option(...)`."""
+"""Rules between keys; the limits of a single key are declared in its `option(...)`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
 def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
     """Add the problems and notes of all rules to `report`.
 
-    The order matters: a key that one rule refuses is not mentioned by the rules after it.
+    The order matters: rules about a key that an earlier rule rejected are skipped.
     """
-    subjects = {**sections, "adapter": adapter}
+    arguments = {**sections, "adapter": adapter}
     for rules in (
         *(training.run_rules, training.rules, precision.training_rules, precision.rules),
         *(parallel.rules, training.idle_rules),
     ):
-        rules.apply(subjects, report)
+        rules.apply(arguments, report)
 
 
 def check_trainer_config(config: RunConfig) -> None:
-    """Check the rules that training relies on, for a configuration that was made in Python.
+    """Check the rules that training relies on, for a configuration created in Python.
 
     Raises:
-        ConfigError: all problems.
+        ConfigError: the configuration violates rules; the message lists all problems.
     """
-    report = Report(home=Location())
-    subjects = {name: getattr(config, name) for name in SECTIONS}
+    report = Report(default_location=Location())
+    arguments = {name: getattr(config, name) for name in SECTIONS}
     for section, section_class in SECTIONS.items():
         for option in options_of(section_class, section):
             entry = SECTION_COMPAT.get(option.key)
-            value = getattr(subjects[section], option.attribute)
+            value = getattr(arguments[section], option.attribute)
             if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
                 report.error(entry.message(str(value)), option.key)
     for rules in (training.rules, precision.training_rules):
-        rules.apply(subjects, report)
+        rules.apply(arguments, report)
     if report.problems:
         raise ConfigError(report.problems)

@@ -1,4 +1,4 @@
-"""Rules about the layout of a run over processes."""
+"""Rules about the parallel layout of a run."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def _layout_fits_processes(
 def _check_adapter(
     parallel: ParallelConfig, adapter: AdapterChoice, degrees: Degrees, processes: int, report: Report
 ) -> None:
-    """Refuse layouts that the mathematics of the adapter method does not allow."""
+    """Report layouts that the adapter method excludes for mathematical reasons."""
     switch, excludes = adapter.switch, getattr(adapter.method, "excludes", {})
     if switch is None or degrees.tensor == 1:
         return
     if why := excludes.get("tensor_parallel_degree"):
         report.error(
-            f"{switch} does not go with tensor_parallel_degree {degrees.tensor}: {why}; nearest with {processes}: "
-            f"{nearest_degrees(degrees, processes, most_tensor=1)}",
+            f"{switch} cannot be combined with tensor_parallel_degree {degrees.tensor}: {why}; nearest with "
+            f"{processes}: {nearest_degrees(degrees, processes, max_tensor=1)}",
             "tensor_parallel_degree",
             switch,
         )
     if (why := excludes.get("sequence_parallel")) and parallel.sequence_parallel:
         report.error(
-            f"{switch} does not go with sequence_parallel: {why}; set sequence_parallel: false",
+            f"{switch} cannot be combined with sequence_parallel: {why}; set sequence_parallel: false",
             "sequence_parallel",
             switch,
         )
@@ -80,8 +80,8 @@ def _check_sharding(sharding: str, device: str, degrees: Degrees, processes: int
         report.note(f"sharding {stages[0]} has no effect: the degrees are {degrees}", "sharding")
     elif degrees.pipeline > 1 and stages[0] != "stage1":
         report.error(
-            f"sharding {stages[0]} does not go with a pipeline, whose micro-batches overlap; use sharding stage1, or "
-            "pipeline_parallel_degree 1",
+            f"sharding {stages[0]} cannot be combined with a pipeline, whose micro-batches overlap; use sharding "
+            "stage1, or pipeline_parallel_degree 1",
             "sharding",
             "pipeline_parallel_degree",
         )

@@ -1,4 +1,4 @@
-"""Rules about the device, and about the formats in which weights are stored and multiplied."""
+"""Rules about the device and about the number formats of weights and matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_ext.config.sections import (
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 
 training_rules = Rules()
-"""Rules that also hold for a trainer made in Python."""
+"""Rules that also apply to a `Trainer` created in Python."""
 rules = Rules()
 BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
 """Keys of formats that scale weights block by block."""
@@ -36,7 +36,9 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
     elif precision.device == "cpu" and precision.fp16:
         report.note("fp16 has no effect on the CPU, which has no float16 matmul; set bf16: true", "fp16")
     elif precision.fp16:
-        report.error("fp16: true is not available yet on GPUs (loss scaling is not built); use bf16: true", "fp16")
+        report.error(
+            "fp16: true is not available yet on GPUs (loss scaling is not implemented); use bf16: true", "fp16"
+        )
 
 
 _ACTIVATION_QUANTIZERS = ("llm.int8", "a8w8")
@@ -49,28 +51,29 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
     for algorithm in _ACTIVATION_QUANTIZERS:
         if algorithm in algorithms:
             report.error(
-                f"weight_quantize_algo {algorithm} also quantizes activations, which is for inference and is not "
-                "built; to train over 8-bit weights use weight_only_int8, over 4-bit weights nf4",
+                f"weight_quantize_algo {algorithm} also quantizes activations, which is for inference and not "
+                "implemented; to train over 8-bit weights use weight_only_int8, over 4-bit weights nf4",
                 "weight_quantize_algo",
             )
             return
     if isinstance(written, Mapping) and not algorithms:
         report.error(
-            "weight_quantize_algo names no format: leave it out, or give some layers one", "weight_quantize_algo"
+            "weight_quantize_algo names no format; leave it out, or set a format for some layers",
+            "weight_quantize_algo",
         )
     for key in ("weight_blocksize", "weight_double_quant_block_size"):
         size = getattr(model, key)
         if size % 2:
-            report.error(f"{key} {size} is odd; two 4-bit codes share a byte: give an even number", key)
-    if algorithms and train.do_train and not adapter.is_asked:
+            report.error(f"{key} {size} is odd, but two 4-bit codes share a byte; set an even number", key)
+    if algorithms and train.do_train and not adapter.is_requested:
         report.error(
-            "weight_quantize_algo freezes the model's weights, so nothing would train: choose an adapter "
+            "weight_quantize_algo freezes the model's weights, so nothing would train; choose an adapter "
             "(lora: true), or leave weight_quantize_algo out to train all weights",
             "weight_quantize_algo",
         )
     if not algorithms and adapter.switch is not None and getattr(adapter.method, "needs_quantized_base", False):
         report.error(
-            f"{adapter.switch} is initialized from the quantization error: set weight_quantize_algo, or leave "
+            f"{adapter.switch} is initialized from the quantization error; set weight_quantize_algo, or leave "
             f"{adapter.switch} out",
             adapter.switch,
         )
@@ -91,9 +94,7 @@ def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
 def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report: Report) -> None:
     device = precision.device
     if device == "gpu" and not has_gpu():
-        report.error(
-            "device gpu: this Paddle is not built for GPUs, or the machine shows none; use --device cpu", "device"
-        )
+        report.error("device gpu: this Paddle is not built for GPUs, or no GPU is visible; use --device cpu", "device")
     elif device in ("npu", "xpu"):
         report.error(f"device {device} is not available yet; use cpu or gpu", "device")
     elif device == "cpu" and model.use_flash_attention:

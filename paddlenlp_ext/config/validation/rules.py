@@ -1,4 +1,4 @@
-"""Register rules between keys, and apply those whose keys could be read."""
+"""Register rules between keys, and apply those whose keys are valid so far."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Rule = Callable[..., None]
 
 @dataclass(frozen=True)
 class AdapterChoice:
-    """The chosen adapter method, as far as rules depend on it.
+    """The chosen adapter method, as rules need to know it.
 
     Attributes:
-        switch: key that chose it, None without an adapter.
-        method: its config class.
-        is_asked: whether the user set any method's switch, valid or not.
+        switch: key that chose the method, None without an adapter.
+        method: the method's config class, None without an adapter.
+        is_requested: whether the user set any method's switch, valid or not.
     """
 
     switch: str | None
     method: type | None
-    is_asked: bool
+    is_requested: bool
 
 
 class Rules:
-    """Rules of one module, registered with `@rules("key", ...)` above each.
+    """Rules of one module, each registered with the decorator `@rules("key", ...)`.
 
-    A rule asks for its subjects by the names of its parameters: sections (`train`, `optim`), `adapter`, `report`.
+    A rule receives arguments by parameter name: sections (such as `train` and `optim`), `adapter` and `report`.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Rules:
 
         return register
 
-    def apply(self, subjects: Mapping[str, Any], report: Report) -> None:
-        """Call the rules in their order, except those about a key that already has a problem."""
+    def apply(self, arguments: Mapping[str, Any], report: Report) -> None:
+        """Call the rules in order of registration, except those about a key that already has a problem."""
         for keys, rule in self._rules:
             if report.invalid_keys.isdisjoint(keys):
                 names = inspect.signature(rule).parameters
-                rule(**{name: report if name == "report" else subjects[name] for name in names})
+                rule(**{name: report if name == "report" else arguments[name] for name in names})

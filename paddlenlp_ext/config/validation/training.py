@@ -1,4 +1,4 @@
-"""Rules about data, training length, evaluation and checkpoints; notes about keys that another key makes idle."""
+"""Rules about data, training length, evaluation and checkpoints; notes about keys that other keys disable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 
 run_rules = Rules()
-"""Rules about a run as a whole; a trainer made in Python may break them."""
+"""Rules about complete runs; they do not apply to a `Trainer` created in Python."""
 rules = Rules()
 
 
@@ -31,7 +31,7 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
     # A switch whose value is invalid was meant to be on, so what it needs is reported too.
     on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
-        report.error("there is nothing to do: set do_train or do_eval to true", "do_train", "do_eval")
+        report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
         return
     needed = {
         "model_name_or_path": model.model_name_or_path,
@@ -47,8 +47,8 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
 def _resume_needs_training(train: TrainConfig, report: Report) -> None:
     if train.resume_from_checkpoint and not train.do_train:
         report.error(
-            "resume_from_checkpoint needs do_train: true; to evaluate a trained model give it as model_name_or_path, "
-            "an adapter as its method's path (lora_path)",
+            "resume_from_checkpoint needs do_train: true; to evaluate a trained model set model_name_or_path to its "
+            "folder, for an adapter its method's path (lora_path)",
             "resume_from_checkpoint",
             "do_train",
         )
@@ -99,10 +99,10 @@ def _packing_options_have_their_switch(model: ModelConfig, data: DataConfig, rep
 
 @rules("src_length", "max_length")
 def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
-    # A note, not an error: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have it so.
+    # A note, not an error: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have such lengths.
     if data.src_length >= data.max_length:
         report.note(
-            f"src_length {data.src_length} leaves a long row no room for an answer within max_length "
+            f"src_length {data.src_length} leaves no tokens for the answer of a long row within max_length "
             f"{data.max_length}; set src_length below max_length",
             "src_length",
             "max_length",
@@ -112,7 +112,7 @@ def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
 @rules("max_steps")
 def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
     if train.max_steps == 0:
-        report.error("max_steps: 0 steps train nothing; set -1 to train for num_train_epochs", "max_steps")
+        report.error("max_steps 0 trains nothing; set -1 to train for num_train_epochs", "max_steps")
 
 
 @rules("max_steps", "warmup_steps")
@@ -166,7 +166,8 @@ def _reporters_are_available(train: TrainConfig, report: Report) -> None:
     for name in train.report_to:
         if name not in REPORTERS:
             report.error(
-                f"report_to: {name} is not available yet; numbers go to metrics.jsonl, and to visualdl", "report_to"
+                f"report_to: {name} is not available yet; use visualdl, or read metrics.jsonl in output_dir",
+                "report_to",
             )
 
 
@@ -187,7 +188,7 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 
 
 idle_rules = Rules()
-"""Notes about keys without effect; they come last, so that a key with a problem is not noted as well."""
+"""Notes about keys without effect, applied last: a key with a problem gets no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
 # (idle keys, the key that makes them idle, its values that do, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (

@@ -13,7 +13,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 @pytest.mark.parametrize(
     ("processes", "values", "words"),
     [
-        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, and 1 was started (python -m paddle.dist"),
+        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, but 1 was started (python -m paddle.dist"),
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
@@ -37,7 +37,7 @@ def test_layout_rule_with_an_excluded_method_is_refused(tmp_path, monkeypatch, p
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
     layout = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2} | values
     (found,) = problems(write(tmp_path, SMALLEST | layout), methods=peft_methods())
-    assert words in found.message and "does not go with" in found.message
+    assert words in found.message and "cannot be combined with" in found.message
     load(write(tmp_path, SMALLEST | layout | {"tensor_parallel_degree": 1}), methods=peft_methods())
 
 
