@@ -57,38 +57,38 @@ class DecoderConfig:
         if "model_type" not in source:
             raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
         family = FAMILIES.get(source["model_type"])
-        read = _Reader(source, family)
-        activation = read.value("hidden_act")
+        reader = _Reader(source, family)
+        activation = reader.value("hidden_act")
         if activation not in _ACTIVATIONS:
             raise ValueError(
                 f"hidden_act {activation!r} in config.json is not supported; known: {', '.join(_ACTIVATIONS)}"
             )
-        hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
-        num_kv_heads = read.size("num_key_value_heads", default=num_heads)
+        hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+        num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
         if source.get("head_dim") is None and hidden_size % num_heads:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
-        head_dim = read.size("head_dim", default=hidden_size // num_heads)
+        head_dim = reader.size("head_dim", default=hidden_size // num_heads)
         return cls(
             model_type=source["model_type"],
-            vocab_size=read.size("vocab_size"),
+            vocab_size=reader.size("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=read.size("intermediate_size"),
-            num_hidden_layers=read.size("num_hidden_layers"),
+            intermediate_size=reader.size("intermediate_size"),
+            num_hidden_layers=reader.size("num_hidden_layers"),
             num_attention_heads=num_heads,
             num_key_value_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(read.value("rms_norm_eps")),
-            max_position_embeddings=read.size("max_position_embeddings"),
-            initializer_range=float(read.value("initializer_range")),
-            tie_word_embeddings=bool(read.value("tie_word_embeddings")),
-            mlp_bias=bool(read.value("mlp_bias")),
+            rms_norm_eps=float(reader.value("rms_norm_eps")),
+            max_position_embeddings=reader.size("max_position_embeddings"),
+            initializer_range=float(reader.value("initializer_range")),
+            tie_word_embeddings=bool(reader.value("tie_word_embeddings")),
+            mlp_bias=bool(reader.value("mlp_bias")),
             rope=RopeSettings.from_config({**family.defaults, **source}, head_dim),
             tensor_plan=family.tensor_plan,
             source={**source, "architectures": [family.architecture]},
             name_or_path=name_or_path,
-            **family.differences(read),
+            **family.differences(reader),
         )
 
     @property

@@ -51,10 +51,10 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
 def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
     """Return (dL/dy) W, float32 [..., in], for a contiguous float32 or bfloat16 dL/dy [..., out]."""
     in_bf16 = gradient.dtype == paddle.bfloat16
-    to = library.empty([*gradient.shape[:-1], weight.shape[1]])
+    x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])
     operand = as_bf16(weight) if in_bf16 else weight
-    _call("linear_input_gradient", (gradient, operand, to), weight, in_bf16)
-    return to
+    _call("linear_input_gradient", (gradient, operand, x_gradient), weight, in_bf16)
+    return x_gradient
 
 
 class _Linear(PyLayer):

@@ -32,7 +32,7 @@ import paddle
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.utils.distributed_env import world_size
 
-_create_at = gloo_group_class().create
+_paddle_create_group = gloo_group_class().create
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -53,7 +53,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
         store.set(key, address)  # after the server listens: early clients back off for seconds
     else:
         own = _store_at(store.get(key).decode())
-    return _create_at(own, rank, size, group_id)
+    return _paddle_create_group(own, rank, size, group_id)
 
 
 def _store_at(address: str, serves: bool = False) -> Any:

@@ -64,11 +64,11 @@ def merge_saved_shards(
         model = AutoModelForCausalLM.from_config(content)
     model.generation_config = read_generation_config(folder)
     ranks = [_without_family(_read_stages(stages), content["model_type"]) for stages in files]
-    wanted = dict(model.named_parameters())
-    _check_names(set(wanted), ranks, folder)
+    expected = dict(model.named_parameters())
+    _check_names(set(expected), ranks, folder)
     axes = _axes_of_parameters(model)
     tensors, num_joined = {}, 0
-    for name, parameter in wanted.items():
+    for name, parameter in expected.items():
         parts = [_to_out_in(rank[name], name) for rank in ranks]
         value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
         num_joined += joined
@@ -131,15 +131,15 @@ def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str
     return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
 
 
-def _check_names(wanted: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
+def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
     """Check that every tensor rank stores the model's parameters.
 
     Raises:
         ValueError: names are missing or surplus.
     """
     for number, rank in enumerate(ranks):
-        missing = sorted(wanted - set(rank))
-        unexpected = sorted(set(rank) - wanted - {"lm_head.weight"})
+        missing = sorted(expected - set(rank))
+        unexpected = sorted(set(rank) - expected - {"lm_head.weight"})
         if missing or unexpected:
             raise ValueError(
                 f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "

@@ -58,24 +58,24 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
         run = library.function("quantized_linear_small_batch")
         run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
-    read = cached_bf16(x) if bf16_matmuls_enabled() else x
-    _call("quantized_linear_forward", read, weight, y)
+    operand = cached_bf16(x) if bf16_matmuls_enabled() else x
+    _call("quantized_linear_forward", operand, weight, y)
     return y
 
 
 def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return (dL/dy) W, float32 [..., in], of a float32 or bfloat16 dL/dy [..., out]."""
     gradient = contiguous(gradient)
-    read = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
-    to = library.empty([*gradient.shape[:-1], weight.shape[1]])
-    _call("quantized_linear_input_gradient", read, weight, to)
-    return to
+    operand = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
+    x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])
+    _call("quantized_linear_input_gradient", operand, weight, x_gradient)
+    return x_gradient
 
 
-def _call(name: str, read: paddle.Tensor, weight: QuantizedWeight, to: paddle.Tensor) -> None:
+def _call(name: str, operand: paddle.Tensor, weight: QuantizedWeight, out: paddle.Tensor) -> None:
     run = library.function(name)
-    in_bf16, rows = read.dtype == paddle.bfloat16, math.prod(read.shape[:-1])
-    run(library.pointer(read), _packed(weight), library.pointer(to), rows, in_bf16)
+    in_bf16, rows = operand.dtype == paddle.bfloat16, math.prod(operand.shape[:-1])
+    run(library.pointer(operand), _packed(weight), library.pointer(out), rows, in_bf16)
 
 
 def _packed(weight: QuantizedWeight) -> object:

@@ -24,7 +24,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.parallel.mesh import ProcessAxis
-from paddlenlp_ext.parallel.pipeline.schedule import Entry, Pass, Transfer, entries
+from paddlenlp_ext.parallel.pipeline.schedule import Entry, Pass, Transfer, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
@@ -49,7 +49,7 @@ class Pipeline:
         self.plan, self.axis = plan, axis
         self.sequence: SequenceShards | None = None
         self._decoder, self._vocab_size = model.model, model.config.vocab_size
-        # Of the pass that runs: its chunk, the received hidden states, and the chunk's result.
+        # State of the running pass: its chunk, the received hidden states, and the chunk's output.
         self._chunk: int | None = None
         self._input: paddle.Tensor | None = None
         self._output: paddle.Tensor | None = None
@@ -65,7 +65,7 @@ class Pipeline:
         """
         messages: dict[Pass, Any] = {}  # to send, by producer; received, by consumer
         saved: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor | None]] = {}
-        for entry in self._entries(len(shapes), training):
+        for entry in self._schedule(len(shapes), training):
             if isinstance(entry, Transfer):
                 self._transfer(entry, messages, shapes[entry.producer.micro])
                 continue
@@ -84,8 +84,8 @@ class Pipeline:
                 if training:
                     saved[entry.chunk, entry.micro] = received, output
 
-    def _entries(self, num_micro: int, training: bool) -> tuple[Entry, ...]:
-        return entries(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
+    def _schedule(self, num_micro: int, training: bool) -> tuple[Entry, ...]:
+        return build_schedule(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
 
     def _forward(
         self, entry: Pass, received: paddle.Tensor | None, forward: Forward, training: bool
@@ -147,7 +147,7 @@ class Pipeline:
         result = x_BSD
         if self.sequence is not None:
             self.sequence.length = x_BSD.shape[1]
-        for entry in self._entries(1, training=False):
+        for entry in self._schedule(1, training=False):
             if isinstance(entry, Transfer):
                 self._transfer(entry, messages, x_BSD.shape)
             else:

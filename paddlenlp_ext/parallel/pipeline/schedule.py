@@ -52,7 +52,7 @@ Entry = Pass | Transfer
 
 
 @lru_cache(maxsize=64)
-def entries(process: int, degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[Entry, ...]:
+def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[Entry, ...]:
     """Return the passes and transfers of one process, in order.
 
     Args:

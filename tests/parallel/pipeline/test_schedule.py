@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, entries
+from paddlenlp_ext.parallel.pipeline.schedule import Pass, Transfer, build_schedule
 
 SHAPES = [(2, 2, 1), (2, 2, 5), (3, 3, 7), (4, 4, 8), (2, 4, 5), (2, 6, 4), (3, 6, 7), (4, 8, 9)]
 
 
 def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[list[Pass], list[int]]:
     """Simulate the schedule; return the passes in a possible order, and the peak of micro-batches in flight."""
-    remaining = [list(entries(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
+    remaining = [list(build_schedule(process, degree, num_chunks, num_micro, training)) for process in range(degree)]
     available: list[set[Pass]] = [set() for _ in range(degree)]
     executed, in_flight, most_in_flight = [], [0] * degree, [0] * degree
     while any(remaining):
@@ -42,7 +42,7 @@ def play(degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
-def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_micro):
+def test_build_schedule_runs_every_pass_once_without_deadlock(degree, num_chunks, num_micro):
     made, most = play(degree, num_chunks, num_micro, training=True)
     expected = {Pass(c, m, back) for c in range(num_chunks) for m in range(num_micro) for back in (False, True)}
     assert len(made) == len(expected) and set(made) == expected
@@ -53,11 +53,11 @@ def test_entries_run_every_pass_once_without_deadlock(degree, num_chunks, num_mi
 
 
 @pytest.mark.parametrize("degree, num_chunks, num_micro", SHAPES)
-def test_entries_without_training_are_forward_passes_only(degree, num_chunks, num_micro):
+def test_build_schedule_without_training_has_forward_passes_only(degree, num_chunks, num_micro):
     made, _ = play(degree, num_chunks, num_micro, training=False)
     assert set(made) == {Pass(c, m, False) for c in range(num_chunks) for m in range(num_micro)}
 
 
-def test_entries_list_a_transfer_at_both_ends():
-    one, two = (entries(process, 2, 2, 3, True) for process in range(2))
+def test_build_schedule_lists_a_transfer_at_both_ends():
+    one, two = (build_schedule(process, 2, 2, 3, True) for process in range(2))
     assert [e for e in one if isinstance(e, Transfer)] == [e for e in two if isinstance(e, Transfer)]
