@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,10 +104,18 @@ def select_targets(names: Sequence[str], requested: str | Sequence[str] | None, 
     return [name for name in names if name in chosen]
 
 
-def drop_unmatched_targets(names: Sequence[str], entries: Sequence[str]) -> tuple[str, ...]:
-    """Return the entries that match one of `names`, or all entries if none does: `select_targets` then raises."""
-    matched = tuple(entry for entry in entries if any(matches(entry, name, "target_modules") for name in names))
-    return matched or tuple(entries)
+def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
+    """Return a stored config without the targets that match no layer; with all of them if none does.
+
+    PaddleNLP lists the layers of all variants of a family. `select_targets` raises for targets of another model.
+    """
+    targets = getattr(config, "target_modules", None)
+    if not targets:
+        return config
+    names = linear_names(model)
+    matched = tuple(entry for entry in targets if any(matches(entry, name, "target_modules") for name in names))
+    changed: dict[str, Any] = {"target_modules": matched or tuple(targets)}
+    return dataclasses.replace(config, **changed)
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:

@@ -1,9 +1,10 @@
-"""A model with an adapter: made, switched off, saved, loaded, merged."""
+"""`PeftModel`, a model with adapters, and `get_peft_model`, which creates one."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,18 +16,13 @@ from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
+from paddlenlp_ext.peft import resume
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
-from paddlenlp_ext.peft.inject import drop_unmatched_targets, inject, linear_names, undone_on_failure
-from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, detach_adapters
-from paddlenlp_ext.peft.merge.in_memory import fold_in_place
+from paddlenlp_ext.peft.inject import inject, undone_on_failure, without_foreign_targets
+from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
+from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
-from paddlenlp_ext.peft.resume import (
-    require_same_base,
-    require_same_function,
-    require_same_method,
-    warn_of_other_quantization,
-)
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
 from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.model import quantized_linears
@@ -39,47 +35,35 @@ logger = get_logger("paddlenlp_ext.peft")
 def get_peft_model(
     model: TrainableModel, peft_config: PeftConfig, seed: int = 42, *, adapter_name: str = "default"
 ) -> PeftModel:
-    """Add an adapter to a model, in place. Only the adapter trains from then on.
+    """Add an adapter to a model, in place, and freeze all other parameters.
 
     Args:
-        model: a decoder from `AutoModelForCausalLM`.
-        peft_config: a method's config, such as `LoRAConfig`. With `path`, the adapter there is the start, and the
-            fields that shape it are the folder's; each one that differs from `peft_config` is logged.
-        seed: fixes the adapter's random values, together with each parameter's name.
-        adapter_name: what `set_adapter` calls it, where more adapters are added.
+        model: decoder from `AutoModelForCausalLM`.
+        peft_config: config of a method, such as `LoRAConfig`. With `path`, training starts from that adapter, whose
+            structure (rank, targets) replaces that of `peft_config`; differences are logged.
+        seed: seed of the adapter's initial values, which depend only on it and on the names of the parameters.
+        adapter_name: name of the adapter for `set_adapter`.
 
     Raises:
-        ValueError: as `inject` and `PeftModel.load_weights`; the model is as it was then.
+        ValueError: as for `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
     config = peft_config
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
-        require_same_method(str(stored.folder), stored.config, config)
-        asked, config = config, config.warm_start(_fitted(stored.config, model))
+        resume.require_same_method(str(stored.folder), stored.config, config)
+        config = peft_config.warm_start(without_foreign_targets(stored.config, model))
         for field in dataclasses.fields(config):
-            taken, wanted = getattr(config, field.name), getattr(asked, field.name)
-            if field.compare and taken != wanted:
-                logger.info("%s is %r, as in %s (not %r)", field.name, taken, stored.folder, wanted)
+            used, requested = getattr(config, field.name), getattr(peft_config, field.name)
+            if field.compare and used != requested:
+                logger.info("%s is %r, as in %s (not %r)", field.name, used, stored.folder, requested)
     with undone_on_failure(model):
         inject(model, config, seed)
         peft_model = _model_class(config)(model, config)
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
-            warn_of_other_quantization(stored, peft_model.quantization)
+            resume.warn_of_other_quantization(stored, peft_model.quantization)
     return peft_model
-
-
-def _fitted(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """A stored config without targets that this model lacks, as long as it has some of them.
-
-    PaddleNLP lists the layers of all variants of a family; whether the adapter is this model's, its tensors say.
-    """
-    targets = getattr(config, "target_modules", None)
-    if not targets:
-        return config
-    fitting: dict[str, Any] = {"target_modules": drop_unmatched_targets(linear_names(model), targets)}
-    return dataclasses.replace(config, **fitting)
 
 
 def _model_class(config: PeftConfig) -> type[PeftModel]:
@@ -89,11 +73,10 @@ def _model_class(config: PeftConfig) -> type[PeftModel]:
 
 
 class PeftModel(TrainableModel):
-    """A model and its adapter; used wherever the model itself is.
+    """Model with an adapter; accepted wherever its base model is.
 
     A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
-    overrides `hidden_states` (all paths lead through it), `plan_steps`, `before_training`, `auxiliary_loss`,
-    `after_step`, `training_state` with `restore_training_state`, or `save_finished`.
+    overrides `hidden_states`, through which every forward pass goes, or hooks of the training loop (`TrainableModel`).
     """
 
     def __init__(self, model: TrainableModel, peft_config: PeftConfig) -> None:
@@ -104,7 +87,7 @@ class PeftModel(TrainableModel):
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")
 
-    # -- the model's own interface ------------------------------------------------------------------------------------
+    # -- interface of the base model ----------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
         """Return the base model's attribute, such as `config`, `quantization` or `eos_token_ids`."""
         try:
@@ -121,9 +104,9 @@ class PeftModel(TrainableModel):
         labels: paddle.Tensor | None = None,
         **inputs: Any,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or a `CausalLMOutput` where labels are given; arguments as the model's.
+        """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; arguments are those of the base model.
 
-        The loss is the model's alone: what a method adds to it is `auxiliary_loss`.
+        The loss excludes `auxiliary_loss`, which the trainer adds.
         """
         prompts = prompt_lengths_of if self.reads_prompts else None
         return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
@@ -137,15 +120,15 @@ class PeftModel(TrainableModel):
         return self.base_model.logits(hidden)
 
     def head_weight(self) -> paddle.Tensor:
-        """The output head [V, D]."""
+        """Return the weight [V, D] of lm_head."""
         return self.base_model.head_weight()
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
-        """Let generation end at these tokens too."""
+        """Add tokens at which generation ends."""
         self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts with the adapter on; arguments as `generation.padded.generate_for`'s."""
+        """Continue prompts with the active adapter; arguments are those of `generation.padded.generate_for`."""
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:
@@ -166,7 +149,7 @@ class PeftModel(TrainableModel):
         return self.peft_config.decays(parameter_name)
 
     def mark_only_adapter_as_trainable(self) -> None:
-        """Freeze the base; `get_peft_model` has done so already."""
+        """Freeze the base model, as `get_peft_model` does."""
         own = {id(parameter) for _, layer in adapter_layers(self) for parameter in layer.own_parameters()}
         for parameter in self.base_model.parameters():
             if id(parameter) not in own:
@@ -176,57 +159,52 @@ class PeftModel(TrainableModel):
     mark_only_prefix_as_trainable = mark_only_adapter_as_trainable
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Return how many parameters train and how many there are; a quantized weight counts its elements."""
+        """Return the numbers of trainable and of all parameters; a quantized weight counts its elements."""
         trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
         packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(self).values())
         return trainable, sum(p.size for p in self.parameters()) + packed
 
     def print_trainable_parameters(self) -> None:
-        """Print how much trains, and in which layers."""
+        """Print the numbers of trainable and of all parameters, and the adapted layers."""
         trainable, total = self.get_nb_trainable_parameters()
-        leaves: dict[str, int] = {}
-        for name, _ in adapter_layers(self):
-            leaf = next(part for part in reversed(name.split(".")) if not part.isdigit())
-            leaves[leaf] = leaves.get(leaf, 0) + 1
+        names = (name.split(".") for name, _ in adapter_layers(self))
+        leaves = Counter(next(part for part in reversed(parts) if not part.isdigit()) for parts in names)
         where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
         share = 100 * trainable / total
         print(f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}")
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Within the block the model is its base."""
-        layers = [layer for _, layer in adapter_layers(self)]
-        was_enabled, were_enabled = self.adapter_enabled, [layer.enabled for layer in layers]
-        self._enable(False, layers, [False] * len(layers))
+        """Disable the adapter within a `with` block."""
+        switches = [(self, "adapter_enabled"), *((layer, "enabled") for _, layer in adapter_layers(self))]
+        previous = [getattr(owner, name) for owner, name in switches]
+        for owner, name in switches:
+            setattr(owner, name, False)
         try:
             yield
         finally:
-            self._enable(was_enabled, layers, were_enabled)
-
-    def _enable(self, adapter: bool, layers: list[AdapterLayer], each: list[bool]) -> None:
-        self.adapter_enabled = adapter
-        for layer, enabled in zip(layers, each, strict=True):
-            layer.enabled = enabled
+            for (owner, name), value in zip(switches, previous, strict=True):
+                setattr(owner, name, value)
 
     # -- several adapters ---------------------------------------------------------------------------------------------
     @property
     def active_adapter(self) -> str:
-        """Name of the adapter that is on."""
+        """Name of the active adapter."""
         return self.adapters.active
 
     def add_adapter(self, adapter_name: str, peft_config: PeftConfig, seed: int = 42) -> None:
-        """Add a new adapter, of any method; the active one stays on. Arguments as `get_peft_model`'s.
+        """Add an adapter of any method without activating it; arguments are those of `get_peft_model`.
 
         Raises:
-            ValueError: the name is taken, or as `get_peft_model`; nothing has changed then.
+            ValueError: the name is taken, or as for `get_peft_model`; nothing has changed.
         """
         self.adapters.add(self, adapter_name, lambda: get_peft_model(self.base_model, peft_config, seed))
 
     def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str, is_trainable: bool = True) -> None:
-        """Add a stored adapter; the active one stays on. Arguments as `from_pretrained`'s.
+        """Add a stored adapter without activating it; arguments are those of `from_pretrained`.
 
         Raises:
-            ValueError: the name is taken, or as `from_pretrained`; nothing has changed then.
+            ValueError: the name is taken, or as for `from_pretrained`; nothing has changed.
         """
         self.adapters.add(
             self,
@@ -235,7 +213,7 @@ class PeftModel(TrainableModel):
         )
 
     def set_adapter(self, adapter_name: str) -> None:
-        """Switch to another adapter, in the mode (training or evaluation) that the model is in. Nothing is copied.
+        """Activate another adapter; the model stays in training or evaluation mode. No tensor is copied.
 
         Raises:
             ValueError: there is no such adapter.
@@ -245,7 +223,7 @@ class PeftModel(TrainableModel):
         self.train() if training else self.eval()
 
     def delete_adapter(self, adapter_name: str) -> None:
-        """Forget an adapter that is not active.
+        """Remove an adapter that is not active.
 
         Raises:
             ValueError: there is no such adapter, or it is active.
@@ -259,17 +237,17 @@ class PeftModel(TrainableModel):
         adapter_name: str,
         combination_type: str = "cat",
     ) -> None:
-        """Add the weighted combination of some adapters as a plain LoRA; the active adapter stays on.
+        """Add a weighted combination of adapters as a plain LoRA, without activating it.
 
         Args:
             adapters: names of low-rank adapters.
-            weights: one each.
-            adapter_name: of the combination.
+            weights: a weight for each adapter.
+            adapter_name: name of the combination.
             combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
-                "linear" for the weighted sum of the factors, of LoRAs of one rank.
+                "linear" for the weighted sum of the factors of LoRAs with equal ranks.
 
         Raises:
-            ValueError: no such adapter or combination, or one whose update is not low-rank.
+            ValueError: there is no such adapter or combination type, or an update is not low-rank.
         """
         parts, active = [], self.active_adapter
         try:
@@ -283,7 +261,7 @@ class PeftModel(TrainableModel):
 
     @classmethod
     def from_factors(cls, model: TrainableModel, factors: Mapping[str, Factors]) -> PeftModel:
-        """Add a plain LoRA of scale 1 with these factors. The result is in evaluation mode, and can be trained."""
+        """Add a plain LoRA of scale 1 with the given factors; the result is trainable, and in evaluation mode."""
         config = lora_config_for(factors)
         inject(model, config)
         adapted = PeftModel(model, config)
@@ -293,7 +271,7 @@ class PeftModel(TrainableModel):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """The adapter's tensors by the names they have in files."""
+        """Return the adapter's tensors by their names in files."""
         state = {name: t for name, t in self.state_dict().items() if not name.startswith("base_model.")}
         for layer_name, layer in adapter_layers(self.base_model):
             for name, tensor in layer.own_state().items():
@@ -303,13 +281,15 @@ class PeftModel(TrainableModel):
         return state
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that `save_pretrained` and `save_finished` write, before the method converts them."""
+        """Return the tensors to save by name, before the method converts them to its file format."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write `adapter_config.json` and `adapter_model.safetensors` as Hugging Face PEFT lays them out.
+        """Write `adapter_config.json` and `adapter_model.safetensors` in the layout of Hugging Face PEFT.
 
-        `tensors` stand for `tensors_to_save` where these are parts.
+        Args:
+            folder: folder to write to.
+            tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
         stored = self.peft_config.to_stored(self.full_state(tensors))
@@ -326,14 +306,14 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write an adapter of this model, `fields` beside those that every method has."""
+        """Write an adapter of this model; `fields` are added to the fields that every method has."""
         shared = {
             "peft_type": peft_type,
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
         }
-        if self.quantization is not None:  # our own field: merging and predicting need the base that was trained over
+        if self.quantization is not None:  # not a field of PEFT; merging and prediction need the same base
             shared["base_quantization"] = options_to_dict(self.quantization)
         write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
 
@@ -345,30 +325,30 @@ class PeftModel(TrainableModel):
         adapter_name: str = "default",
         is_trainable: bool = True,
     ) -> PeftModel:
-        """Add the adapter of a folder to its base model. The result is in evaluation mode.
+        """Add a stored adapter to its base model; the result is in evaluation mode.
 
         Args:
-            model: the base.
+            model: base model.
             folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
-            adapter_name: what `set_adapter` calls it, where more adapters are added.
-            is_trainable: False freezes the adapter too.
+            adapter_name: name of the adapter for `set_adapter`.
+            is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: no such adapter, one that asks for what is not available here, or one of another model; the
-                model is as it was then.
+            ValueError: the folder has no adapter, or one with unsupported fields or of another model; the model is
+                unchanged.
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
-        warn_of_other_quantization(stored, adapted.quantization)
+        resume.warn_of_other_quantization(stored, adapted.quantization)
         return adapted
 
     @classmethod
     def from_files(
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
-        """Add an adapter that was read already; otherwise like `from_pretrained`."""
+        """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
         with undone_on_failure(model):
-            config = _fitted(stored.config, model)
+            config = without_foreign_targets(stored.config, model)
             inject(model, config)
             peft_model = _model_class(config)(model, config)
             peft_model.load_tensors(stored.tensors, str(stored.folder))
@@ -380,44 +360,50 @@ class PeftModel(TrainableModel):
         return peft_model
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
-        """Take the tensors of a saved adapter of the same structure, to resume.
+        """Load the tensors of a saved adapter of the same structure, to resume training.
 
         Raises:
-            ValueError: its options make another function of them, or its tensors are not this adapter's; the message
-                names the options, or the tensors missing, surplus and misshapen.
+            ValueError: options that change the function differ, or tensors are missing, unexpected or misshapen; the
+                message names them.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of an adapter that was read already; warn if its base has another name.
+        """Load the tensors of an adapter whose files are already read; warn if its base has another name.
 
         Raises:
-            ValueError: as `load_weights`, or the base is now quantized otherwise than it was.
+            ValueError: as for `load_weights`, or the base is quantized differently.
         """
-        require_same_base(stored, self.config.name_or_path, self.quantization)
-        require_same_function(str(stored.folder), stored.config, self.peft_config)
+        resume.require_same_base(stored, self.config.name_or_path, self.quantization)
+        resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Take tensors by their names in files; all or none.
+        """Load tensors by their names in files: all of them, or none on an error.
+
+        Args:
+            tensors: full tensors by name.
+            where: source of the tensors, for errors.
 
         Raises:
-            ValueError: as `load_weights`.
+            ValueError: as for `load_weights`.
         """
         assign_tensors(self.adapter_state(), tensors, where)
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> TrainableModel:
-        """Fold the adapter into the weights and give the plain model back; this object is of no use afterwards.
+        """Merge the adapter into the weights and return the base model; this object must not be used afterwards.
+
+        Quantized weights are dequantized.
 
         Raises:
-            ValueError: the method cannot be merged, or the base's weights are no plain numbers (quantized).
+            ValueError: adapters of the method cannot be merged.
         """
-        fold_in_place(self.base_model, self.peft_config)
+        merge_in_place(self.base_model, self.peft_config)
         return self.base_model
 
     def unload(self) -> TrainableModel:
-        """Take the adapter off and return the base as it was; this object is of no use afterwards."""
+        """Remove the adapter and return the base model; this object must not be used afterwards."""
         detach_adapters(self.base_model)
         return self.base_model
 

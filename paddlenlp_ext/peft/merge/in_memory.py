@@ -12,7 +12,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layer
 from paddlenlp_ext.quantization.model import dequantize_linears
 
 
-def fold_in_place(model: TrainableModel, config: PeftConfig) -> None:
+def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     """Add every adapter to the weight of its base and remove the adapters; all weights are trainable afterwards.
 
     Quantized weights are dequantized first, so that the result is the function that was trained.
