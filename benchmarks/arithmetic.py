@@ -12,7 +12,7 @@ from typing import Any
 
 
 def linear_shapes(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(in, out) of the seven linears of a layer of a Llama-like config.json: q, k, v, o, gate, up, down."""
+    """Return (in, out) of the seven linears of a layer of a Llama-like config.json: q, k, v, o, gate, up, down."""
     hidden, inner, head_dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = shape["num_attention_heads"] * head_dim, shape["num_key_value_heads"] * head_dim
     attention = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
@@ -20,15 +20,15 @@ def linear_shapes(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def step_operations(
-    shape: Mapping[str, Any], lengths: Sequence[int], learned: int, rank: int | None
+    shape: Mapping[str, Any], lengths: Sequence[int], num_target_tokens: int, rank: int | None
 ) -> dict[str, float]:
     """Return the operations of one step, forward and backward, by part.
 
     Args:
-        shape: a config.json of a Llama-like model with a tied head.
-        lengths: of the documents; a token looks at itself and those before it in its document.
-        learned: tokens that the loss counts; the head sees no others.
-        rank: of LoRA on all linears, on a frozen base; None: all weights train.
+        shape: a config.json of a Llama-like model with a tied lm_head.
+        lengths: lengths of the documents; a token attends to itself and the tokens before it in its document.
+        num_target_tokens: tokens in the loss; lm_head computes logits only for them.
+        rank: rank of LoRA on all linears of a frozen base; None trains all weights.
 
     Returns:
         `linear forward`, `linear input gradient`, `linear weight gradient`, `lora`, `attention`, `head`.
@@ -36,13 +36,13 @@ def step_operations(
     tokens, layers = sum(lengths), shape["num_hidden_layers"]
     linears = linear_shapes(shape)
     forward = 2.0 * tokens * layers * sum(rows * columns for rows, columns in linears)
-    # Under a frozen embedding nobody wants the gradient of what the first layer's q, k and v read.
+    # With a frozen embedding, the first layer's q, k and v need no gradient of their input.
     unwanted = 2.0 * tokens * sum(rows * columns for rows, columns in linears[:3]) if rank else 0.0
     through_rank = 2.0 * tokens * layers * (rank or 0) * sum(rows + columns for rows, columns in linears)
     unwanted_rank = 2.0 * tokens * (rank or 0) * sum(rows for rows, _ in linears[:3])
     pairs = sum(length * (length + 1) / 2 for length in lengths)
     products = 2.0 * pairs * shape["num_attention_heads"] * shape["head_dim"] * layers
-    head = 2.0 * learned * shape["hidden_size"] * shape["vocab_size"]
+    head = 2.0 * num_target_tokens * shape["hidden_size"] * shape["vocab_size"]
     return {
         "linear forward": forward,
         "linear input gradient": forward - unwanted,

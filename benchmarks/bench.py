@@ -1,10 +1,10 @@
-"""Run the cases of cases.py: this project and its peers in turn, round after round, and write what came out.
+"""Run the cases of cases.py, this project and its peers in turn in every round, and write the results.
 
     make bench ARGS="--rounds 3 --gsm8k FOLDER"            all cases, into docs/benchmarks
     make bench ARGS="--only lora_fp32 lora_bf16"           some of them, into checkpoints/benchmarks
 
-Every measurement is a process of its own that prints one JSON line. Leaves bench.json (every line), bench.md (medians
-and ratios) and bench.png in the folder; they are written anew after every round, so a stopped run keeps what it has.
+Every measurement is a separate process that prints one JSON line. Writes bench.json (every line), bench.md (medians
+and ratios) and bench.png to the folder after every round, so a stopped run keeps its finished rounds.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ WORK = ROOT / "checkpoints" / "benchmarks"
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line.
+    """Parse the command line.
 
     Raises:
-        ValueError: a case or an environment that does not exist.
+        ValueError: a case or an environment does not exist.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each process")
-    parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's train.json and dev.json, {src, tgt} a line")
+    parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's train.json and dev.json, one {src, tgt} per line")
     parser.add_argument("--out", type=Path, help="docs/benchmarks, or checkpoints/benchmarks with --only")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="another interpreter")
     args = parser.parse_args(argv)
@@ -55,7 +55,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args.out = args.out or (WORK if args.only else ROOT / "docs" / "benchmarks")
     given = dict(word.split("=", 1) for word in args.python if "=" in word)
     if len(given) != len(args.python) or not given.keys() <= PYTHONS.keys():
-        raise ValueError(f"--python {' '.join(args.python)}: expected NAME=PATH with a name of {', '.join(PYTHONS)}")
+        raise ValueError(f"--python {' '.join(args.python)}: expected NAME=PATH with a name among {', '.join(PYTHONS)}")
     args.pythons = {"ours": sys.executable, **{name: str(ROOT / path) for name, path in PYTHONS.items()}, **given}
     return args
 
@@ -71,7 +71,7 @@ def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
 
 
 def module_command(python: str, command: str) -> list[str]:
-    """Return the words that run a module of this package, given `NAME [argument ...]`, from the repository root."""
+    """Return the command line that runs a module of this package, given as `NAME [argument ...]`."""
     name, *arguments = shlex.split(command)
     return [python, "-m", f"benchmarks.{name}", *arguments]
 
@@ -80,7 +80,7 @@ def run_module(python: str, command: str) -> dict[str, Any]:
     """Run a module of this package and return the JSON line it prints last.
 
     Raises:
-        RuntimeError: it failed; the message holds the end of what it wrote.
+        RuntimeError: the module failed; the message has the end of its output.
     """
     words = module_command(python, command)
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=STARTED_WITH, check=False)
@@ -90,7 +90,7 @@ def run_module(python: str, command: str) -> dict[str, Any]:
 
 
 def prepare(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, str]:
-    """Return the values of the words in braces; export GSM8K's rows if a case reads them."""
+    """Return the values of the names in braces; export GSM8K's rows if a case reads them."""
     words = {"model": str(resolve_model(MODEL)), "gsm8k": str(args.gsm8k), "rows": str(WORK / "gsm8k_rows.jsonl")}
     if any("{rows}" in program.command for case in cases.values() for program in case.programs):
         WORK.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def prepare(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, str]:
 def measure_all(
     cases: dict[str, Case], args: argparse.Namespace, words: dict[str, str], results: dict[str, Any]
 ) -> None:
-    """Run every program of every case once a round, and write the lines of each round."""
+    """Run every program of every case once per round, and write the lines of each round."""
     for number in range(args.rounds):
         for name, case in cases.items():
             for program in case.programs:
@@ -118,7 +118,7 @@ def measure_all(
 
 
 def measure(program: Program, args: argparse.Namespace, words: dict[str, str]) -> dict[str, Any]:
-    """Measure one program in a process of its own; the reported command is that of cases.py, without local folders."""
+    """Measure one program in a separate process; the reported command is that of cases.py, without local folders."""
     steps = args.steps if program.steps is None else min(args.steps, program.steps)
     command = f"{program.command} --steps {steps}"
     figures = run_module(args.pythons[program.environment], command.format(**words))
@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"not measured: {name}: {reason}", flush=True)
     cases = {name: case for name, case in chosen.items() if name not in skipped}
     if not cases:
-        raise ValueError("no case can be measured here; the reasons stand above")
+        raise ValueError("no case can be measured here, for the reasons above")
     results: dict[str, Any] = {
         "environment": environment("paddlepaddle"),
         "model": MODEL,

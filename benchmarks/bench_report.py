@@ -1,4 +1,4 @@
-"""Reports of bench.py: the raw lines, a table of medians and ratios, and a picture of the ratios."""
+"""Reports of bench.py: the raw lines, a table of medians and ratios, and a plot of the ratios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADINGS = ("", "program", "tokens/s", "spread", "peak memory", "our speed : pee
 
 
 def summarize(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one entry a program, this project's first: medians over rounds, and ratios to this project.
+    """Return one entry per program, this project's first: medians over rounds, and ratios to this project.
 
     `spread` is the largest minus the smallest rate, relative to the median. `speed` and `memory` are this project's
     figure divided by the program's, None for this project itself.
@@ -59,7 +59,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw_ratios(results: dict[str, Any], file: Path) -> None:
-    """Draw two panels of bars, one bar a peer and case: speed ratio and share of the memory."""
+    """Plot two panels of bars, one bar per peer and case: ratio of speed and ratio of memory."""
     bars = [
         (f"{case['title']}\nagainst {entry['label']}", entry["speed"], entry["memory"])
         for case in results["cases"].values()

@@ -1,4 +1,4 @@
-"""Cases of `make bench`, as data. bench.py replaces the words in braces.
+"""Cases of `make bench`, as data; bench.py replaces the names in braces.
 
 {model}   the built-in SmolLM2-135M-Instruct, unpacked into a Hugging Face folder that all programs read
 {gsm8k}   the folder passed with --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}
@@ -24,13 +24,13 @@ GSM8K_KEYS = (
 
 @dataclass(frozen=True)
 class Program:
-    """One line of a case: a module of this package in one environment.
+    """One line of a case, which runs a module of this package in one environment.
 
     Attributes:
-        label: how tables and pictures call it.
+        label: name in tables and plots.
         environment: "ours", or a key of PYTHONS.
         command: the module's name in this package and its arguments; bench.py adds `--steps N`.
-        steps: fewer timed steps than bench.py's, for a program that takes minutes a step.
+        steps: number of timed steps, if fewer than bench.py's, for a program that takes minutes per step.
     """
 
     label: str
@@ -44,10 +44,10 @@ class Case:
     """Programs that do the same work, this project's first.
 
     Attributes:
-        title: of the table's rows.
-        programs: run in turn in every round.
-        needs: keys of a run without which the case makes no sense; it is left out, with the reason, where the package
-            refuses them or says that they have no effect.
+        title: name of the case in tables.
+        programs: programs to run in turn in every round.
+        needs: required keys of a run; the case is skipped, with the reason, where the package refuses them or reports
+            that they have no effect.
     """
 
     title: str
@@ -64,7 +64,7 @@ def torch(command: str, label: str = "transformers + peft") -> Program:
 
 
 def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
-    """Packed here; there padded batches of 8 rows, and one row at a time, which pads nothing."""
+    """Return the programs: packed rows here; padded batches of 8 rows, and single rows, in the peers."""
     peer = f"peers.train_rows {{rows}} {{model}} --rank 8 --learning_rate 1e-4 --dtype {dtype} --micro_batch"
     return (
         ours(f"train_rows {LORA_KEYS} {GSM8K_KEYS} {keys}"),
@@ -74,7 +74,7 @@ def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
 
 
 def generation(batch: int, dtype: str, needs: str = "") -> Case:
-    """Greedy decoding of 128 tokens after 64."""
+    """Return the programs of greedy decoding of 128 tokens after 64."""
     arguments = f"--batch {batch} --dtype {dtype}"
     programs = (
         ours(f"generation {arguments}"),

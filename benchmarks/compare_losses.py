@@ -1,8 +1,8 @@
-"""Draw the loss curves of several runs into one picture and print how far apart they are.
+"""Plot the loss curves of several runs in one figure and print their differences.
 
     python -m benchmarks.compare_losses OUT.png "ours=run/metrics.jsonl" "peer=peer.jsonl" ...
 
-Each file has one JSON object a line; those with `step` and `loss` count. Differences are relative to the first run.
+Each file has one JSON object per line; objects with `step` and `loss` count. Differences are relative to the first run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def differences(first: Losses, other: Losses) -> Losses:
 
 
 def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
-    """Draw the curves in one panel, and below it their differences to the first in percent."""
+    """Plot the curves in one panel, and below it their differences from the first in percent."""
     figure = Figure(figsize=(7, 6), layout="constrained")
     curves, apart = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     first = next(iter(runs.values()))
@@ -40,7 +40,7 @@ def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
         curves.plot(list(losses), list(losses.values()), label=name, linestyle="-" if number % 2 == 0 else "--")
         percent = {step: 100 * difference for step, difference in differences(first, losses).items()}
         apart.plot(list(percent), list(percent.values()), linewidth=0.9)
-    curves.set_ylabel("loss per learned token")
+    curves.set_ylabel("loss per target token")
     curves.legend()
     apart.set_ylabel("% from the first")
     apart.set_xlabel("optimizer step")
@@ -50,7 +50,7 @@ def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
 
 
 def describe(runs: Mapping[str, Losses]) -> list[str]:
-    """Return a line a run: the mean of the last ten losses, and its difference to the first run."""
+    """Return one line per run: the mean of the last ten losses, and its difference from the first run."""
     first = next(iter(runs.values()))
     lines = []
     for name, losses in runs.items():

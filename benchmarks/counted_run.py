@@ -1,4 +1,4 @@
-"""A small training run that counts what passes the collectives; one process of several, or the only one."""
+"""Small training run that counts the bytes sent by collectives, as one of several processes or the only one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.utils.distributed_env import rank
 
 _LEAST = 256
-"""Bytes below which a tensor is a control number: a count, a norm, a flag."""
+"""Bytes below which a tensor is a control value: a count, a norm, a flag."""
 
 
 class Counting:
-    """Bytes that a ring would send, by axis, while it is switched on."""
+    """Counter of the bytes that rings would send, by axis, inside a `with` block."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.sent: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class Counting:
 
     @contextlib.contextmanager
     def switched_on(self) -> Iterator[None]:
-        """Count inside the block."""
+        """Count bytes inside the `with` block."""
         originals = {name: getattr(dist, name) for name in _SHARES}
         for name, original in originals.items():
             setattr(dist, name, self._counted(name, original))
@@ -61,10 +61,10 @@ class Counting:
         return call
 
 
-# operation -> which argument is counted, and what a ring sends of its bytes
+# operation -> index of the counted argument, and the factor of its bytes that a ring sends
 _SHARES: dict[str, tuple[int, Callable[[int], float]]] = {
     "all_reduce": (0, lambda g: 2 * (g - 1) / g),
-    "all_gather": (1, lambda g: g - 1),  # of this rank's part
+    "all_gather": (1, lambda g: g - 1),  # of this rank's shard
     "reduce_scatter": (1, lambda g: (g - 1) / g),
     "broadcast": (0, lambda g: (g - 1) / g),
     "reduce": (0, lambda g: (g - 1) / g),
@@ -73,12 +73,12 @@ _SHARES: dict[str, tuple[int, Callable[[int], float]]] = {
 
 
 class _Rows:
-    """Documents of one length, learned but for their first token."""
+    """Documents of one length, in which every token except the first is a target token."""
 
     def __init__(self, number: int, length: int, vocabulary: int) -> None:
         tokens = np.random.default_rng(0).integers(1, vocabulary, (number, length)).astype(np.int32)
-        learned = np.arange(length) > 0
-        self.rows = [EncodedRow(row, learned, index) for index, row in enumerate(tokens)]
+        loss_mask = np.arange(length) > 0
+        self.rows = [EncodedRow(row, loss_mask, index) for index, row in enumerate(tokens)]
         self.lengths = np.full(number, length, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class _Rows:
 
 
 def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], length: int) -> dict[str, Any]:
-    """Train; what the last step sent by axis, by how many bytes the process grew, and which stage it is."""
+    """Train; return the bytes sent in the last step by axis, the growth of the process, and its pipeline stage."""
     config = _config(shape, folder, {**keys, "max_length": length})
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2, save_pretrained=lambda folder: None)
     rows = _Rows(64, length, shape["vocab_size"])
@@ -113,7 +113,7 @@ def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], l
 
 
 def _config(shape: dict[str, Any], folder: Path, keys: dict[str, Any]) -> Any:
-    """A run's configuration; the model is written by the first process that comes here, alike by all."""
+    """Return the run's configuration; write the model if no other process has."""
     model = folder / f"model-{rank()}"
     AutoModelForCausalLM.from_config(shape, seed=0).save_pretrained(model)
     values = {
@@ -133,6 +133,6 @@ def _config(shape: dict[str, Any], folder: Path, keys: dict[str, Any]) -> Any:
 
 
 def _status(name: str) -> int:
-    """Bytes of a line of /proc/self/status."""
+    """Return the bytes of a line of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -1,9 +1,9 @@
-"""Write the documents of every optimizer step of a run, so that another program can train on the very same ones.
+"""Write the documents of every optimizer step of a run, so that another program can train on the same documents.
 
     python -m benchmarks.export_rows ROWS.jsonl CONFIG.json [--adapter FOLDER] [--key value ...]
 
-One line an optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}. With --adapter also
-the adapter that the run starts from, for PEFT: A's random values are then the same too.
+One line per optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}; 1 is a target.
+With --adapter, the initial adapter of the run is saved for PEFT, which then starts from the same random values of A.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def main(argv: Sequence[str]) -> None:
     rows = load_data(config).train_rows
     order = build_data_order(config, rows)
     with args.rows.open("w", encoding="utf-8") as out:
-        for window in itertools.islice(order.step_batches(), order.total_steps):
-            documents = [rows[index] for index in window.row_indices]
+        for step_batch in itertools.islice(order.step_batches(), order.total_steps):
+            documents = [rows[index] for index in step_batch.row_indices]
             line = [{"tokens": r.tokens.tolist(), "learned": r.loss_mask.astype(int).tolist()} for r in documents]
             out.write(json.dumps(line) + "\n")
     if args.adapter:

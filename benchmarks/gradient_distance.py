@@ -1,4 +1,4 @@
-"""Distances between two sets of gradients, without Paddle or PyTorch, so that both programs' scripts can import it."""
+"""Distances between two sets of gradients, without Paddle or PyTorch, so that the scripts of both can import it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def distance(one: np.ndarray, reference: np.ndarray) -> float:
 
 
 def distances(rounded: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float | str]:
-    """Return the distance of all gradients as one vector, and the median and largest distance of a single parameter."""
+    """Return the distance of all gradients as one vector, and the median and largest distance over parameters."""
     single = {name: distance(rounded[name], exact[name]) for name in exact}
-    whole = [np.concatenate([one[name].ravel() for name in exact]) for one in (rounded, exact)]
+    vectors = [np.concatenate([one[name].ravel() for name in exact]) for one in (rounded, exact)]
     return {
-        "distance_of_all": distance(*whole),
+        "distance_of_all": distance(*vectors),
         "median_distance": float(np.median(list(single.values()))),
         "largest_distance": max(single.values()),
         "farthest": max(single, key=single.__getitem__),

@@ -4,7 +4,7 @@
     python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer's on the same rows and adapter:
     .venv-peers/bin/python -m benchmarks.peers.gradient_precision FOLDER MODEL_FOLDER
 
-LoRA on the built-in model and rows of a dataset, B drawn at random so that A has gradients too. The distance of two
+LoRA on the built-in model and rows of a dataset, with random B, so that A has gradients too. The distance of two
 gradients is the norm of their difference over the norm of the fp32 one.
 """
 
@@ -37,7 +37,7 @@ BF16 = ["--bf16", "true"]
 
 
 def started_model(config: RunConfig) -> Any:
-    """The model of the run in training mode, every B drawn at random."""
+    """Build the model of the run in training mode, with random B."""
     model = build_model(ModelSource.from_config(config.model), config).model
     model.train()
     rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
-"""The same LoRA run in fp32, in bf16 and in transformers + peft: same rows, same steps, same start; one picture.
+"""Loss curves of one LoRA run in fp32, in bf16 and in transformers + peft, with equal rows, steps and initial weights.
 
     python -m benchmarks.loss_curves --gsm8k FOLDER [--steps 200 --max_length 1024 --out FOLDER]
 
-Every optimizer step is one pack of at most `--max_length` tokens. Leaves losses.png and losses.json, and prints how
-far the curves are apart.
+Every optimizer step is one pack of at most `--max_length` tokens. Writes losses.png and losses.json, and prints the
+differences of the curves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEYS = (
 
 
 def run(python: str | Path, *words: str | Path) -> None:
-    """Start one program of the comparison from the root of the project, and wait for it."""
+    """Run one program of the comparison from the root of the project."""
     print(f"$ {shlex.join(map(str, words))}", flush=True)
     subprocess.run([str(python), *map(str, words)], cwd=ROOT, env=STARTED_WITH, check=True)
 
@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--max_length", type=int, default=1024, help="tokens of a step, at most")
+    parser.add_argument("--max_length", type=int, default=1024, help="largest number of tokens of a step")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks")
-    parser.add_argument("--python", type=Path, default=ROOT / PYTHONS["torch"], help="of the peer's environment")
+    parser.add_argument("--python", type=Path, default=ROOT / PYTHONS["torch"], help="Python of the peer's environment")
     args = parser.parse_args(argv)
     model, work = resolve_model(MODEL), ROOT / "checkpoints" / "benchmarks" / "losses"
     rows, adapter = work / "rows.jsonl", work / "adapter"

@@ -1,4 +1,4 @@
-"""Matrix multiplication rate of the machine: oneDNN's plain products on the shapes of a step."""
+"""Matrix multiplication rate of the machine: oneDNN's products on the shapes of a training step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SUCCESS = 0
 
 
 def onednn_rates(dtype: str, tokens: int, shapes: Iterable[tuple[int, int]], repeats: int = 10) -> dict[str, float]:
-    """GFLOP/s of [tokens, in] x [in, out] for each (in, out), the fastest of `repeats` calls; sums are fp32.
+    """Return GFLOP/s of [tokens, in] x [in, out] for each (in, out), the fastest of `repeats` calls; sums are fp32.
 
     Raises:
-        ValueError: oneDNN has no such product on this processor.
+        ValueError: oneDNN does not support the product on this processor.
     """
     ctypes.CDLL(str(_LIBRARIES / "libiomp5.so")).omp_set_num_threads(threads_per_process())
     call = getattr(ctypes.CDLL(str(_LIBRARIES / "libdnnl.so.3")), _FUNCTIONS[dtype])
@@ -42,13 +42,13 @@ def onednn_rates(dtype: str, tokens: int, shapes: Iterable[tuple[int, int]], rep
 
 
 def _operand(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Random numbers; bfloat16 is the upper half of each float32's bits."""
+    """Return random numbers; bfloat16 values are the upper half of the bits of float32."""
     values = np.random.default_rng(0).standard_normal(shape, np.float32)
     return values if dtype == "float32" else np.ascontiguousarray(values.view(np.uint16)[:, 1::2])
 
 
 def _gemm_arguments(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[object]:
-    """C = A B of row-major matrices: no transposition, factors 1 and 0."""
+    """Return the arguments of C = A B for row-major matrices: no transposition, factors 1 and 0."""
     (rows, inner), columns = left.shape, right.shape[1]
     no, size, number = ctypes.c_char(b"N"), ctypes.c_int64, ctypes.c_float
     pointers = [ctypes.c_void_p(matrix.ctypes.data) for matrix in (left, right, out)]

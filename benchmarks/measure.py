@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-# SmolLM2-135M: the shape that the speed figures of this project are quoted for.
+# shape of SmolLM2-135M, for which this project quotes speed
 SMOLLM2_SHAPE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -41,12 +41,12 @@ SMOLLM2_SHAPE = {
 
 
 def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]) -> np.ndarray:
-    """Token ids [documents, length], the same in every program."""
+    """Return token ids [documents, length], equal in every program."""
     return np.random.default_rng(0).integers(0, vocab_size, (documents, length))
 
 
 def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str, object]:
-    """Run one step of `tokens` tokens that does not count, and `count` that do."""
+    """Run an untimed step of `tokens` tokens, then `count` timed ones."""
     step()
     seconds = []
     for _ in range(count):
@@ -57,7 +57,7 @@ def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str,
 
 
 def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, object]:
-    """Return the median of the steps' tokens per second, and the rate of each step."""
+    """Return the median over steps of tokens per second, and the rate of each step."""
     rates = [count / time for count, time in zip(tokens, seconds, strict=True)]
     return {
         "tokens_per_second": round(statistics.median(rates), 1),
@@ -69,7 +69,7 @@ def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[s
 def peak_memory_gb() -> float:
     """Return the peak resident memory of this process in GB (10^9 bytes).
 
-    From the kernel's own mark where there is one: getrusage also counts what the parent held when it started this one.
+    Read from /proc where it exists: getrusage also counts memory of the parent when it started this process.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
@@ -95,7 +95,7 @@ def environment(*packages: str) -> dict[str, str]:
 
 
 def report(name: str, figures: dict[str, object], *packages: str) -> None:
-    """Print one JSON line: the figures, this process's peak memory, and where they come from."""
+    """Print one JSON line: the figures, this process's peak memory, and the environment."""
     line = {"benchmark": name, **figures, "peak_memory_gb": round(peak_memory_gb(), 2), **environment(*packages)}
     json.dump(line, sys.stdout)
     sys.stdout.write("\n")

@@ -2,11 +2,10 @@
 
     python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
 
-The prediction is the dry run's (trainer/memory/estimate.py), the measurement that of a process of its own
-(train_step.py), which
-takes 20 to 40 seconds. The file of measurements is added to after each one, and what stands in it is not measured
-again: remove it after a change to what runs. OUT.md gets the page, with what is measured so far: predicted and measured
-peak, and the prediction by part.
+The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs train_step.py in a separate process
+for 20 to 40 seconds and is added to the file of measurements; measurements in the file are not repeated, so remove it
+after a change of the code. OUT.md gets the page with the measurements so far: predicted and measured peak, and the
+prediction by part.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from paddlenlp_ext.utils.process import run_command
 
 _NF4 = "--lora true --weight_quantize_algo nf4 --weight_double_quant true"
 CASES = [
-    # documents, length, what it is called, keys
+    # documents, length, name, keys
     (2, 256, "LoRA", "--lora true"),
     (8, 128, "LoRA", "--lora true"),
     (4, 512, "LoRA", "--lora true"),

@@ -31,7 +31,7 @@ _KEYS_OF_EVERY_RUN = {
 
 
 def run_config(keys: Sequence[str]) -> RunConfig:
-    """The configuration of a run from words of a command line (`--lora true`), on what all benchmarks share."""
+    """Return the configuration of a run from a command line (`--lora true`), over the defaults of all benchmarks."""
     shared = [word for key, value in _KEYS_OF_EVERY_RUN.items() for word in (f"--{key}", value)]
     return load_run_config([*shared, *keys], peft_methods())
 
@@ -47,13 +47,13 @@ def not_offered(keys: str) -> str | None:
     return next((note for note in notes if "no effect" in note and any(name in note for name in names)), None)
 
 
-def packed_batch(ids: np.ndarray, learned: float) -> PackedBatch:
-    """Return documents ids [documents, length] packed into one row.
+def packed_batch(ids: np.ndarray, target_fraction: float) -> PackedBatch:
+    """Return documents with ids [documents, length] packed into one row.
 
-    Every token but the first of a document is a target token, or the share `learned` of them.
+    Of the tokens after the first of each document, the fraction `target_fraction` are target tokens.
     """
-    chosen = np.random.default_rng(1).random(ids.shape) < learned
-    # A document of n tokens fills n - 1 slots: one token more, not learned, and all `length` slots are there.
+    chosen = np.random.default_rng(1).random(ids.shape) < target_fraction
+    # A document of n tokens takes n - 1 positions: with one more token, not a target, it takes `length`.
     tokens = np.concatenate([ids, ids[:, :1]], axis=1).astype(np.int32)
     learns = np.concatenate([chosen, np.zeros_like(chosen[:, :1])], axis=1)
     return collate([[EncodedRow(tokens[row], learns[row], row) for row in range(len(ids))]])
@@ -70,5 +70,5 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
     )
     optimizer = build_optimizer(model, config.optim)
     step = OptimizerStep(model, optimizer, lambda _: batch, SingleProcess(), options)
-    window = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
-    return lambda: step.run(window, 0, config.optim.learning_rate)
+    step_batch = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
+    return lambda: step.run(step_batch, 0, config.optim.learning_rate)

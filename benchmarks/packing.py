@@ -1,15 +1,15 @@
 """Fill rate of packs, and time to plan them.
 
-    python -m benchmarks.packing                                    made-up lengths of five shapes, and a million rows
+    python -m benchmarks.packing                                    random lengths of five shapes, and a million rows
     python -m benchmarks.packing --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
 
-Columns, as shares of the slots that hold a token:
+Columns, as the fraction of positions that hold a token:
     padded       random batches of 8 rows, padded to the longest of each
     in_order     next-fit, `zero_padding`
-    worst_fit    a row goes to the emptiest open pack, groups of 500 rows (what PaddleNLP's greedy packing does)
+    worst_fit    a row goes to the emptiest open pack, groups of 500 rows (PaddleNLP's greedy packing)
     decreasing   best-fit decreasing over all rows at once
     greedy       `greedy_zero_padding` of this project
-    bound        as many slots as there are tokens, rounded up to whole packs: no packing can do better
+    bound        as many positions as tokens, rounded up to full packs: no packing can do better
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PADDED_ROWS = 8
 
 
 def main() -> None:
-    """Print one line of the table for every kind of data."""
+    """Print one table line for every kind of data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="dataset folder or built-in name; made-up lengths without it")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer counts")
+    parser.add_argument("--data", help="dataset folder or built-in name; random lengths without it")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="model whose tokenizer is used")
     parser.add_argument("--max_length", type=int, nargs="+", default=[512, 1024, 2048])
-    parser.add_argument("--rows", type=int, default=20_000, help="rows of made-up lengths")
+    parser.add_argument("--rows", type=int, default=20_000, help="number of rows of random lengths")
     options = parser.parse_args()
     print(f"{'':24}" + "".join(f"{name:>12}" for name in ("padded", *METHODS, "greedy", "bound", "greedy s")))
     if options.data:
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 def print_line(name: str, lengths: np.ndarray, capacity: int) -> None:
-    """Measure every way of packing on the same stream of rows."""
+    """Measure every packing algorithm on the same stream of rows."""
     order = np.random.default_rng(0).permutation(len(lengths))
     stream = lengths[order]
     total = int(lengths.sum())
-    shares = [total / padded_slots(stream)]
+    shares = [total / padded_positions(stream)]
     shares += [total / (count_packs(stream, capacity) * capacity) for count_packs in METHODS.values()]
     plan, begin = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=capacity), time.perf_counter()
     num_packs = len(plan.packs(0))
@@ -77,13 +77,13 @@ def print_line(name: str, lengths: np.ndarray, capacity: int) -> None:
 
 
 def draw_lengths(mean: float, deviation: float, shortest: int, capacity: int, count: int) -> np.ndarray:
-    """Log-normal lengths, cut to what a pack can hold."""
+    """Return log-normal lengths, truncated to the capacity of a pack."""
     drawn = np.random.default_rng(0).lognormal(mean, deviation, count)
     return np.clip(drawn, shortest, capacity).astype(np.int64)
 
 
 def dataset_lengths(data: str, model: str, max_length: int) -> np.ndarray:
-    """Slots of every training row of a dataset."""
+    """Return the positions that every training row of a dataset takes."""
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
     from paddlenlp_ext.data.dataset import load_dataset
 
@@ -94,19 +94,19 @@ def dataset_lengths(data: str, model: str, max_length: int) -> np.ndarray:
         return load_dataset(config, "train", load_tokenizer(model)).lengths
 
 
-def padded_slots(lengths: np.ndarray) -> int:
-    """Slots of batches in the stream's order, each as wide as its longest row."""
+def padded_positions(lengths: np.ndarray) -> int:
+    """Return the positions of padded batches in the stream's order, each as wide as its longest row."""
     batches = [lengths[start : start + PADDED_ROWS] for start in range(0, len(lengths), PADDED_ROWS)]
     return sum(int(batch.max()) * len(batch) for batch in batches)
 
 
 def next_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Packs of `zero_padding`."""
+    """Return the packs of `zero_padding`."""
     return len(PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, shuffle=False).packs(0))
 
 
 def worst_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Packs when a row goes to the emptiest open pack of its group, and a new one is opened if it does not fit."""
+    """Return packs where a row goes to the emptiest open pack of its group, or to a new one if it does not fit."""
     count = 0
     for start in range(0, len(lengths), BUFFER_ROWS):
         rooms: list[int] = []
@@ -121,8 +121,8 @@ def worst_fit(lengths: np.ndarray, capacity: int) -> int:
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
-    """Packs when the longest row left goes to the fullest pack that has room for it."""
-    rooms = [0] * (capacity + 1)  # how many open packs have each room
+    """Return packs where the longest remaining row goes to the fullest pack that has room for it."""
+    rooms = [0] * (capacity + 1)  # number of open packs by remaining room
     occupied, count = 0, 0  # bit r of `occupied`: some pack has room r
     for length in sorted(lengths.tolist(), reverse=True):
         fitting = occupied >> length

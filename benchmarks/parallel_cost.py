@@ -3,7 +3,7 @@
     python -m benchmarks.parallel_cost                  # writes docs/parallel_cost.md; about three minutes
     python -m benchmarks.parallel_cost --on_paper_only  # the part that needs no run
 
-Runs are started as a user starts them, over gloo; this file is also the worker of every process (`--counted_run`).
+Runs are launched over gloo; this file is also the worker of every process (`--counted_run`).
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
 
 
 def micro_batches(layout: Layout) -> int:
-    """Return the micro-batches of one replica: a step's are distributed over data and sharding ranks."""
+    """Return the number of micro-batches of one replica; data and sharding ranks divide those of a step."""
     return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
 
 
 def step_of(layout: Layout, keys: dict[str, Any]) -> Step:
-    """Return the step that the runs make: every token but the first of a document is a target token."""
+    """Return the step of the runs, in which every token except the first of a document is a target token."""
     plan = RecomputePlan() if keys.get("recompute") else None
-    return Step(tokens=LENGTH, learned=LENGTH - 1, micro_batches=micro_batches(layout), plan=plan)
+    return Step(tokens=LENGTH, target_tokens=LENGTH - 1, micro_batches=micro_batches(layout), plan=plan)
 
 
-# -- what runs in every process ----------------------------------------------------------------------------------------
+# -- worker of every process --------------------------------------------------------------------------------------------
 def work(folder: Path, keys: dict[str, Any]) -> None:
     """Train two steps; write the bytes sent in the second and the growth of memory to the folder."""
     from benchmarks.counted_run import train_and_count
@@ -143,7 +143,7 @@ def pair(predicted: float, counted: float, unit: float) -> str:
 
 def measured_tables() -> str:
     """Compare formula and measurement, for the process that sends most and the one that needs most memory."""
-    config, sent, kept = DecoderConfig.from_dict(MODEL), [], []
+    config, sent, held = DecoderConfig.from_dict(MODEL), [], []
     for name, processes, layout, keys in RUNS:
         print(name, flush=True)
         counted = launch(processes, {**keys, "gradient_accumulation_steps": micro_batches(layout)})
@@ -156,10 +156,10 @@ def measured_tables() -> str:
         full = max(range(processes), key=lambda index: counted[index]["grown"])
         parts = memory(config, layout, step, counted[full]["stage"])
         cells = [f"{value / 1e6:.0f}" for value in parts.values()]
-        kept.append([name, *cells, f"{sum(parts.values()) / 1e6:.0f}", f"{counted[full]['grown'] / 1e6:.0f}"])
+        held.append([name, *cells, f"{sum(parts.values()) / 1e6:.0f}", f"{counted[full]['grown'] / 1e6:.0f}"])
     bytes_table = table(["layout", "processes", "tensor", "pipeline", "data and sharding"], sent)
     heads = ["layout", "weights", "gradients", "optimizer", "activations", "loss", "sum", "measured"]
-    return MEASURED.format(bytes=bytes_table, memory=table(heads, kept), where=json.dumps(environment("paddlepaddle")))
+    return MEASURED.format(bytes=bytes_table, memory=table(heads, held), where=json.dumps(environment("paddlepaddle")))
 
 
 LLAMA3 = {
@@ -206,15 +206,15 @@ def paper_table() -> str:
         )
         step = Step(
             tokens=_PAPER_LENGTH,
-            learned=_PAPER_LENGTH,
+            target_tokens=_PAPER_LENGTH,
             micro_batches=_GLOBAL_BATCH // (data * sharding),
             value_bytes=2,
             plan=RecomputePlan(),
         )
         config = paper_config(size)
         sent = [bytes_sent(config, layout, step, process) for process in range(pipeline)]
-        kept = [memory(config, layout, step, process) for process in range(pipeline)]
-        fullest = max(kept, key=lambda parts: sum(parts.values()))
+        parts_by_stage = [memory(config, layout, step, process) for process in range(pipeline)]
+        fullest = max(parts_by_stage, key=lambda parts: sum(parts.values()))
         name = f"tensor {tensor} x pipeline {pipeline}{f' ({virtual} chunks)' if virtual > 1 else ''}"
         name += f" x sharding {sharding}{f' stage {stage}' if stage else ''} x data {data}"
         most = [max(one[axis] for one in sent) / 1e9 for axis in ("tensor", "pipeline", "replicas")]

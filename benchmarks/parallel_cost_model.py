@@ -1,4 +1,4 @@
-"""Cost model of a layout, from shapes alone: bytes that a process sends per step, and its memory by part.
+"""Cost model of a layout, from shapes only: bytes that a process sends per step, and its memory by part.
 
 Collectives are counted as rings (Patarasuk and Yuan 2009). Bytes that each of g processes sends for n bytes:
 
@@ -31,15 +31,15 @@ class Step:
 
     Attributes:
         tokens: positions of a micro-batch.
-        learned: target tokens of a micro-batch.
+        target_tokens: target tokens of a micro-batch.
         micro_batches: micro-batches of the replica.
         value_bytes: bytes of a weight, an activation or a gradient: 4 for fp32, 2 for bf16.
         lora_rank: rank of LoRA on all linear layers; 0 trains all weights.
-        plan: what is recomputed.
+        plan: recomputed layers and regions; None saves all activations.
     """
 
     tokens: int
-    learned: int
+    target_tokens: int
     micro_batches: int = 1
     value_bytes: int = 4
     lora_rank: int = 0
@@ -70,8 +70,8 @@ class Numbers:
     Attributes:
         layers: parameters of its layers.
         ends: parameters of embedding, last norm and lm_head.
-        trained: trainable ones.
-        partial: trainable ones that every tensor rank holds in full, whose gradients are summed over the ranks.
+        trained: trainable parameters.
+        partial: trainable parameters that every tensor rank holds in full, whose gradients are summed over the ranks.
     """
 
     layers: int
@@ -109,9 +109,9 @@ def numbers(config: Any, layout: Layout, step: Step, process: int) -> Numbers:
     if not rank:
         norms = own * 2 * hidden + (hidden if is_last else 0)
         return Numbers(layers, ends, layers + ends, norms if layout.sequence_parallel else 0)
-    whole = rank * own * (sum(wide for wide, _ in by_outputs) + sum(tall for _, tall in by_inputs))
-    cut = rank * own * (sum(tall for _, tall in by_outputs) + sum(wide for wide, _ in by_inputs)) // tensor
-    return Numbers(layers + whole + cut, ends, whole + cut, whole)
+    replicated = rank * own * (sum(wide for wide, _ in by_outputs) + sum(tall for _, tall in by_inputs))
+    sharded = rank * own * (sum(tall for _, tall in by_outputs) + sum(wide for wide, _ in by_inputs)) // tensor
+    return Numbers(layers + replicated + sharded, ends, replicated + sharded, replicated)
 
 
 def bytes_sent(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
@@ -125,26 +125,26 @@ def bytes_sent(config: Any, layout: Layout, step: Step, process: int = 0) -> dic
 
 
 def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: Numbers) -> float:
-    """Return the bytes of tensor parallelism: per layer two all-reduces of [tokens, hidden] forward, and two backward.
+    """Return the bytes of tensor parallelism: two all-reduces of [tokens, hidden] per layer forward and two backward.
 
-    Recomputed layers repeat those of the forward pass.
+    Recomputed layers repeat the all-reduces of the forward pass.
     """
     tensor, micro = layout.degrees.tensor, step.micro_batches
     if tensor == 1:
         return 0.0
-    stream = step.tokens * config.hidden_size * step.value_bytes
+    hidden_bytes = step.tokens * config.hidden_size * step.value_bytes
     is_first, is_last = process == 0, process == layout.degrees.pipeline - 1
     sums = sum(4 + _sums_again(step.plan, layer) for layer in _own_layers(config, layout, step, process))
-    total = micro * all_reduce(sums * stream, tensor)
+    total = micro * all_reduce(sums * hidden_bytes, tensor)
     if is_first:
-        total += micro * all_reduce(stream, tensor)  # the embedding's vectors
-        if step.lora_rank and step.plan is None:  # below the first layer nothing trains
-            total -= micro * all_reduce(stream, tensor)
+        total += micro * all_reduce(hidden_bytes, tensor)  # of the embedding's output
+        if step.lora_rank and step.plan is None:  # nothing trains below the first layer
+            total -= micro * all_reduce(hidden_bytes, tensor)
     if layout.sequence_parallel:  # gradients are gathered before the layers, hidden states after them
-        total += micro * (is_first + is_last) * _ring(stream, tensor)
+        total += micro * (is_first + is_last) * _ring(hidden_bytes, tensor)
     if is_last:
-        hidden = step.learned * config.hidden_size * step.value_bytes
-        by_chunk = step.learned * (4 + 8 + 2 * 4)  # maximum logits, argmax, sums of exponentials and label logits
+        hidden = step.target_tokens * config.hidden_size * step.value_bytes
+        by_chunk = step.target_tokens * (4 + 8 + 2 * 4)  # maximum logits, argmax, sums of exponentials and label logits
         total += micro * all_reduce(hidden + by_chunk, tensor)
     return total + all_reduce(held.partial * step.value_bytes, tensor)
 
@@ -161,18 +161,18 @@ def _sums_again(plan: RecomputePlan | None, layer: int) -> int:
 def _pipeline_bytes(config: Any, layout: Layout, step: Step, process: int) -> float:
     """Return the bytes of the pipeline.
 
-    Hidden states are sent after each chunk but the last, gradients before each chunk but the first. Under sequence
-    parallelism a rank sends its part.
+    Hidden states are sent after each chunk except the last, gradients before each chunk except the first. With sequence
+    parallelism a rank sends its shard.
     """
     degree = layout.degrees.pipeline
     if degree == 1:
         return 0.0
-    stream = step.tokens * config.hidden_size * step.value_bytes
+    hidden_bytes = step.tokens * config.hidden_size * step.value_bytes
     if layout.sequence_parallel:
-        stream /= layout.degrees.tensor
+        hidden_bytes /= layout.degrees.tensor
     is_end = process in (0, degree - 1)
     transfers = 2 * layout.virtual - int(is_end)
-    total = float(step.micro_batches * transfers * stream)
+    total = float(step.micro_batches * transfers * hidden_bytes)
     if config.tie_word_embeddings and is_end and not step.lora_rank:
         total += config.vocab_size * config.hidden_size * step.value_bytes / layout.degrees.tensor
     return total
@@ -185,25 +185,25 @@ def _replica_bytes(layout: Layout, step: Step, held: Numbers) -> float:
     updated = _ring(trained, sharding)
     if layout.stage <= 1 or (is_adapter and layout.stage == 2):
         return all_reduce(trained, data * sharding) + (updated if layout.stage else 0.0)
-    lent = 2 * held.layers + held.ends  # layers are gathered forward and backward, the ends once
-    borrowed = step.micro_batches * _ring(lent * size, sharding) if layout.stage == 3 else 0.0
+    gathered = 2 * held.layers + held.ends  # layers are gathered forward and backward, the ends once
+    gather_bytes = step.micro_batches * _ring(gathered * size, sharding) if layout.stage == 3 else 0.0
     if is_adapter:
-        return all_reduce(trained, data * sharding) + updated + borrowed
+        return all_reduce(trained, data * sharding) + updated + gather_bytes
     gradients = step.micro_batches * _ring(trained, sharding) + all_reduce(trained / sharding, data)
-    return gradients + (borrowed if layout.stage == 3 else updated)
+    return gradients + (gather_bytes if layout.stage == 3 else updated)
 
 
 def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
     """Return the bytes of each part of a process's memory at the peak of a step, without fragmentation.
 
-    Sharded state is counted as even shares between passes. Full parameters are assigned to owners, so that shares are
-    uneven if one parameter is larger than a share. Within a pass, stages 2 and 3 also hold the gradients of one or two
+    Sharded state is counted as even shards outside of passes. Full parameters are assigned to owners, so shards are
+    uneven if one parameter is larger than a shard. Within a pass, stages 2 and 3 also hold the gradients of one or two
     layers and of both ends, and stage 3 their gathered values.
     """
     held, sharding, stage = numbers(config, layout, step, process), layout.degrees.sharding, layout.stage
     is_adapter, size = step.lora_rank > 0, step.value_bytes
-    lent = held.held - (held.trained if is_adapter else 0)
-    weights = held.held - (lent - lent / sharding if stage == 3 else 0)
+    sharded = held.held - (held.trained if is_adapter else 0)
+    weights = held.held - (sharded - sharded / sharding if stage == 3 else 0)
     layers = ActivationModel(
         config,
         step.plan,
@@ -211,7 +211,7 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
         tensor=layout.degrees.tensor,
         sequence_parallel=layout.sequence_parallel,
     )
-    logits = 2 * min(LOSS_CHUNK, step.learned) * config.vocab_size / layout.degrees.tensor
+    logits = 2 * min(LOSS_CHUNK, step.target_tokens) * config.vocab_size / layout.degrees.tensor
     return {
         "weights": weights * size,
         "gradients": held.trained * size / (sharding if stage >= 2 and not is_adapter else 1),
@@ -227,13 +227,13 @@ def _activations(config: Any, layout: Layout, step: Step, process: int, layers: 
     if degree == 1:
         return layers.saved(range(config.num_hidden_layers))
     bounds = _bounds(config, layout, step)
-    one_way = [layers.saved(range(*bounds[c : c + 2])) - layers.recomputed for c in range(len(bounds) - 1)]
-    now = most = 0.0
+    saved_by_chunk = [layers.saved(range(*bounds[c : c + 2])) - layers.recomputed for c in range(len(bounds) - 1)]
+    current = peak = 0.0
     for entry in entries(process, degree, degree * layout.virtual, step.micro_batches, True):
         if isinstance(entry, Pass):
-            now += -one_way[entry.chunk] if entry.backward else one_way[entry.chunk]
-            most = max(most, now)
-    return most + layers.recomputed
+            current += -saved_by_chunk[entry.chunk] if entry.backward else saved_by_chunk[entry.chunk]
+            peak = max(peak, current)
+    return peak + layers.recomputed
 
 
 def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[int]:
@@ -247,5 +247,5 @@ def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[i
 
 def _bounds(config: Any, layout: Layout, step: Step) -> tuple[int, ...]:
     """Return the layers of each chunk, one document per micro-batch."""
-    work = FlopEstimate(step.learned / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
+    work = FlopEstimate(step.target_tokens / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
     return plan_stages(config, layout.degrees.pipeline, layout.virtual, work).bounds

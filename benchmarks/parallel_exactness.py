@@ -1,12 +1,12 @@
-"""Losses and final weights of every layout against those of one process, for all weights and each adapter family.
+"""Losses and final weights of every layout compared with one process, for full training and each adapter family.
 
     python -m benchmarks.parallel_exactness                                # writes docs/parallel_exactness.md
     python -m benchmarks.parallel_exactness --model smollm2-135m-instruct --steps 3 --output smollm2.md
     python -m benchmarks.parallel_exactness --layouts "tensor 2" "data 2" --methods SFT LoRA
 
-Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches a step, dealt over the replicas; a
-start for each layout, a run for each method in it. In a `--folder` that stays, what stands there is not run again, and
-`--collect` writes the page from what stands there and runs nothing.
+Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches per step, distributed over the
+replicas; one launch per layout, with one run per method. Runs that exist in `--folder` are not repeated; `--collect`
+only writes the page from existing runs.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ TINY = {"num_hidden_layers": 4}
 MICRO_BATCHES = 4
 LIMIT, MOVE, EPSILON = 1e-5, 1e-7, 1e-4
 RATE = 1e-5
-"""Learning rate for a trained model: the tiny one's would ruin it, and then any rounding grows with each step."""
+"""Learning rate for a trained model: that of the tiny model would make it diverge, and rounding would grow."""
 YARDSTICK = f"one process, initial weights off by {MOVE:.0e}"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A name, how many processes and how many replicas it has, and the keys that ask for it."""
+    """Layout of runs: its name, numbers of processes and replicas, and configuration keys."""
 
     name: str
     processes: int
@@ -54,31 +54,33 @@ class Layout:
     keys: dict[str, Any]
 
     def refuses(self, method: str) -> bool:
-        """Return whether the program refuses the layout because the mathematics does not allow it."""
-        is_cut = "tensor_parallel_degree" in self.keys
-        return (method == "MoRA" and is_cut) or (method == "ReFT" and "sequence_parallel" in self.keys)
+        """Return True if the method is not defined for the layout, which is then an error."""
+        is_tensor_parallel = "tensor_parallel_degree" in self.keys
+        return (method == "MoRA" and is_tensor_parallel) or (method == "ReFT" and "sequence_parallel" in self.keys)
 
 
 def layouts(tensor: int) -> list[Layout]:
-    """Return the layouts of all dimensions; `tensor` is the degree that the model's heads allow."""
-    cut, stages = {"tensor_parallel_degree": tensor}, {"pipeline_parallel_degree": 2}
+    """Return the layouts of all dimensions; `tensor` is a tensor-parallel degree that the model supports."""
+    split, stages = {"tensor_parallel_degree": tensor}, {"pipeline_parallel_degree": 2}
     shared = {"sharding": "stage1", "sharding_parallel_degree": 2}
     return [
-        Layout(f"tensor {tensor}", tensor, 1, cut),
-        Layout(f"tensor {tensor}, sequence", tensor, 1, {**cut, "sequence_parallel": True}),
+        Layout(f"tensor {tensor}", tensor, 1, split),
+        Layout(f"tensor {tensor}, sequence", tensor, 1, {**split, "sequence_parallel": True}),
         Layout("pipeline 2", 2, 1, stages),
         Layout("pipeline 2, virtual 2", 2, 1, {**stages, "virtual_pp_degree": 2}),
         Layout("data 2", 2, 2, {}),
         *[Layout(f"sharding 2, stage {n}", 2, 2, {"sharding": f"stage{n}"}) for n in (1, 2, 3)],
         Layout("pipeline 4", 4, 1, {"pipeline_parallel_degree": 4}),
         Layout("data 4", 4, 4, {}),
-        Layout(f"tensor {tensor} x pipeline 2", 2 * tensor, 1, {**cut, **stages}),
-        Layout(f"tensor {tensor}, sequence x pipeline 2", 2 * tensor, 1, {**cut, **stages, "sequence_parallel": True}),
-        Layout(f"tensor {tensor} x data 2", 2 * tensor, 2, cut),
-        Layout(f"tensor {tensor} x sharding 2, stage 3", 2 * tensor, 2, {**cut, **shared, "sharding": "stage3"}),
+        Layout(f"tensor {tensor} x pipeline 2", 2 * tensor, 1, {**split, **stages}),
+        Layout(
+            f"tensor {tensor}, sequence x pipeline 2", 2 * tensor, 1, {**split, **stages, "sequence_parallel": True}
+        ),
+        Layout(f"tensor {tensor} x data 2", 2 * tensor, 2, split),
+        Layout(f"tensor {tensor} x sharding 2, stage 3", 2 * tensor, 2, {**split, **shared, "sharding": "stage3"}),
         Layout("pipeline 2 x data 2", 4, 2, stages),
         Layout("pipeline 2 x sharding 2, stage 1", 4, 2, {**stages, **shared}),
-        Layout(f"tensor {tensor} x pipeline 2 x sharding 2, stage 1", 4 * tensor, 2, {**cut, **stages, **shared}),
+        Layout(f"tensor {tensor} x pipeline 2 x sharding 2, stage 1", 4 * tensor, 2, {**split, **stages, **shared}),
     ]
 
 
@@ -105,27 +107,27 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 
 
 OF_A_MODEL = {"LoKr": ("lokr", {"rank": 2, "factor": 12})}
-"""In their places for `--model`: sizes that 3 tensor ranks divide."""
+"""Options of methods for `--model`, with sizes that 3 tensor ranks divide."""
 
 ALONE = Layout("one process", 1, 1, {})
 
 
 def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
-    """A run of that method in that layout."""
+    """Return the run of a method in a layout."""
     switch, options = METHODS[method]
     accumulated = {"gradient_accumulation_steps": MICRO_BATCHES // layout.replicas}
     return Case(f"{layout.name} {method}", {**keys, **layout.keys, **accumulated}, TINY, switch, options)
 
 
 def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> None:
-    """Every run that does not stand in the folder: on one process, layout by layout, and with the model moved."""
+    """Run all missing runs: on one process, in every layout, and with perturbed weights."""
     one_process = [case_of(method, ALONE, keys) for method in methods]
     for alone in one_process:
         run_alone(alone, folder)
     for layout in chosen:
         cases = [case_of(method, layout, keys) for method in methods if not layout.refuses(method)]
         missing = [case for case in cases if not is_done(case, folder)]
-        for case in missing:  # what a start that broke off has left
+        for case in missing:  # partial output of an interrupted launch
             shutil.rmtree(folder / case.name, ignore_errors=True)
         if missing:
             launch(layout.processes, missing, folder, timeout=3600)

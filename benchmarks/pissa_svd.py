@@ -2,9 +2,9 @@
 
     python -m benchmarks.pissa_svd [--shape 4096 11008] [--rank 16] [--no_exact]
 
-Two matrices of normal numbers: one as it is (the hardest case: singular values side by side), one whose singular
-values fall as 1 / sqrt(i), nearer to a trained weight. Printed are seconds, and by how much the residual's Frobenius
-norm exceeds that of what the exact SVD leaves.
+Two random normal matrices: one unchanged, the hardest case, with close singular values, and one with singular values
+that fall as 1 / sqrt(i), closer to a trained weight. Prints seconds, and by how much the Frobenius norm of the residual
+exceeds that of the exact SVD.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=2, default=[4096, 11008])
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--no_exact", action="store_true", help="leave the comparison out: seconds, not minutes")
+    parser.add_argument("--no_exact", action="store_true", help="skip the comparison, which takes minutes")
     arguments = parser.parse_args()
     for kind, matrix in matrices(*arguments.shape):
         started = time.perf_counter()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def matrices(rows: int, columns: int) -> list[tuple[str, paddle.Tensor]]:
-    """Names and matrices of the given shape."""
+    """Return the matrices of the given shape by name."""
     paddle.seed(0)
     normal = paddle.randn([rows, columns]) * 0.02
     falling = normal * paddle.arange(1, columns + 1, dtype="float32").pow(-0.5)
@@ -53,7 +53,7 @@ def matrices(rows: int, columns: int) -> list[tuple[str, paddle.Tensor]]:
 
 
 def exact_singular_values(matrix: paddle.Tensor) -> paddle.Tensor:
-    """All singular values, falling, from the eigenvalues of the smaller Gram matrix."""
+    """Return all singular values in descending order, from the eigenvalues of the smaller Gram matrix."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     squares = np.linalg.eigvalsh(paddle.matmul(wide, wide, transpose_y=True).numpy())
     return paddle.to_tensor(np.sqrt(squares.clip(min=0))[::-1].copy())

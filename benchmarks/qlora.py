@@ -1,12 +1,11 @@
-"""QLoRA on SmolLM2: what a quantized base costs and saves, and how well it learns, beside plain LoRA.
+"""QLoRA on SmolLM2 compared with LoRA: memory, time and loss of quantized bases.
 
     python -m benchmarks.qlora cost OUT.json [--model smollm2-135m-instruct --documents 4 --length 512 --steps 3]
     python -m benchmarks.qlora loss OUT.png --dataset GSM8K_FOLDER [--steps 200 --work FOLDER]
 
-`cost`: bytes of the base's weights, peak memory of a process of its own for each kind, and time: all kinds in one
-process, one step of each in turn, the fastest step of each counts. `loss`: `llm/run_finetune.py` on the same rows with
-the same seed for each kind, all loss curves in one picture, and a table of the last losses; further keys, such as
-`--bf16 true`, go to every run.
+`cost`: bytes of the base's weights, peak memory of a separate process for each kind, and the time of the fastest step,
+with steps of all kinds in turn in one process. `loss`: `llm/run_finetune.py` with the same rows and seed for each kind,
+all loss curves in one plot, and a table of the last losses; further keys, such as `--bf16 true`, go to every run.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ KINDS: dict[str, QuantizationConfig | None] = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
 }
 STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
-"""Over nf4, in the comparison of losses alone: a step's cost is nf4's, with QERA that of twice the rank."""
+"""Methods over nf4, compared by loss only: a step costs as much as with nf4, with QERA as much as twice the rank."""
 _LAST = 20
-"""Steps whose mean loss stands for the end of a run."""
+"""Number of last steps whose mean loss is compared."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, help="cost: 3, loss: 200")
     parser.add_argument("--dataset", help="folder with train.json, as --dataset_name_or_path")
-    parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="where the runs of `loss` go")
+    parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="folder of the runs of `loss`")
     args, keys = parser.parse_known_args(argv)
     if args.what == "cost":
         if keys:
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, object]]:
-    """Measure each kind; print a Markdown table and write one row a kind."""
+    """Measure each kind; print a Markdown table and write one row per kind."""
     peaks = {kind: peak_gb(model, documents, length, options) for kind, options in KINDS.items()}
     seconds = time_in_turn(model, documents, length, steps)
     rows: list[dict[str, object]] = []
@@ -99,7 +98,7 @@ def weight_bytes(model: str, options: QuantizationConfig | None) -> tuple[int, i
 
 
 def peak_gb(model: str, documents: int, length: int, options: QuantizationConfig | None) -> float:
-    """Peak memory of a process that loads, adapts and makes two steps, GB."""
+    """Return the peak memory in GB of a process that loads the model, adds the adapter and makes two steps."""
     command = [sys.executable, "-m", "benchmarks.train_step", "--steps", 1, "--documents", documents]
     command += ["--length", length, *lora_keys(model, options)]
     output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
@@ -107,7 +106,7 @@ def peak_gb(model: str, documents: int, length: int, options: QuantizationConfig
 
 
 def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[str, float]:
-    """Seconds of the fastest step of each kind: one step of each in turn, so that all see the same machine."""
+    """Return seconds of the fastest step of each kind; steps of all kinds alternate, under the same load."""
     every = {kind: stepper(model, documents, length, options) for kind, options in KINDS.items()}
     fastest = dict.fromkeys(every, float("inf"))
     for round_number in range(steps + 1):
@@ -120,7 +119,7 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
 
 
 def stepper(model: str, documents: int, length: int, options: QuantizationConfig | None) -> Callable[[], object]:
-    """A function that makes one training step of LoRA over that base."""
+    """Return a function that makes one training step of LoRA over a kind of base."""
     config = run_config(lora_keys(model, options))
     return training_step(
         build_model(ModelSource.from_config(config.model), config).model,
@@ -130,7 +129,7 @@ def stepper(model: str, documents: int, length: int, options: QuantizationConfig
 
 
 def lora_keys(model: str, options: QuantizationConfig | None) -> list[str]:
-    """Words of a command line: LoRA of rank 8 over that base."""
+    """Return the command line of LoRA of rank 8 over a kind of base."""
     keys = ["--model_name_or_path", model, "--lora", "true", "--lora_rank", "8"]
     if options is not None:
         keys += ["--weight_quantize_algo", options.algo, "--weight_double_quant", str(options.double_quant).lower()]
@@ -138,7 +137,7 @@ def lora_keys(model: str, options: QuantizationConfig | None) -> list[str]:
 
 
 def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]) -> None:
-    """Train every kind, draw the curves, print and write (beside the picture) the last losses."""
+    """Train every kind, plot the curves, print the last losses and write them next to the plot."""
     runs = {kind: train(kind, options, model, dataset, steps, work, keys) for kind, options in KINDS.items()}
     for kind, switch in STARTS.items():
         runs[kind] = train(kind, KINDS["nf4"], model, dataset, steps, work, [*keys, f"--{switch}", "true"])
@@ -158,7 +157,7 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, 
 def train(
     kind: str, options: QuantizationConfig | None, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]
 ) -> Path:
-    """One run of the launcher; a finished run of the same name is taken as it is."""
+    """Run the launcher, unless a finished run of that name exists."""
     folder = work / kind
     if (folder / "train_results.json").is_file():
         return folder

@@ -1,9 +1,9 @@
-"""A step's arithmetic against what the machine multiplies, and where the step's time goes.
+"""Roofline of a training step: its FLOPs against the machine's matrix multiplication rate, and its time by kernel.
 
     python -m benchmarks.roofline [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
 
-The rate is the best that oneDNN reaches by itself on one of the shapes of the step, in its number format; measured
-before and after the step, the better one counts. Further keys are those of llm/run_finetune.py.
+The rate is the highest that oneDNN reaches on the shapes of the step, in its dtype, measured before and after the step.
+Further keys are those of llm/run_finetune.py.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def show(parts: dict[str, float], kernels: dict[str, float], summary: str) -> None:
-    """Two Markdown tables and the sum, for people; the JSON line follows on stdout."""
+    """Print two Markdown tables and the sum to stderr; the JSON line goes to stdout."""
     lines = ["| arithmetic | GFLOP |", "|---|---|", *(f"| {name} | {ops / 1e9:.1f} |" for name, ops in parts.items())]
-    whole = sum(kernels.values())
+    total_seconds = sum(kernels.values())
     lines += ["", "| kernel | seconds | share |", "|---|---|---|"]
-    shown = [(name, seconds) for name, seconds in kernels.items() if seconds >= 0.005 * whole]
-    rest = whole - sum(seconds for _, seconds in shown)
-    lines += [f"| {name} | {seconds:.3f} | {seconds / whole:.1%} |" for name, seconds in [*shown, ("others", rest)]]
+    shown = [(name, seconds) for name, seconds in kernels.items() if seconds >= 0.005 * total_seconds]
+    rest = total_seconds - sum(seconds for _, seconds in shown)
+    lines += [
+        f"| {name} | {seconds:.3f} | {seconds / total_seconds:.1%} |" for name, seconds in [*shown, ("others", rest)]
+    ]
     print("\n".join([*lines, "", summary]), file=sys.stderr)
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.scaling [--only pack batch rank cores] [--steps 3] [--out FOLDER] [--bf16 true ...]
 
-Each point is benchmarks/train_step.py in a process of its own: LoRA on SmolLM2's shape, of rank 8 on 4 documents of 512
-tokens but for what the series changes. Further keys go to every run. Leaves scaling.json, scaling.md and scaling.png.
+Each point is benchmarks/train_step.py in a separate process: LoRA of rank 8 on SmolLM2's shape, 4 documents of 512
+tokens, except for the quantity that the series changes. Further keys go to every run. Writes scaling.json, scaling.md
+and scaling.png.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.measure import environment
 from paddlenlp_ext.utils.process import run_command
 
 SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
-    # name: what the axis counts, its values, the words that a value adds to the command
+    # name: label of the axis, its values, arguments that a value adds to the command
     "pack": ("tokens of one document", (512, 1024, 2048, 4096, 8192), "--documents 1 --length {value}"),
     "batch": ("documents of 512 tokens", (1, 2, 4, 8, 16), "--documents {value} --length 512"),
     "rank": ("rank, 4 x 512 tokens", (8, 16, 32, 64, 128, 256), "--lora_rank {value}"),
@@ -37,10 +38,10 @@ Points = dict[str, dict[int, dict[str, Any]]]
 
 
 def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> dict[str, Any]:
-    """The JSON line of one process."""
+    """Return the JSON line of one process."""
     cores = sorted(os.sched_getaffinity(0))
     if series == "cores" and value > len(cores):
-        raise ValueError(f"the series cores asks for {value}, and this process may use {len(cores)}")
+        raise ValueError(f"series cores: {value} cores requested, but this process may use {len(cores)}")
     allowed = set(cores[:value]) if series == "cores" else set(cores)
     words = shlex.split(SERIES[series][2].format(value=value))
     command = [sys.executable, "-m", "benchmarks.train_step", "--lora", "true", "--steps", steps, *words, *keys]
@@ -49,7 +50,7 @@ def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> d
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: os.sched_setaffinity(0, allowed),  # as many threads as cores: runtime.py counts them
+        preexec_fn=lambda: os.sched_setaffinity(0, allowed),  # _runtime.py starts as many threads as cores
     )
     if done.returncode != 0:
         raise RuntimeError(f"{shlex.join(map(str, command))} ended with code {done.returncode}:\n{done.stderr[-3000:]}")
@@ -57,7 +58,7 @@ def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> d
 
 
 def markdown(points: Points) -> str:
-    """One table, a row a point."""
+    """Return one table with a row per point."""
     lines = ["| | | tokens/s | peak memory |", "|---|---|---|---|"]
     for series, values in points.items():
         for value, figures in values.items():
@@ -68,7 +69,7 @@ def markdown(points: Points) -> str:
 
 
 def draw(points: Points, file: Path) -> None:
-    """A column a series: tokens/s above, memory below."""
+    """Plot one column per series: tokens/s above, memory below."""
     figure = Figure(figsize=(3.2 * len(points), 5), layout="constrained")
     axes = figure.subplots(2, len(points), sharey="row", squeeze=False)
     rows = (("tokens_per_second", "tokens/s"), ("peak_memory_gb", "peak memory, GB"))
@@ -83,12 +84,12 @@ def draw(points: Points, file: Path) -> None:
                 panel.set_ylabel(title)
         axes[1][column].set_xlabel(SERIES[series][0])
     for row in axes:
-        row[0].set_ylim(bottom=0)  # shared by the row; set before the last curve is drawn, it would cut that off
+        row[0].set_ylim(bottom=0)  # shared by the row, so set after the last curve
     figure.savefig(file, dpi=130)
 
 
 def write(folder: Path, points: Points) -> None:
-    """The three files, with the series that are finished."""
+    """Write the three files with the finished series."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scaling.json").write_text(json.dumps(points, indent=1) + "\n", encoding="utf-8")
     (folder / "scaling.md").write_text(markdown(points), encoding="utf-8")

@@ -3,8 +3,8 @@ r"""Load balance of pipeline stages: seconds of each process's own forward and b
     PYTHONPATH=. python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo benchmarks/stage_balance.py \
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
 
-llm/run_finetune.py with a clock in it. The first process prints a JSON line at the end: for every stage its layers, its
-counted share of an even one (parallel/pipeline/cost_model.py), and its measured one.
+Runs llm/run_finetune.py with a timer. The first process prints a JSON line at the end: for every stage its layers, and
+its load relative to an even one, as estimated (parallel/pipeline/cost_model.py) and as measured.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from paddlenlp_ext.utils.process import run_command
 
 
 class Busy:
-    """Seconds spent in passes, those of the first window left out: it makes what is made once."""
+    """Seconds spent in passes, except those of the first global batch, which includes one-time work."""
 
     def __init__(self) -> None:
         self.seconds, self.plan = 0.0, None
-        self._windows = 0
+        self._num_steps = 0
 
     def watch(self) -> None:
-        """Put a clock around every pass of every pipeline from now on."""
-        of_class = runtime.Pipeline
-        of_class._forward = self._timed(of_class._forward)
+        """Time every pass of every pipeline from now on."""
+        pipeline_class = runtime.Pipeline
+        pipeline_class._forward = self._timed(pipeline_class._forward)
         runtime._backward = self._timed(runtime._backward)
-        run = of_class.run
+        run = pipeline_class.run
 
         def counted(own: Any, *arguments: Any, **options: Any) -> None:
-            self.plan, self._windows = own.plan, self._windows + 1
+            self.plan, self._num_steps = own.plan, self._num_steps + 1
             run(own, *arguments, **options)
 
-        of_class.run = counted
+        pipeline_class.run = counted
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
             start = time.perf_counter()
             result = function(*arguments)
-            if self._windows > 1:
+            if self._num_steps > 1:
                 self.seconds += time.perf_counter() - start
             return result
 
@@ -59,7 +59,7 @@ class Busy:
 
 
 def stages(plan: StagePlan, seconds: list[float]) -> list[dict[str, Any]]:
-    """A line for each stage: layers, counted and measured share of an even one."""
+    """Return a line for each stage: layers, estimated and measured load relative to an even one."""
     lines, degree = [], plan.degree
     for stage in range(degree):
         own = range(stage, plan.num_chunks, degree)

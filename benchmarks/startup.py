@@ -2,9 +2,9 @@
 
     python -m benchmarks.startup [--repeats 5]
 
-Every figure is of a fresh process; the first of each kind warms the disk (compiled Python and tokenized rows too) and
-is not counted. Medians. `phases` is of runs with a clock in them (startup_phases.py), in seconds and, for a busy
-machine, in processor seconds.
+Figures are medians over fresh processes, after an uncounted one that fills the caches of the disk, of compiled Python
+and of tokenized rows. `phases` is measured by startup_phases.py, in seconds and, for a busy machine, in processor
+seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def seconds_of_import(statement: str) -> float:
-    """Return the seconds from the command to the end of a process that runs the import alone."""
+    """Return the seconds from the command to the end of a process that only imports the package."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", statement], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
     return time.perf_counter() - start
@@ -49,7 +49,7 @@ def seconds_to_first_step(config: str) -> float:
     """Return the seconds from the command to the line that llm/run_finetune.py logs after its first optimizer step.
 
     Raises:
-        RuntimeError: the command ended without one.
+        RuntimeError: the command ended without a step.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "llm/run_finetune.py", *arguments(config, folder)]
@@ -76,7 +76,7 @@ def phases_to_first_step(config: str) -> dict[str, dict[str, float]]:
 
 
 def arguments(config: str, folder: str) -> list[str]:
-    """The command line of one step into that folder."""
+    """Return the command line of one step, with output to the folder."""
     return [config, *ONE_STEP.split(), "--output_dir", folder]
 
 

@@ -1,8 +1,8 @@
-"""llm/run_finetune.py with a clock: phases of the time to the first optimizer step, for startup.py.
+"""Phases of the time to the first optimizer step of llm/run_finetune.py, for startup.py.
 
     python -m benchmarks.startup_phases STARTED CONFIG.json [--key value ...]
 
-STARTED is `time.monotonic()` of when the command was given. The last line printed is JSON: by phase, seconds and
+STARTED is `time.monotonic()` at the start of the command. The last line printed is JSON: by phase, seconds and
 processor seconds (of all threads).
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Clock:
-    """Sums up phases, each from the end of the one before."""
+    """Clock of phases, each of which starts at the end of the previous one."""
 
     def __init__(self, started: float) -> None:
         self.phases: dict[str, dict[str, float]] = {}

@@ -34,9 +34,9 @@ library.function = _recorded_function
 
 
 def profile_step(step: Callable[[], object]) -> dict[str, float]:
-    """Seconds of one step by kernel, the largest first; `step` must have run before.
+    """Return the seconds of one step by kernel, the largest first; `step` must have run before.
 
-    `Python and autograd` is the rest of the step: what no kernel accounts for.
+    `Python and autograd` is the time of the step outside of kernels.
     """
     with tempfile.TemporaryDirectory() as folder:
         profiler = paddle.profiler.Profiler(
@@ -53,9 +53,9 @@ def profile_step(step: Callable[[], object]) -> dict[str, float]:
 
 
 def seconds_by_kernel(events: list[dict[str, Any]]) -> dict[str, float]:
-    """The kernels of a trace, each counted once where one lies inside another."""
+    """Return the seconds of each kernel in a trace; the time of nested kernels counts for the outermost one."""
     spans = [event for event in events if event.get("ph") == "X"]
-    whole = next(event["dur"] for event in spans if event["cat"] == "ProfileStep")
+    step_time = next(event["dur"] for event in spans if event["cat"] == "ProfileStep")
     kernels = [event for event in spans if _kernel(event) is not None]
     seconds: Counter[str] = Counter()
     free_from = 0.0
@@ -63,12 +63,12 @@ def seconds_by_kernel(events: list[dict[str, Any]]) -> dict[str, float]:
         if event["ts"] >= free_from:
             seconds[_kernel(event)] += event["dur"] / 1e6
             free_from = event["ts"] + event["dur"]
-    seconds["Python and autograd"] = whole / 1e6 - sum(seconds.values())
+    seconds["Python and autograd"] = step_time / 1e6 - sum(seconds.values())
     return dict(seconds.most_common())
 
 
 def _kernel(event: dict[str, Any]) -> str | None:
-    """The kernel that an event is about, None where it is about something else."""
+    """Return the kernel of an event, or None if the event is not of a kernel."""
     name = event["name"].rpartition("[")[0]
     if event["cat"] == "DygraphKernelLaunch":
         return name.removesuffix(_LAUNCH)

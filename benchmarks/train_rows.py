@@ -1,9 +1,9 @@
-"""Tokens per second and peak memory of a run as llm/run_finetune.py makes it, on a dataset's own rows.
+"""Tokens per second and peak memory of a run of llm/run_finetune.py, on the rows of a dataset.
 
     python -m benchmarks.train_rows [--steps 3] --dataset_name_or_path FOLDER --lora true [--key value ...]
 
-Counted are tokens of the data, not slots: padding earns nothing. The first optimizer step is not timed. The same rows
-in another program: export_rows.py with the same keys, then peers/train_rows.py.
+Speed counts tokens without padding. The first optimizer step is not timed. For the same rows in another program, run
+export_rows.py with the same keys, then peers/train_rows.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paddlenlp_ext.utils.process import run_command
 
 
 class StepTimes(Callback):
-    """Keeps every step's report."""
+    """Callback that collects the report of every step."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
@@ -35,7 +35,7 @@ class StepTimes(Callback):
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
+    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed one")
     args, keys = parser.parse_known_args(argv)
     config = run_config([*keys, "--max_steps", str(args.steps + 1), "--overwrite_output_dir", "true"])
     times = StepTimes()

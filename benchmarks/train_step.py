@@ -3,7 +3,7 @@
     python -m benchmarks.train_step [--documents 4 --length 512 --learned 1.0 --steps 5] [--key value ...]
 
 Further keys are those of llm/run_finetune.py: `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`; without
-a method all weights train. The same step in other programs: benchmarks/peers/. `make bench` runs them in turn.
+a method, all weights are trained. benchmarks/peers/ has the step in other programs; `make bench` runs them in turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--learned", type=float, default=1.0, help="share of the tokens that are learned")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps, after one that is not")
+    parser.add_argument("--learned", type=float, default=1.0, help="fraction of tokens that are target tokens")
+    parser.add_argument("--steps", type=int, default=5, help="number of timed steps, after an untimed one")
     args, keys = parser.parse_known_args(argv)
 
     batch = packed_batch(random_documents(args.documents, args.length), args.learned)

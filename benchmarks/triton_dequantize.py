@@ -1,14 +1,15 @@
 """Bandwidth of the 4-bit Triton kernels on a GPU for weights of an 8B model, compared with bitsandbytes.
 
-With PyTorch's tensors; needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), no Paddle, and
-measures `bitsandbytes` too where it is there. Prints one JSON line a shape and format:
+Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
+measures `bitsandbytes` if it is installed. Prints one JSON line per shape and format:
+
 
     python -m benchmarks.triton_dequantize
     TRITON_INTERPRET=1 python -m benchmarks.triton_dequantize --check     on a CPU: small, no times
 
-Times are medians with the L2 cache emptied before each run; `empty_ms`, a kernel that does nothing, is in all of them.
-Bandwidth counts what must be read and written once: codes, scales and the weight. `copy_gb_per_s`, a copy of a tensor
-larger than any cache, is what the card reaches.
+Times are medians with the L2 cache flushed before each run; all include `empty_ms`, the time of an empty kernel.
+Bandwidth counts one read of codes and scales and one write of the weight. `copy_gb_per_s` is the bandwidth of a copy of
+a tensor larger than the caches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ FEW, MANY = (1, 2, 4), 2048
 
 
 class PackedWeight:
-    """A random weight [outputs, inputs] in 4 bits, its scales in full precision or in 8 bits by groups."""
+    """Random weight [outputs, inputs] in 4 bits, with scales in full precision or in 8 bits by groups."""
 
     def __init__(
         self, outputs: int, inputs: int, device: str, algo: str = "nf4", block: int = BLOCK, group: int = 0
@@ -85,7 +86,7 @@ class PackedWeight:
         return blocks.reshape(self.shape).to(dtype)
 
     def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x W^T by the kernel, into `y`."""
+        """Compute x W^T with the kernel, into `y`."""
         outputs, inputs = self.shape
         grid = (triton.cdiv(outputs, OUTPUTS), len(x))
         product_kernel[grid](
@@ -96,12 +97,12 @@ class PackedWeight:
 
 
 def check(device: str) -> None:
-    """Hold both kernels to PyTorch on small weights."""
+    """Compare both kernels with PyTorch on small weights."""
     for shape, algo, block, group in CHECKED:
         weight = PackedWeight(*shape, device, algo, block, group)
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # where a GPU rounds, the interpreter cuts off (tests/ops/quantized/test_triton_kernels.py)
+                continue  # the interpreter truncates, a GPU rounds (tests/ops/quantized/test_triton_kernels.py)
             want = weight.dequantize_in_torch(dtype)
             torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
             x = torch.randn(2, shape[1], device=device).to(dtype)
@@ -111,19 +112,19 @@ def check(device: str) -> None:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Median time of a call, the L2 cache emptied before each."""
+    """Return the median time of a call in milliseconds, with the L2 cache flushed before each call."""
     return triton.testing.do_bench(run, return_mode="median")
 
 
 def copy_bandwidth() -> float:
-    """GB/s that a plain copy of 2 GB reads and writes."""
+    """Return the GB/s that a copy of 2 GB reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() * 2 / milliseconds(lambda: target.copy_(source)) / 1e6
 
 
 def times_of_bitsandbytes(full: torch.Tensor) -> dict[str, float]:
-    """Milliseconds of the same on a weight in full precision [out, in]; nothing where it is not installed."""
+    """Return the milliseconds of bitsandbytes on a full-precision weight [out, in]; empty if it is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {}
     from bitsandbytes import functional
@@ -137,7 +138,7 @@ def times_of_bitsandbytes(full: torch.Tensor) -> dict[str, float]:
 
 
 def measure_shape(outputs: int, inputs: int, name: str) -> dict[str, object]:
-    """Times in milliseconds and bandwidths of one shape in one format."""
+    """Return times in milliseconds and bandwidths of one shape in one format."""
     dtype, weight = FORMATS[name], PackedWeight(outputs, inputs, "cuda")
     out = torch.empty(weight.shape, dtype=dtype, device="cuda")
     nothing = torch.empty(1, device="cuda")
@@ -162,7 +163,7 @@ def measure_shape(outputs: int, inputs: int, name: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only hold the kernels to PyTorch on small weights")
+    parser.add_argument("--check", action="store_true", help="only compare the kernels with PyTorch on small weights")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not args.check:

@@ -1,8 +1,8 @@
-"""The calls of benchmarks/generation.py in transformers on PyTorch, for the ratio.
+"""Generation benchmark in transformers on PyTorch, as benchmarks/generation.py.
 
     .venv-peers/bin/python -m benchmarks.peers.generation MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
 
-Every row is made to go on to its limit.
+Every row is generated up to its limit.
 """
 
 from __future__ import annotations

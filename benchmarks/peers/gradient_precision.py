@@ -1,9 +1,9 @@
-"""benchmarks/gradient_precision.py in transformers + peft on PyTorch: the same rows, the same adapter.
+"""Gradient precision in transformers + peft on PyTorch, with the rows and adapter of benchmarks/gradient_precision.py.
 
     .venv-peers/bin/python -m benchmarks.peers.gradient_precision FOLDER MODEL_FOLDER
 
-FOLDER is what `python -m benchmarks.gradient_precision --export FOLDER` has left. As its users run it: the model in
-bfloat16, the adapter in float32.
+FOLDER is the output of `python -m benchmarks.gradient_precision --export FOLDER`. The model is in bfloat16 and the
+adapter in float32, PEFT's default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.peers.train_rows import collate
 
 
 def gradients(args: argparse.Namespace, dtype: torch.dtype) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss per learned token and the gradient of every trainable parameter."""
+    """Return the loss per target token and the gradient of every trainable parameter."""
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     model = PeftModel.from_pretrained(model, args.folder, is_trainable=True).train()
     documents = json.loads((args.folder / "rows.jsonl").read_text(encoding="utf-8"))

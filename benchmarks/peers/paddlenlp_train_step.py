@@ -1,9 +1,9 @@
-"""The step of benchmarks/train_step.py in PaddleNLP 3.0.0b4 as installed: no environment variable, its defaults.
+"""Training step of benchmarks/train_step.py in PaddleNLP 3.0.0b4, with its defaults and no environment variables.
 
     .venv-paddlenlp/bin/python -m benchmarks.peers.paddlenlp_train_step MODEL_FOLDER
 
-LoRA of the rank and on the layers that its run_finetune.py takes for Llama; no packing there, but documents of one
-length need none.
+LoRA has the rank and the layers of PaddleNLP's run_finetune.py for Llama. Documents are not packed, which makes no
+difference for equal lengths.
 """
 
 from __future__ import annotations

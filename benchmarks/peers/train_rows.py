@@ -2,9 +2,9 @@
 
     .venv-peers/bin/python -m benchmarks.peers.train_rows ROWS.jsonl MODEL_FOLDER --learning_rate 3e-4 [--losses OUT]
 
-MODEL_FOLDER holds the same weights in Hugging Face layout. Each optimizer step takes one line of ROWS, in padded
-micro-batches; the loss is the sum over learned tokens divided by their number in the whole step. Counted are tokens of
-the data, not padding, from the second step on.
+MODEL_FOLDER has the same weights in Hugging Face layout. Each optimizer step takes one line of ROWS, in padded
+micro-batches; the loss is the sum over target tokens divided by their number in the step. Speed counts tokens without
+padding, from the second step on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.measure import report, tokens_per_second
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
-    """The schedules of paddlenlp_ext/trainer/lr_scheduler.py, by formula."""
+    """Return the factor of the learning rate, by the formulas of paddlenlp_ext/trainer/lr_scheduler.py."""
     if step < warmup:
         return step / max(1, warmup)
     progress = (step - warmup) / max(1, total - warmup)
@@ -31,16 +31,16 @@ def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> f
 
 
 def collate(documents: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ids, attention mask and labels of one micro-batch."""
+    """Return right-padded ids, attention mask and labels of one micro-batch."""
     longest = max(len(document["tokens"]) for document in documents)
     ids = torch.zeros(len(documents), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     labels = torch.full_like(ids, -100)
     for row, document in enumerate(documents):
-        tokens, learned = torch.tensor(document["tokens"]), torch.tensor(document["learned"], dtype=torch.bool)
+        tokens, is_target = torch.tensor(document["tokens"]), torch.tensor(document["learned"], dtype=torch.bool)
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1
-        labels[row, : len(tokens)] = torch.where(learned, tokens, -100)
+        labels[row, : len(tokens)] = torch.where(is_target, tokens, -100)
     return ids, mask, labels
 
 
@@ -48,22 +48,22 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
     parser.add_argument("model")
-    parser.add_argument("--losses", type=Path, help="write a JSON line a step to this file")
+    parser.add_argument("--losses", type=Path, help="write one JSON line per step to this file")
     parser.add_argument("--method", choices=["lora", "full"], default="lora")
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--adapter", help="start from this LoRA adapter's values, in place of a fresh one")
+    parser.add_argument("--adapter", help="start from this LoRA adapter instead of a new one")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--learning_rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["linear", "cosine", "constant"], default="linear")
     parser.add_argument("--warmup_steps", type=int, default=0)
     parser.add_argument("--max_grad_norm", type=float, default=1.0)
     parser.add_argument("--micro_batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, help="timed steps, after one that is not; all of ROWS without it")
+    parser.add_argument("--steps", type=int, help="number of timed steps, after an untimed one; default: all of ROWS")
     return parser.parse_args()
 
 
 def build_model(args: argparse.Namespace) -> torch.nn.Module:
-    """The model in training mode, with its adapter."""
+    """Return the model in training mode, with its adapter."""
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
     if args.adapter:
         model = PeftModel.from_pretrained(model, args.adapter, is_trainable=True)
@@ -83,11 +83,11 @@ def main() -> None:
         start = time.perf_counter()
         factor = learning_rate_factor(number, len(steps), args.warmup_steps, args.schedule)
         optimizer.param_groups[0]["lr"] = args.learning_rate * factor
-        learned = sum(sum(document["learned"][1:]) for document in documents)
+        num_target_tokens = sum(sum(document["learned"][1:]) for document in documents)
         loss_of_step = 0.0
         for first in range(0, len(documents), args.micro_batch):
             ids, mask, labels = collate(documents[first : first + args.micro_batch])
-            outputs = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=learned)
+            outputs = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=num_target_tokens)
             outputs.loss.backward()
             loss_of_step += outputs.loss.item()
         torch.nn.utils.clip_grad_norm_(trainable, args.max_grad_norm)

@@ -1,8 +1,8 @@
-"""The step of benchmarks/train_step.py in transformers + peft on PyTorch, for the ratio.
+"""Training step of benchmarks/train_step.py in transformers + peft on PyTorch.
 
     .venv-peers/bin/python -m benchmarks.peers.train_step MODEL_FOLDER [--method lora|full --dtype float32|bfloat16]
 
-As its users run it: PEFT keeps the adapter of a bfloat16 model in float32, as this project does.
+The adapter of a bfloat16 model is in float32, PEFT's default, as in this project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Methods to compare: the shipped configurations of one model, LoRA at several ranks, every other registered method."""
+"""Methods to compare: shipped configurations of one model, LoRA of several ranks, all other registered methods."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paddlenlp_ext.config.run_config import SECTIONS, switches_of
 SHIPPED = ROOT / "llm" / "config" / "smollm2"
 LORA_RANKS = (2, 8, 16, 32)
 _LORA_RATE = 2e-3
-_USUAL_RATE = 1e-3  # of a method that ships no configuration
-_OF_THE_BASE = ("weight_quantize_algo", "weight_double_quant")  # LoftQ is nothing without
+_USUAL_RATE = 1e-3  # for methods without a shipped configuration
+_OF_THE_BASE = ("weight_quantize_algo", "weight_double_quant")  # required by LoftQ
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Entry:
     """One line of the table.
 
     Attributes:
-        name: in the table, and of the folder of its runs.
-        learning_rate: the middle of the sweep.
-        keys: what its configuration has beyond what all runs share.
+        name: name in the table, and of the folder of its runs.
+        learning_rate: the middle value of the sweep.
+        keys: configuration keys in addition to those of all runs.
     """
 
     name: str
@@ -35,16 +35,16 @@ class Entry:
 
 
 def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[Entry]:
-    """Full fine-tuning first, then LoRA and what belongs to it, then the other methods by name.
+    """Return full fine-tuning, then LoRA and its variants, then the other methods by name.
 
     Args:
-        methods: switch -> config class of every registered method.
-        shipped: folder of `<name>_argument.json` files; each one's method keys and learning rate are taken.
+        methods: config class of every registered method by its JSON switch.
+        shipped: folder of `<name>_argument.json` files, of which method keys and learning rate are used.
     """
     entries = {entry.name: entry for entry in _variants_of_lora()}
     for file in sorted(shipped.glob("*_argument.json")):
         entry = _from_file(file)
-        if _switches_on(entry, methods) != {"lora"}:  # plain LoRA has its own lines
+        if _switches_on(entry, methods) != {"lora"}:  # plain LoRA has entries of its own
             entries[entry.name] = entry
     covered = {switch for entry in entries.values() for switch in _switches_on(entry, methods)}
     for switch in sorted(methods.keys() - covered):

@@ -15,9 +15,9 @@ class Outcome:
     """One finished run of a task.
 
     Attributes:
-        score: exact match on the dev rows; None where no answers were generated.
-        loss: on the dev rows, per learned token.
-        file_mb: safetensors that the run left.
+        score: exact match on the eval rows; None if no answers were generated.
+        loss: loss on the eval rows, per target token.
+        file_mb: size of the run's safetensors files in MB (10^6 bytes).
     """
 
     task: str
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Speed and memory of a method, from a run alone on the machine."""
+    """Speed and memory of a method, from a run with no other on the machine."""
 
     method: str
     tokens_per_second: float
@@ -42,13 +42,13 @@ class Cost:
 
 def read_outcome(folder: Path, task: str, method: str, learning_rate: float) -> Outcome:
     """Return the figures in a run's files."""
-    train, dev = _read(folder / "train_results.json"), _read(folder / "eval_results.json")
+    train, evaluation = _read(folder / "train_results.json"), _read(folder / "eval_results.json")
     return Outcome(
         task=task,
         method=method,
         learning_rate=learning_rate,
-        score=dev.get("eval_exact_match"),
-        loss=dev["eval_loss"],
+        score=evaluation.get("eval_exact_match"),
+        loss=evaluation["eval_loss"],
         train_loss=train["train_loss"],
         trainable_parameters=int(train["trainable_parameters"]),
         num_tokens=int(train["num_tokens"]),
@@ -70,11 +70,13 @@ def best_of_each(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the run with the lowest eval loss for each method, in the order of the runs of one task; NaN loses.
 
     Raises:
-        ValueError: the runs did not see the same number of tokens, so that they can't be compared.
+        ValueError: the runs were trained on different numbers of tokens and cannot be compared.
     """
     if len({outcome.num_tokens for outcome in outcomes}) > 1:
         counts = ", ".join(sorted({f"{outcome.num_tokens:,}" for outcome in outcomes}))
-        raise ValueError(f"the runs saw different numbers of tokens ({counts}): run them all again with one setting.")
+        raise ValueError(
+            f"the runs were trained on different numbers of tokens ({counts}); run all of them with one setting"
+        )
     best: dict[str, Outcome] = {}
     for outcome in outcomes:
         known = best.get(outcome.method)

@@ -1,12 +1,11 @@
-"""Every adapter method and full fine-tuning on the same model, rows and tokens, with a small sweep of learning rates.
+"""Comparison of all adapter methods and full fine-tuning on one model, rows and tokens, with a learning-rate sweep.
 
     python -m benchmarks.peft_methods.run --out checkpoints/peft_methods --gsm8k FOLDER [--jobs 2 --methods lora_r8]
 
-Each run is llm/run_finetune.py in a process of its own; with `--jobs` several at a time, which share the cores. Speed
-and memory are read from short runs that are made one after the other, with nothing beside them, at the end. Finished
-runs are not made again, so that a stopped command goes on where it was. Leaves in OUT: runs.csv (every run),
-costs.csv, table.md and table.png (each method at the learning rate with the lowest eval loss). `--quick` does it all in
-little on a tiny random model.
+Each run is llm/run_finetune.py in a separate process; with `--jobs`, several run at a time and share the cores. Speed
+and memory are measured at the end, in short runs in sequence. Finished runs are not repeated, so an interrupted command
+can be started again. Writes to OUT: runs.csv (every run), costs.csv, table.md and table.png (each method at the
+learning rate with the lowest eval loss). `--quick` makes all of it with a tiny random model.
 """
 
 from __future__ import annotations
@@ -37,25 +36,29 @@ LAUNCHER = ROOT / "llm" / "run_finetune.py"
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("checkpoints/peft_methods"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--gsm8k", type=Path, help="folder of train.json and dev.json; without it, inflection alone")
+    parser.add_argument("--gsm8k", type=Path, help="folder of train.json and dev.json; without it, only inflection")
     parser.add_argument("--methods", nargs="+", help="only these lines of the table")
-    parser.add_argument("--sweep", type=float, nargs="+", default=[0.3, 1.0, 3.0], help="multiples of a method's rate")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--no_costs", action="store_true", help="leave speed and memory for a later call")
-    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="of every run")
+    parser.add_argument(
+        "--sweep", type=float, nargs="+", default=[0.3, 1.0, 3.0], help="multiples of a method's learning rate"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--no_costs", action="store_true", help="do not measure speed and memory")
+    parser.add_argument(
+        "--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="key of every run"
+    )
     parser.add_argument("--quick", action="store_true", help="two steps of a tiny random model, one learning rate")
     return parser.parse_args(argv)
 
 
 def choose(entries: list[Entry], names: Sequence[str] | None) -> list[Entry]:
-    """Return the entries of these names.
+    """Return the entries with these names.
 
     Raises:
-        ValueError: there is no such entry.
+        ValueError: a name is unknown.
     """
     known = {entry.name: entry for entry in entries}
     for name in names or ():
@@ -84,7 +87,7 @@ class Run:
         return {**self.task.keys, "learning_rate": self.learning_rate, **self.entry.keys}
 
     def make(self, threads: int | None = None) -> bool:
-        """Make the run unless it is there already with the same configuration; says whether it is there now."""
+        """Make the run unless it exists with the same configuration; return True if it exists now."""
         folder, config = self.folder, self.config
         done = folder / "finished.json"
         if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == config:
@@ -110,7 +113,7 @@ class Run:
 
 
 def make_all(runs: Sequence[Run], jobs: int) -> list[Run]:
-    """Make the runs, `jobs` at a time; returns those that failed."""
+    """Make the runs, `jobs` at a time; return the failed ones."""
     threads = None if jobs == 1 else max(1, len(os.sched_getaffinity(0)) // jobs)
     with ThreadPoolExecutor(jobs) as pool:
         successes = pool.map(lambda run: run.make(threads), runs)
@@ -118,7 +121,7 @@ def make_all(runs: Sequence[Run], jobs: int) -> list[Run]:
 
 
 def plan(args: argparse.Namespace) -> tuple[list[Task], Task, list[float]]:
-    """The tasks, the task that costs are read from, and the multiples of each method's learning rate."""
+    """Return the tasks, the task that measures costs, and the multiples of each method's learning rate."""
     if args.quick:
         *tasks, cost = tiny(args.out)
         return tasks, cost, [1.0]
@@ -128,10 +131,10 @@ def plan(args: argparse.Namespace) -> tuple[list[Task], Task, list[float]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing, then write the table.
+    """Make the missing runs, then write the table.
 
     Raises:
-        ValueError: an unknown method, runs that can't be compared, or runs that failed.
+        ValueError: a method is unknown, runs cannot be compared, or runs failed.
     """
     args = parse_arguments(argv)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -143,14 +146,14 @@ def main(argv: Sequence[str]) -> None:
         for entry in entries
         for factor in sweep
     ]
-    alone = [] if args.no_costs else [Run(cost_task, entry, entry.learning_rate, args.out) for entry in entries]
-    failed = make_all(swept, args.jobs) + make_all(alone, 1)
+    measured = [] if args.no_costs else [Run(cost_task, entry, entry.learning_rate, args.out) for entry in entries]
+    failed = make_all(swept, args.jobs) + make_all(measured, 1)
     outcomes = [
         read_outcome(run.folder / "out", run.task.name, run.entry.name, run.learning_rate)
         for run in swept
         if run not in failed
     ]
-    costs = [read_cost(run.folder / "out", run.entry.name) for run in alone if run not in failed]
+    costs = [read_cost(run.folder / "out", run.entry.name) for run in measured if run not in failed]
     if outcomes:
         facts = {"model": args.model, "sweep of learning rates": ", ".join(f"{factor:g} x" for factor in sweep)}
         facts |= {"settings": ", ".join(" ".join(pair) for pair in args.set)} if args.set else {}
@@ -158,7 +161,7 @@ def main(argv: Sequence[str]) -> None:
         print(write_outcomes(args.out, outcomes, costs, facts | tokens | environment("paddlepaddle")))
     if failed:
         names = ", ".join(str(run) for run in failed)
-        raise ValueError(f"{len(failed)} of {len(swept) + len(alone)} runs failed: {names}; their run.log says why.")
+        raise ValueError(f"{len(failed)} of {len(swept) + len(measured)} runs failed: {names}; see the run.log of each")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The comparison as files: every run as CSV, the best of each method as Markdown and as a picture."""
+"""Files of the comparison: every run as CSV, the best of each method as a Markdown table and a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peft_methods.outcome import Cost, Outcome, best_of_each
 
 @dataclass(frozen=True)
 class Line:
-    """A method in the table: its best run of each task by the task's name, and its cost."""
+    """One method in the table: its best run of each task by the task's name, and its cost."""
 
     method: str
     best: Mapping[str, Outcome]
@@ -22,11 +22,11 @@ class Line:
 
     @property
     def any_run(self) -> Outcome:
-        """A run, for what is the same in all of them."""
+        """Return the run of the first task, for figures that are equal in all runs."""
         return next(iter(self.best.values()))
 
     def rank(self) -> tuple[float, ...]:
-        """The highest score of the first task comes first; the lower loss among equals."""
+        """Return the sort key: the highest score of the first task first, then the lowest loss."""
         first = self.any_run
         return (-(first.score or 0.0), first.loss)
 
@@ -34,7 +34,7 @@ class Line:
 def write_outcomes(
     folder: Path, outcomes: Sequence[Outcome], costs: Sequence[Cost], facts: Mapping[str, object]
 ) -> str:
-    """Write runs.csv (every run), costs.csv, table.md and table.png; returns the text of table.md."""
+    """Write runs.csv (every run), costs.csv, table.md and table.png; return the text of table.md."""
     lines = table_lines(outcomes, costs)
     _write_csv(folder / "runs.csv", outcomes)
     if costs:
@@ -46,7 +46,7 @@ def write_outcomes(
 
 
 def table_lines(outcomes: Sequence[Outcome], costs: Sequence[Cost]) -> list[Line]:
-    """One line a method, the best first."""
+    """Return one line per method, the best first."""
     tasks = dict.fromkeys(outcome.task for outcome in outcomes)
     bests = {task: best_of_each([outcome for outcome in outcomes if outcome.task == task]) for task in tasks}
     of_method: dict[str, dict[str, Outcome]] = {}
@@ -58,7 +58,7 @@ def table_lines(outcomes: Sequence[Outcome], costs: Sequence[Cost]) -> list[Line
 
 
 def markdown(lines: Sequence[Line], facts: Mapping[str, object]) -> str:
-    """The table, under what it was measured with."""
+    """Return the table in Markdown, preceded by `facts`."""
     columns = {"Method": [line.method for line in lines]} | _columns(lines)
     text = [f"{name}: {value}  " for name, value in facts.items()]
     text += ["", f"| {' | '.join(columns)} |", "| --- |" + " ---: |" * (len(columns) - 1)]
@@ -87,7 +87,7 @@ def _tasks(lines: Sequence[Line]) -> list[str]:
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """One row a method, the best at the top; side by side scores and losses, trained parameters, speed, memory."""
+    """Plot one row per method, the best at the top, in panels of scores, losses, parameters, speed and memory."""
     rows = lines[::-1]
     panels: dict[str, list[float]] = {}
     nan = float("nan")

@@ -24,11 +24,11 @@ _OF_ALL_RUNS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Task:
-    """Rows, and how long and how they are learned.
+    """Task of the comparison: rows and training options.
 
     Attributes:
-        name: in the table, and of the folder of its runs.
-        keys: what a run of any method has in its configuration, but for the method's own keys and learning rate.
+        name: name in the table, and of the folder of its runs.
+        keys: configuration of a run, except the keys and the learning rate of its method.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Task:
     def of(
         cls, name: str, dataset: str, *, steps: int, pack_tokens: int, eval_batches: int, new_tokens: int = 0
     ) -> Task:
-        """A task of `steps` optimizer steps of one pack each.
+        """Return a task of `steps` optimizer steps of one pack each.
 
         Args:
-            name: as the attribute.
+            name: name of the task.
             dataset: built-in name, or a folder of train.json and dev.json.
             steps: optimizer steps.
-            pack_tokens: the most tokens of a pack.
-            eval_batches: batches of 25 dev rows; 0: nothing is evaluated.
-            new_tokens: tokens of a generated answer; 0: no answers, so no score.
+            pack_tokens: capacity of a pack.
+            eval_batches: number of batches of 25 eval rows; 0 evaluates nothing.
+            new_tokens: largest number of tokens of a generated answer; 0 generates none, without a score.
         """
         keys = {
             **_OF_ALL_RUNS,
@@ -63,23 +63,23 @@ class Task:
         return cls(name, keys)
 
     def on(self, model: str, settings: Sequence[Sequence[str]]) -> Task:
-        """The task on a model, with `settings` (key, JSON value) above its own keys."""
+        """Return the task with a model; `settings` (key, JSON value) override its keys."""
         more = {key: json.loads(value) for key, value in settings}
         return Task(self.name, {**self.keys, "model_name_or_path": model, **more})
 
 
 INFLECTION = Task.of("inflection", "inflection", steps=100, pack_tokens=128, eval_batches=4, new_tokens=16)
 COST = Task.of("cost", "inflection", steps=6, pack_tokens=512, eval_batches=0)
-"""Run alone, whatever else runs side by side: its time and memory are those of one process on all cores."""
+"""Task that measures time and memory, in runs with no other on the machine."""
 
 
 def gsm8k(folder: Path) -> Task:
-    """Worked answers to school mathematics (Cobbe et al. 2021, arXiv:2110.14168), judged by the loss on 50 dev rows."""
+    """Return GSM8K (school mathematics with worked answers, arXiv:2110.14168), evaluated by the loss on 50 rows."""
     return Task.of("gsm8k", str(folder), steps=30, pack_tokens=256, eval_batches=2)
 
 
 def tiny(folder: Path) -> list[Task]:
-    """Both kinds of task in little, on a tiny random model: no figure of theirs means anything."""
+    """Return small tasks of each kind on a tiny random model, whose figures are meaningless."""
     from tests.common.models import write_tiny_data, write_tiny_model
 
     model, data = folder / "tiny_model", folder / "tiny_data"

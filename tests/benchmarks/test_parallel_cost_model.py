@@ -24,8 +24,8 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 LAYER, TABLE = 576 + 16, 256
-STREAM = 10 * 8 * 4  # bytes of [tokens, hidden]
-STEP = Step(tokens=10, learned=5, micro_batches=3)
+HIDDEN_BYTES = 10 * 8 * 4  # of [tokens, hidden]
+STEP = Step(tokens=10, target_tokens=5, micro_batches=3)
 
 
 def config(**changes):
@@ -41,14 +41,14 @@ def test_bytes_sent_of_one_process_is_zero():
 
 
 def test_numbers_of_a_process_match_the_model():
-    whole = numbers(config(), Layout(degrees=Degrees()), STEP, 0)
-    assert (whole.layers, whole.ends, whole.held) == (4 * LAYER, 2 * TABLE + 8, 4 * LAYER + 2 * TABLE + 8)
+    full = numbers(config(), Layout(degrees=Degrees()), STEP, 0)
+    assert (full.layers, full.ends, full.held) == (4 * LAYER, 2 * TABLE + 8, 4 * LAYER + 2 * TABLE + 8)
     half = numbers(config(), Layout(degrees=Degrees(tensor=2)), STEP, 0)
     assert half.held == 4 * (288 + 16) + TABLE + 8 and half.partial == 0
-    parted = numbers(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), STEP, 0)
-    assert parted.partial == 4 * 16 + 8
+    sequence = numbers(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), STEP, 0)
+    assert sequence.partial == 4 * 16 + 8
     # LoRA of rank 2: inputs of q, k, v, gate, up (5 x 8) and outputs of o, down (2 x 8) are not sharded.
-    lora = numbers(config(), Layout(degrees=Degrees(tensor=2)), Step(tokens=1, learned=1, lora_rank=2), 0)
+    lora = numbers(config(), Layout(degrees=Degrees(tensor=2)), Step(tokens=1, target_tokens=1, lora_rank=2), 0)
     assert lora.partial == 2 * 4 * (40 + 16)
     assert lora.trained == lora.partial + 2 * 4 * (8 + 4 + 4 + 16 + 16 + 8 + 16) // 2
 
@@ -57,47 +57,47 @@ def test_bytes_sent_with_tensor_parallelism_matches_the_formula():
     """3 micro-batches: 17 all-reduces of hidden states, embedding included, and those of the lm_head; 2(t-1)/t is 1."""
     head = 5 * 8 * 4 + 5 * 20
     layout = Layout(degrees=Degrees(tensor=2))
-    assert sent(layout)["tensor"] == 3 * (17 * STREAM + head)
-    again = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan())
-    assert sent(layout, again)["tensor"] == 3 * ((17 + 8) * STREAM + head)
-    kept = Step(tokens=10, learned=5, micro_batches=3, plan=RecomputePlan(saved_regions={"mlp_row_ln": 3}))
-    assert sent(layout, kept)["tensor"] == 3 * ((17 + 5) * STREAM + head)
-    parted = Layout(degrees=Degrees(tensor=2), sequence_parallel=True)
-    assert sent(parted)["tensor"] == 3 * (18 * STREAM + head) + (4 * 16 + 8) * 4
+    assert sent(layout)["tensor"] == 3 * (17 * HIDDEN_BYTES + head)
+    recomputed = Step(tokens=10, target_tokens=5, micro_batches=3, plan=RecomputePlan())
+    assert sent(layout, recomputed)["tensor"] == 3 * ((17 + 8) * HIDDEN_BYTES + head)
+    selective = Step(tokens=10, target_tokens=5, micro_batches=3, plan=RecomputePlan(saved_regions={"mlp_row_ln": 3}))
+    assert sent(layout, selective)["tensor"] == 3 * ((17 + 5) * HIDDEN_BYTES + head)
+    sequence = Layout(degrees=Degrees(tensor=2), sequence_parallel=True)
+    assert sent(sequence)["tensor"] == 3 * (18 * HIDDEN_BYTES + head) + (4 * 16 + 8) * 4
 
 
 def test_bytes_sent_with_pipeline_matches_the_formula():
     """4 stages: the ends send once per micro-batch, the others twice; tied ends exchange the table's gradient."""
     layout = Layout(degrees=Degrees(pipeline=4))
-    assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * STREAM for n in (1, 2, 2, 1)]
+    assert [sent(layout, process=p)["pipeline"] for p in range(4)] == [3 * n * HIDDEN_BYTES for n in (1, 2, 2, 1)]
     tied = [sent(layout, process=p, tie_word_embeddings=True)["pipeline"] for p in range(4)]
-    assert tied == [3 * STREAM + TABLE * 4, 6 * STREAM, 6 * STREAM, 3 * STREAM + TABLE * 4]
+    assert tied == [3 * HIDDEN_BYTES + TABLE * 4, 6 * HIDDEN_BYTES, 6 * HIDDEN_BYTES, 3 * HIDDEN_BYTES + TABLE * 4]
     virtual = Layout(degrees=Degrees(pipeline=2), virtual=2)
-    assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * STREAM, 9 * STREAM]
+    assert [sent(virtual, process=p)["pipeline"] for p in range(2)] == [9 * HIDDEN_BYTES, 9 * HIDDEN_BYTES]
 
 
 def test_bytes_sent_with_pipeline_and_sequence_parallelism_is_split():
     """2 stages of 2 layers: 8 all-reduces each, half of one to gather at the ends, the embedding's on the first."""
     layout = Layout(degrees=Degrees(tensor=2, pipeline=2), sequence_parallel=True)
-    assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * STREAM / 2] * 2
+    assert [sent(layout, process=p)["pipeline"] for p in range(2)] == [3 * HIDDEN_BYTES / 2] * 2
     head, norms = 5 * 8 * 4 + 5 * 20, 2 * 16 * 4
-    assert sent(layout, process=0)["tensor"] == 3 * (9.5 * STREAM) + norms
-    assert sent(layout, process=1)["tensor"] == 3 * (8.5 * STREAM + head) + norms + 8 * 4
+    assert sent(layout, process=0)["tensor"] == 3 * (9.5 * HIDDEN_BYTES) + norms
+    assert sent(layout, process=1)["tensor"] == 3 * (8.5 * HIDDEN_BYTES + head) + norms + 8 * 4
     middle = Layout(degrees=Degrees(tensor=2, pipeline=4), sequence_parallel=True)
-    assert sent(middle, process=1)["tensor"] == 3 * 4 * STREAM + 16 * 4
-    whole, parted = (
+    assert sent(middle, process=1)["tensor"] == 3 * 4 * HIDDEN_BYTES + 16 * 4
+    full, sequence = (
         memory(config(), one, STEP)["activations"] for one in (replace(layout, sequence_parallel=False), layout)
     )
-    assert whole - parted == 2 * 10 * 4 * 2 * 8  # 2 layers x 2 micro-batches x half of two norm inputs
+    assert full - sequence == 2 * 10 * 4 * 2 * 8  # 2 layers x 2 micro-batches x half of two norm inputs
 
 
 def test_bytes_sent_with_replicas_and_sharding_matches_the_formula():
     held = 4 * (4 * LAYER + 2 * TABLE + 8)  # bytes
-    lent = 4 * (8 * LAYER + 2 * TABLE + 8)
+    gathered = 4 * (8 * LAYER + 2 * TABLE + 8)
     assert sent(Layout(degrees=Degrees(data=4)))["replicas"] == 1.5 * held
     assert sent(Layout(degrees=Degrees(sharding=4), stage=1))["replicas"] == 1.5 * held + 0.75 * held
     assert sent(Layout(degrees=Degrees(sharding=4), stage=2))["replicas"] == 3 * 0.75 * held + 0.75 * held
-    assert sent(Layout(degrees=Degrees(sharding=4), stage=3))["replicas"] == 3 * 0.75 * (held + lent)
+    assert sent(Layout(degrees=Degrees(sharding=4), stage=3))["replicas"] == 3 * 0.75 * (held + gathered)
     both = sent(Layout(degrees=Degrees(data=2, sharding=2), stage=2))["replicas"]
     assert both == 3 * 0.5 * held + 0.5 * held + held / 2
 
@@ -110,7 +110,7 @@ def test_memory_of_each_part_matches_the_formula():
     assert parts["activations"] == 10 * 4 * 4 * (32 + 24 + 48)
     assert parts["loss"] == 4 * 2 * 5 * 32
     assert memory(config(), Layout(degrees=Degrees(sharding=4), stage=3), STEP)["weights"] == held
-    two_bytes = Step(tokens=10, learned=5, value_bytes=2, plan=RecomputePlan())
+    two_bytes = Step(tokens=10, target_tokens=5, value_bytes=2, plan=RecomputePlan())
     parts = memory(config(), Layout(degrees=Degrees(tensor=2), sequence_parallel=True), two_bytes)
     assert parts["activations"] == 10 * 2 * (4 * 4 + (2 * 4 + 2 * 8 + 12 + 24))
     assert parts["optimizer"] == 12 * (4 * (288 + 16) + TABLE + 8)
@@ -124,6 +124,6 @@ def test_memory_with_pipeline_counts_micro_batches_in_flight():
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_bytes_sent_of_a_sharded_adapter_is_gradients_on_all_ranks(stage):
-    step = Step(tokens=10, learned=5, micro_batches=3, lora_rank=2)
+    step = Step(tokens=10, target_tokens=5, micro_batches=3, lora_rank=2)
     trained = 4 * numbers(config(), Layout(degrees=Degrees()), step, 0).trained
     assert sent(Layout(degrees=Degrees(sharding=2), stage=stage), step)["replicas"] == trained + 0.5 * trained
