@@ -109,7 +109,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 OF_A_MODEL = {"LoKr": ("lokr", {"rank": 2, "factor": 12})}
 """Options of methods for `--model`, with sizes that 3 tensor ranks divide."""
 
-ALONE = Layout("one process", 1, 1, {})
+ONE_PROCESS = Layout("one process", 1, 1, {})
 
 
 def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
@@ -121,9 +121,9 @@ def case_of(method: str, layout: Layout, keys: dict[str, Any]) -> Case:
 
 def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> None:
     """Run all missing runs: on one process, in every layout, and with perturbed weights."""
-    one_process = [case_of(method, ALONE, keys) for method in methods]
-    for alone in one_process:
-        run_alone(alone, folder)
+    one_process = [case_of(method, ONE_PROCESS, keys) for method in methods]
+    for single in one_process:
+        run_on_one_process(single, folder)
     for layout in chosen:
         cases = [case_of(method, layout, keys) for method in methods if not layout.refuses(method)]
         missing = [case for case in cases if not is_done(case, folder)]
@@ -132,55 +132,55 @@ def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], 
         if missing:
             launch(layout.processes, missing, folder, timeout=3600)
         print(layout.name, flush=True)
-    for alone in one_process:
-        path = moved_model(Path(keys.get("model_name_or_path") or write_model(alone, folder)), folder / "moved")
-        run_alone(with_moved_model(alone), folder, {"model_name_or_path": str(path)})
+    for single in one_process:
+        path = perturbed_model(Path(keys.get("model_name_or_path") or write_model(single, folder)), folder / "moved")
+        run_on_one_process(with_perturbed_model(single), folder, {"model_name_or_path": str(path)})
 
 
-def run_alone(case: Case, folder: Path, keys: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Run the case here, with those keys beside its own, if it does not stand in the folder."""
+def run_on_one_process(case: Case, folder: Path, keys: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Run the case in this process, with `keys` added to its own, unless its output exists."""
     if not is_done(case, folder):
         shutil.rmtree(folder / case.name, ignore_errors=True)
         run_case(replace(case, keys={**case.keys, **keys}), folder)
 
 
 def collect(chosen: list[Layout], methods: list[str], keys: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """Layout -> method -> (difference of losses, of weights), the largest.
+    """Return the largest differences of losses and weights, by layout and method.
 
-    None where the layout refuses the method, () where there is no run.
+    The entry is None if the layout does not support the method, and () if there is no run.
     """
     found: dict[str, dict[str, Any]] = {YARDSTICK: {}, **{layout.name: {} for layout in chosen}}
     for method in methods:
-        alone = case_of(method, ALONE, keys)
-        runs = {YARDSTICK: with_moved_model(alone)}
+        single = case_of(method, ONE_PROCESS, keys)
+        runs = {YARDSTICK: with_perturbed_model(single)}
         runs |= {layout.name: case_of(method, layout, keys) for layout in chosen}
         for name, case in runs.items():
-            found[name][method] = apart(case, alone, folder) if is_done(case, folder) else ()
+            found[name][method] = largest_differences(case, single, folder) if is_done(case, folder) else ()
     for layout in chosen:
         found[layout.name] |= {method: None for method in methods if layout.refuses(method)}
     return found
 
 
-def apart(got: Case, want: Case, folder: Path) -> tuple[float, float]:
-    """The largest relative differences of losses and weights."""
-    shares = differences(outcome(got, folder), outcome(want, folder))
-    losses, _, _ = (shares.pop(name) for name in ("losses", "norms", "evaluation"))
-    return losses, max(shares.values())
+def largest_differences(got: Case, want: Case, folder: Path) -> tuple[float, float]:
+    """Return the largest relative differences of losses and weights."""
+    relative = differences(outcome(got, folder), outcome(want, folder))
+    losses, _, _ = (relative.pop(name) for name in ("losses", "norms", "evaluation"))
+    return losses, max(relative.values())
 
 
-def with_moved_model(case: Case) -> Case:
-    """The same run with each of the model's weights off by `MOVE`, relative."""
+def with_perturbed_model(case: Case) -> Case:
+    """Return the run with all weights of the model changed by the relative amount `MOVE`."""
     return replace(case, name=f"moved {case.name}")
 
 
-def moved_model(start: Path, path: Path) -> Path:
-    """The folder of that model, written where it does not stand."""
+def perturbed_model(start: Path, path: Path) -> Path:
+    """Return the folder of the perturbed model, and write it if it does not exist."""
     if not path.exists():
         shutil.copytree(start, path)
         stored, random = open_weights(start), np.random.default_rng(0)
         values = ((name, stored.read(name)) for name in stored.names())
-        off = {n: (v * (1 + MOVE * random.standard_normal(v.shape))).astype(v.dtype) for n, v in values}
-        write_safetensors(path / "model.safetensors", off)
+        perturbed = {n: (v * (1 + MOVE * random.standard_normal(v.shape))).astype(v.dtype) for n, v in values}
+        write_safetensors(path / "model.safetensors", perturbed)
     return path
 
 
@@ -210,7 +210,7 @@ Written by `python -m benchmarks.parallel_exactness`.
 
 
 def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps: int) -> str:
-    """Two tables and where the figures come from."""
+    """Return the page: two tables, and the environment of the figures."""
     cells = {(name, m): max(row[m]) for name, row in found.items() if name != YARDSTICK for m in methods if row[m]}
     over = [f"| {name} | {m} | {worst:.1e} |" for (name, m), worst in cells.items() if worst > LIMIT]
     verdict = f"{len(cells) - len(over)} of {len(cells)} runs are within it; the maximum is {max(cells.values()):.1e}."
@@ -227,18 +227,18 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
 
 
 def cell(figures: tuple[float, ...] | None, number: int) -> str:
-    """One cell of the table: a layout and a method."""
+    """Format one cell of a table, of a layout and a method."""
     return f"{figures[number]:.1e}" if figures else "-" if figures is None else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model's name or folder; without it a Llama of 4 layers, D 32")
+    parser.add_argument("--model", help="a model's name or folder; default: a Llama of 4 layers, D 32")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--layouts", nargs="+")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--collect", action="store_true", help="only the page, of the runs in --folder")
+    parser.add_argument("--collect", action="store_true", help="only write the page, from the runs in --folder")
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
     if arguments.collect and not arguments.folder:

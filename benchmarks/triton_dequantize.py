@@ -3,7 +3,6 @@
 Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
 measures `bitsandbytes` if it is installed. Prints one JSON line per shape and format:
 
-
     python -m benchmarks.triton_dequantize
     TRITON_INTERPRET=1 python -m benchmarks.triton_dequantize --check     on a CPU: small, no times
 
