@@ -1,4 +1,4 @@
-"""Commands that merge an adapter into its base model: their common arguments, and the merge itself."""
+"""Programs that merge an adapter into its base model: their common arguments, and the merge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MergeArguments(OptionGroup):
     )
     overwrite: bool = option(False, help="replace a model at the output path")
     allow_pickle: bool = option(
-        False, help="read PaddleNLP's .pdparams where there are no safetensors; anything but arrays is refused"
+        False, help="read PaddleNLP's .pdparams if there are no safetensors; objects other than arrays are refused"
     )
 
 
@@ -55,10 +55,10 @@ def merge_arguments(
         argv: the command line.
         description: first lines of the help text.
         adapter_argument: name of the argument for the adapter's folder, such as "--lora_path".
-        output_aliases: other spellings of `--output_path`, as PaddleNLP's documents have them.
+        output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
 
     Raises:
-        ConfigError: all problems of the command line.
+        ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
     """
     options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
     options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
@@ -79,7 +79,7 @@ def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableMode
         load_model: as in `merge_adapter`.
 
     Raises:
-        ValueError: as in `choose_device` and `merge_adapter`; nothing is left at the output path then.
+        ValueError: see `choose_device` and `merge_adapter`; no partial output is left behind.
     """
     from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 

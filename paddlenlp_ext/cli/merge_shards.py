@@ -11,7 +11,7 @@ def merge_shards(argv: Sequence[str]) -> str:
     """Merge the shards that `argv` names; return one line that describes the result.
 
     Raises:
-        ValueError: as in `merge_saved_shards`.
+        ValueError: see `merge_saved_shards`.
     """
     arguments = _parse(argv)
     from paddlenlp_ext.parallel.paddlenlp_shards import merge_saved_shards

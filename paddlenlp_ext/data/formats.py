@@ -31,7 +31,7 @@ def parse_row(value: Any) -> Conversation:
     """Return the conversation in a row of any known format.
 
     Raises:
-        InvalidRowError: the row matches no format or two, or a part of it is missing, empty or of the wrong type.
+        InvalidRowError: the row matches no format or two formats, or a part is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
@@ -76,10 +76,10 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
         raise InvalidRowError(
             WRONG_TYPE, f'context is {_type_name(context)}; write an object such as {{"system": ...}}', ("context",)
         )
-    surplus = sorted(set(context) - {"system"})
-    if surplus:
-        message = f'context may hold "system"; {", ".join(map(repr, surplus))} would have no effect: remove it'
-        raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", surplus[0]))
+    unknown = sorted(set(context) - {"system"})
+    if unknown:
+        message = f'context may only hold "system"; {", ".join(map(repr, unknown))} would have no effect: remove it'
+        raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", unknown[0]))
     return Conversation(None, tuple(zip(sources, targets, strict=True)))
 
 

@@ -228,13 +228,13 @@ def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], i
     Raises:
         InvalidRowError: the text is too long, and `truncation` does not allow truncating it.
     """
-    surplus = len(tokens) - limits.max_length
-    if surplus <= 0:
+    excess = len(tokens) - limits.max_length
+    if excess <= 0:
         return tokens, 0
     if limits.truncation in ("drop", "error"):
         message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
         raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
-    return (tokens[:-surplus] if limits.truncation == "right" else tokens[surplus:]), surplus
+    return (tokens[:-excess] if limits.truncation == "right" else tokens[excess:]), excess
 
 
 def _truncate_right(

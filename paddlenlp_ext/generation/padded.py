@@ -39,7 +39,7 @@ def generate_for(
         Lists as `generate` returns them, or int64 [B, S + N].
 
     Raises:
-        ValueError: as in `generate`, or arguments that exclude each other.
+        ValueError: see `generate`; or arguments exclude each other.
     """
     if (prompts is None) == (input_ids is None):
         raise ValueError("generate: pass either prompts or input_ids")

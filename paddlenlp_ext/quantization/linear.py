@@ -61,7 +61,7 @@ class QuantizedLinear(nn.Layer):
         """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
 
         Raises:
-            ValueError: as `slicing.sharded_block_size`.
+            ValueError: see `slicing.sharded_block_size`.
         """
         self._set_weight(slice_weight(self.stored, shard))
 

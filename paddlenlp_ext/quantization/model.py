@@ -51,7 +51,7 @@ def load_quantized(
         before: transform of each weight before it is quantized.
 
     Raises:
-        ValueError: as `load_weights` and `QuantizedWeights`; nothing has been loaded.
+        ValueError: see `load_weights` and `QuantizedWeights`; nothing has been loaded.
     """
     weights = QuantizedWeights(source, options, quantizable_linears(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
@@ -107,7 +107,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
     """Compute the size of the quantized linear layers of an unquantized model from their shapes.
 
     Raises:
-        ValueError: as `quantize_linears`.
+        ValueError: see `quantize_linears`.
     """
     num_weights = num_bytes = 0
     for name, chosen in options.for_layers(quantizable_linears(model)).items():

@@ -67,7 +67,7 @@ def quantize_layer(
     """Quantize the weight of the layer `name`, float32 [out, in], after the transform `before`.
 
     Raises:
-        ValueError: as `quantize`.
+        ValueError: see `quantize`.
     """
     prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
     try:

@@ -30,7 +30,7 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Return a shard of a weight [out, in]; all shards, along axis 0 or 1, have the same size.
 
     Raises:
-        ValueError: as `sharded_block_size`.
+        ValueError: see `sharded_block_size`.
     """
     block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
     repeats = weight.block_size // block

@@ -164,7 +164,7 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
     """Read or initialize the parameters that this process holds, and quantize them if requested.
 
     Raises:
-        ValueError: as in `load_values`, or the weights are stored quantized and no adapter trains.
+        ValueError: see `load_values`; or the weights are stored quantized and no adapter trains.
     """
     before = None if config.peft is None else config.peft.before_quantizing
     if config.model.continue_training:

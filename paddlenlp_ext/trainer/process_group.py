@@ -75,7 +75,7 @@ class ProcessGroup(Protocol):
         ...
 
     def broadcast_updated(self) -> None:
-        """Send parameters that this process has updated to the others, and receive theirs (ZeRO)."""
+        """Broadcast the parameters that this process has updated, and receive all others (ZeRO)."""
         ...
 
     def gathered_parameters(self) -> AbstractContextManager[None]:

@@ -271,6 +271,6 @@ def describe_non_finite_step(
     num_more = len(indices) - len(locations)
     named = ", ".join(locations) + (f" and {num_more} more" if num_more else "")
     return NonFiniteError(
-        f"step {step + 1}: {error}. The step was not made, and nothing of it was saved. Its rows: {named}. Check them, "
+        f"step {step + 1}: {error}. Parameters are unchanged. Rows of the step: {named}. Check them, "
         f"or lower learning_rate ({learning_rate:.3g} in this step)"
     )

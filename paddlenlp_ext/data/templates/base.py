@@ -30,7 +30,7 @@ def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
 def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
     """Return the part of an answer's tail that belongs to the answer: up to and including the last special token.
 
-    A tail without a special token is returned in full, with a warning, because no token of it ends the answer.
+    A tail without a special token is returned in full, with a warning, because none of its tokens ends the answer.
 
     Args:
         tail: text that a template writes after an answer.
