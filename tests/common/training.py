@@ -14,6 +14,7 @@ from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.trainer.callbacks import Callback
 from tests.common.models import TINY_LLAMA
 
 VOCABULARY = TINY_LLAMA["vocab_size"]
@@ -58,6 +59,21 @@ class Tokenizer:
 
     def save_pretrained(self, folder: str) -> None:
         Path(folder, "tokenizer.json").write_text("{}")
+
+
+class KilledError(Exception):
+    """Error that stands in for a crash of a run."""
+
+
+class KillAfter(Callback):
+    """Callback that raises after a step's update, as a crash would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: Any, report: Any) -> None:
+        if state.step == self.step:
+            raise KilledError
 
 
 def _text(tokens: list[int]) -> str:

@@ -1,3 +1,5 @@
+"""Choice of an op's backend, and its log lines."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Embedding lookup: values, gradients and invalid ids."""
+
 from __future__ import annotations
 
 import numpy as np

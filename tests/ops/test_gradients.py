@@ -1,3 +1,5 @@
+"""Sum of squares and scaling of gradients, as used by clipping."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""RMS norm against the formula in double precision, forward and backward, also fused with an addition."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Rotary position embedding against the formula, forward and backward."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""SwiGLU against the formula in double precision, forward and backward."""
+
 from __future__ import annotations
 
 import numpy as np

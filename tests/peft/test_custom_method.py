@@ -56,6 +56,8 @@ class ShiftModel(PeftModel):
 
 @dataclass(kw_only=True)
 class ShiftConfig(PeftConfig):
+    """Toy method that shifts the output of every feed-forward block."""
+
     peft_type: ClassVar[str] = "TOY_SHIFT"
     mergeable: ClassVar[bool] = False
     model_class: ClassVar[type[nn.Layer] | None] = ShiftModel

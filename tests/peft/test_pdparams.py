@@ -60,6 +60,8 @@ def test_read_pickled_arrays_widens_half_precision(tmp_path: Path):
 
 
 class Malicious:
+    """Object whose pickle calls a function when it is loaded."""
+
     def __init__(self, call: object, *arguments: object) -> None:
         self.reduced = (call, arguments)
 

@@ -17,6 +17,8 @@ ROWS = Rows(13, seed=6)
 
 
 class ReversedRows(Rows):
+    """Rows in reverse order."""
+
     def __init__(self):
         super().__init__(13, seed=6)
         self.rows = self.rows[::-1]

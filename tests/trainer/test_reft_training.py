@@ -11,20 +11,10 @@ from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
-from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model
+from tests.common.training import KillAfter, KilledError, Rows, Tokenizer, assert_same_bits, make_config, make_model
 
 ROWS, DEV = Rows(20, seed=3), Rows(5, seed=4)
 PACKED = {"zero_padding": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-
-
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    def on_step_end(self, state, report):
-        if state.step == 3:
-            raise KilledError
 
 
 def make_trainer(folder: Path, callbacks: tuple[Callback, ...] = (), seed: int = 42, **keys: object) -> Trainer:
@@ -44,7 +34,7 @@ def test_reft_run_resumes_to_the_same_bits(tmp_path: Path, keys: dict):
     straight.train()
     keys = {**keys, "save_strategy": "steps", "save_steps": 2}
     with pytest.raises(KilledError):
-        make_trainer(tmp_path / "run", (KillAfter(),), **keys).train()
+        make_trainer(tmp_path / "run", (KillAfter(3),), **keys).train()
     resumed = make_trainer(tmp_path / "run", seed=7, resume_from_checkpoint=True, **keys)
     resumed.train()
     assert_same_bits(adapter(resumed), adapter(straight))

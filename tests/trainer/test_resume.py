@@ -8,12 +8,20 @@ import signal
 
 import pytest
 
-from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.signals import TrainingStopped
 from paddlenlp_ext.trainer.trainer import Trainer
-from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+from tests.common.training import (
+    KillAfter,
+    KilledError,
+    Rows,
+    Tokenizer,
+    assert_same_bits,
+    make_config,
+    make_model,
+    weights,
+)
 
 ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
 LORA = {"lora": True, "dropout": 0.3, "plus_scale": 4.0}
@@ -41,22 +49,9 @@ RECIPES = {
 TIMES = ("per_second", "runtime", "seconds", "peak_memory")
 
 
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    """Callback that raises after a step's update, as a crash would."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, state, report):
-        if state.step == self.step:
-            raise KilledError
-
-
 class SignalAfter(KillAfter):
+    """Callback that sends SIGTERM to this process after a step's update."""
+
     def on_step_end(self, state, report):
         if state.step == self.step:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -14,23 +14,10 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.models import TINY_LLAMA
-from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, weights
+from tests.common.training import KillAfter, KilledError, Rows, Tokenizer, assert_same_bits, make_config, weights
 
 ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
 every_method = pytest.mark.parametrize("switch", PEFT_METHODS.names())
-
-
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, state: Any, report: Any) -> None:
-        if state.step == self.step:
-            raise KilledError
 
 
 def trainer_of(folder: Path, switch: str, callbacks: tuple[Callback, ...] = (), dev: Any = None, **keys: Any):

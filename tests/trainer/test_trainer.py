@@ -29,6 +29,8 @@ def make_trainer(folder, model=None, dev=None, rows=ROWS, callbacks=(), **keys):
 
 
 class Recorder(Callback):
+    """Callback that records its calls and the reports of steps."""
+
     def __init__(self):
         self.calls, self.reports = [], []
 

@@ -1,3 +1,5 @@
+"""Atomic writes of files and folders."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Exit codes and error output of commands."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Registry of named entries, and suggestions for misspelled names."""
+
 from __future__ import annotations
 
 import pytest

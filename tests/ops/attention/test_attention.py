@@ -1,3 +1,5 @@
+"""Attention: the reference against its definition, and the backends against the reference."""
+
 from __future__ import annotations
 
 import numpy as np

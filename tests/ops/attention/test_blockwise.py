@@ -1,3 +1,5 @@
+"""Plans of blockwise attention: visible keys of each tile, work and memory."""
+
 from __future__ import annotations
 
 import numpy as np
