@@ -76,7 +76,7 @@ def test_load_weights_ignores_buffers_of_older_files(tmp_path):
     load_weights(Tiny(), saved(tmp_path, stored))
 
 
-def test_load_weights_tied_head_must_equal_embedding(tmp_path):
+def test_load_weights_tied_lm_head_must_equal_embedding(tmp_path):
     stored = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
     load_weights(Tiny(), saved(tmp_path / "same", stored))
     stored["lm_head.weight"] = stored["lm_head.weight"] + 1

@@ -39,7 +39,7 @@ def test_load_run_config_merges_files_then_command_line(tmp_path):
     assert load(second, first).train.max_steps == 1
 
 
-def test_load_run_config_reports_an_overridden_mistake(tmp_path):
+def test_load_run_config_reports_an_overridden_error(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"seed": "x"}), "--seed", "3")
     assert found.key == "seed" and found.line == 6
 
@@ -75,7 +75,7 @@ def test_command_line_values_are_converted(tmp_path):
     assert config.train.resume_from_checkpoint is True and config.peft.target_modules == (".*[qk]_proj{1,2}",)
 
 
-def test_command_line_mistakes_are_located(tmp_path):
+def test_command_line_errors_are_located(tmp_path):
     path = write(tmp_path, SMALLEST)
     found = problems(path, "-x", "--max_steps", "--lora_rank", "1e1", "--no_lora=3", "--saveing_steps", "5", "--seed")
     assert [str(problem).split(": ")[1] for problem in found] == [

@@ -43,7 +43,7 @@ def test_weight_blocksize_spellings_are_one_key(tmp_path):
     ],
     ids=str,
 )
-def test_weight_quantize_algo_with_other_values_is_refused(tmp_path, value, words):
+def test_weight_quantize_algo_with_invalid_values_is_refused(tmp_path, value, words):
     (found,) = problems(write(tmp_path, SMALLEST | LORA | {"weight_quantize_algo": value}))
     assert words in found.message and found.key == "weight_quantize_algo"
 
@@ -52,14 +52,14 @@ def test_weight_quantize_algo_with_other_values_is_refused(tmp_path, value, word
     ("key", "value", "words"),
     [("qlora_weight_blocksize", 63, "is odd"), ("weight_double_quant_block_size", 1, "allowed: at least 2")],
 )
-def test_weight_blocksize_odd_is_refused(tmp_path, key, value, words):
+def test_weight_blocksize_invalid_is_refused(tmp_path, key, value, words):
     values = {"weight_quantize_algo": "nf4", "weight_double_quant": True, key: value}
     (found,) = problems(write(tmp_path, SMALLEST | LORA | values))
     assert words in found.message and found.key == key.removeprefix("qlora_")
 
 
 @pytest.mark.parametrize("word", ["{", '{"q_proj": 4}', "[]"])
-def test_weight_quantize_algo_with_other_words_is_refused(tmp_path, word):
+def test_weight_quantize_algo_with_unknown_names_is_refused(tmp_path, word):
     (found,) = problems(write(tmp_path, SMALLEST | LORA), "--weight_quantize_algo", word)
     assert found.key == "weight_quantize_algo"
 

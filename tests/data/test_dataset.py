@@ -49,7 +49,7 @@ def write(folder, rows, name="train.json"):
 
 
 @pytest.mark.parametrize("name", SAME_ROW)
-def test_parse_row_in_every_format_gives_the_same(name):
+def test_parse_row_in_every_format_returns_the_same_conversation(name):
     assert parse_row(SAME_ROW[name]) == Conversation("You", (TURN,))
 
 
@@ -157,7 +157,7 @@ def test_prompts_skip_dropped_rows(options, tokenizer, tmp_path):
     assert dataset.stats.dropped == {"missing key": 1, "too long": 1}
 
 
-def test_prompts_of_truncated_rows_ask_the_last_remaining_turn(options, tokenizer, tmp_path):
+def test_prompts_of_truncated_rows_end_with_the_last_remaining_question(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": ["a", "3" * 90, "c"], "tgt": ["b", "6" * 40, "d"]}])
     dataset = load_dataset(options(folder, src_length=100), "train", tokenizer)
     ((ids, answer, question),) = dataset.prompts()
@@ -190,7 +190,7 @@ def test_prompts_with_an_empty_prompt_raise(options, tokenizer, tmp_path):
         next(load_dataset(options(folder), "train", tokenizer).prompts())
 
 
-def test_load_dataset_first_token_is_no_target(options, tokenizer, tmp_path):
+def test_load_dataset_first_token_is_not_a_target(options, tokenizer, tmp_path):
     """Check the loss mask of the first token, which no token precedes that could predict it."""
     folder = write(tmp_path / "set", [{"src": "", "tgt": "vier"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
@@ -222,7 +222,7 @@ def test_load_dataset_with_a_task_name_raises(options, tokenizer):
         load_dataset(options("inflection", task_name="verbs"), "train", tokenizer)
 
 
-def test_load_dataset_rows_are_mapped(options, tokenizer, tmp_path):
+def test_load_dataset_memory_maps_rows(options, tokenizer, tmp_path):
     folder = write(tmp_path / "set", [{"src": "a", "tgt": "b"}])
     row = load_dataset(options(folder), "train", tokenizer)[0]
     owner = row.tokens

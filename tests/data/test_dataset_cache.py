@@ -94,7 +94,7 @@ def test_cache_key_with_another_input_changes(name, key_of, tmp_path):
     assert key_of(**CHANGES[name](tmp_path)) != before
 
 
-def test_cache_key_with_a_renamed_template_file_stays(key_of, tmp_path):
+def test_cache_key_with_a_renamed_template_file_is_unchanged(key_of, tmp_path):
     first = key_of(chat_template=template_file(tmp_path, CHATML))
     assert key_of(chat_template=template_file(tmp_path, LLAMA3)) != first
     other = tmp_path / "renamed.jinja"
@@ -187,11 +187,11 @@ UNRELATED = {
 
 
 @pytest.mark.parametrize("name", UNRELATED)
-def test_cache_key_with_an_unrelated_option_stays(name, key_of):
+def test_cache_key_with_an_unrelated_option_is_unchanged(name, key_of):
     assert key_of(**UNRELATED[name]) == key_of()
 
 
-def test_tokenizer_fingerprint_after_use_stays():
+def test_tokenizer_fingerprint_after_use_is_unchanged():
     tokenizer = make_tokenizer(bos="<s>")
     tokenizer.pad_token = "<unk>"
     before = dataset_module.tokenizer_fingerprint(tokenizer)
@@ -200,7 +200,7 @@ def test_tokenizer_fingerprint_after_use_stays():
     assert dataset_module.tokenizer_fingerprint(tokenizer) == before
 
 
-def test_cache_key_with_other_files_in_the_folder_stays(key_of, tmp_path):
+def test_cache_key_with_other_files_in_the_folder_is_unchanged(key_of, tmp_path):
     before = key_of()
     (tmp_path / "set" / "notes.txt").write_text("x")
     assert key_of(folder=tmp_path / "set") == before

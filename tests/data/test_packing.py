@@ -142,7 +142,7 @@ def test_packing_plan_without_rows_is_empty():
         ({"batch_size": 1, "packing": "in_order", "capacity": 0}, "capacity is 0"),
     ],
 )
-def test_packing_plan_with_invalid_settings_refuses(settings, message):
+def test_packing_plan_with_invalid_settings_raises(settings, message):
     with pytest.raises(AssertionError, match=message):
         PackingPlan([1, 2], **settings)
 

@@ -109,7 +109,7 @@ def test_encode_prompt_is_a_prefix_of_the_training_row(name, tokenizer, tmp_path
     assert mask[len(prompt)] and not mask[len(prompt) - 1]
 
 
-def test_encode_line_break_after_the_end_token_is_no_target(tokenizer, tmp_path):
+def test_encode_line_break_after_the_end_token_is_not_a_target(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, CHATML), tokenizer)
     tokens, mask = template.encode(HARD_TURNS)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -144,7 +144,7 @@ def test_encode_writes_one_beginning_token(name, tmp_path):
     assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == tokenizer.bos_token_id
 
 
-def test_encode_with_a_refusing_template_names_the_reason(tokenizer, tmp_path):
+def test_encode_with_a_raising_template_names_the_reason(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, MISTRAL), tokenizer)
     with pytest.raises(InvalidRowError, match="roles must alternate") as caught:
         template.encode(Conversation("a system prompt", ONE_TURN.turns))

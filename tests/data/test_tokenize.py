@@ -152,6 +152,6 @@ def test_truncate_text_follows_the_policy():
         truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "drop"))
 
 
-def test_length_limits_with_an_unknown_policy_refuse():
+def test_length_limits_with_an_unknown_policy_raise():
     with pytest.raises(AssertionError, match="'middle'"):
         LengthLimits(1, 2, "middle")

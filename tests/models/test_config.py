@@ -60,11 +60,11 @@ def test_from_dict_without_model_type_lists_known_families():
         ),
     ],
 )
-def test_windows_follow_family_config(config, windows):
+def test_from_dict_sliding_windows_follow_the_family(config, windows):
     assert DecoderConfig.from_dict({**TINY, **config}).windows == windows
 
 
-def test_layer_types_invalid_raises():
+def test_from_dict_invalid_layer_types_raise():
     sliding = {**TINY, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
     for types in (["full_attention"], ["full_attention", "chunked_attention"]):
         with pytest.raises(ValueError, match=r"layer_types in config\.json"):

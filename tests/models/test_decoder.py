@@ -70,7 +70,7 @@ def test_decoder_rows_are_documents_by_default():
         np.testing.assert_allclose(together[row], model(ids[row : row + 1])[0].numpy(), rtol=0, atol=1e-5)
 
 
-def test_position_ids_restart_in_each_document_unless_given():
+def test_decoder_position_ids_restart_in_each_document_unless_given():
     model, ids = make_model(), random_ids(1, 9)
     positions = paddle.to_tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     expected = model(ids, document_lengths=[[4, 5]]).numpy()
@@ -78,7 +78,7 @@ def test_position_ids_restart_in_each_document_unless_given():
     assert np.abs(model(ids, position_ids=positions * 2, document_lengths=[[4, 5]]).numpy() - expected).max() > 1e-3
 
 
-def test_document_lengths_not_filling_rows_raise():
+def test_decoder_document_lengths_not_filling_rows_raise():
     model, ids = make_model(), random_ids(1, 9)
     for documents in ([[4, 4]], [[9], [9]]):
         with pytest.raises(ValueError, match=r"do not sum to the rows of input_ids of shape \[1, 9\]"):
@@ -88,7 +88,7 @@ def test_document_lengths_not_filling_rows_raise():
 
 
 @pytest.mark.parametrize("freeze_embedding", [False, True])
-def test_recompute_leaves_gradients_unchanged(freeze_embedding):
+def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
     model, ids, labels = make_model(), random_ids(1, 50), random_ids(1, 50, seed=1)
     model.train()
     model.model.embed_tokens.weight.stop_gradient = freeze_embedding
@@ -110,7 +110,7 @@ def test_recompute_leaves_gradients_unchanged(freeze_embedding):
 @pytest.mark.parametrize(
     "changes", [{}, WINDOWED, {"model_type": "qwen3", "head_dim": 12}], ids=["llama", "window", "qwen3"]
 )
-def test_cache_decoding_matches_full_forward(changes):
+def test_decoder_with_cache_matches_full_forward(changes):
     """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""
     model, ids = make_model(**changes), random_ids(2, 20)
     padding = 7
@@ -123,7 +123,7 @@ def test_cache_decoding_matches_full_forward(changes):
     np.testing.assert_allclose(logits[1, padding:], full[1], rtol=0, atol=1e-5)
 
 
-def test_tied_head_uses_embedding_weight():
+def test_decoder_tied_lm_head_uses_embedding_weight():
     model = make_model(tie_word_embeddings=True)
     assert model.head_weight() is model.model.embed_tokens.weight
     assert "lm_head.weight" not in dict(model.named_parameters())
@@ -153,7 +153,7 @@ def test_generate_passes_options_on():
     assert tokens == expected[6:]
 
 
-def test_single_trainable_weight_gets_gradient():
+def test_decoder_single_trainable_weight_gets_its_gradient():
     """Train one weight with all others frozen: its gradient is unchanged, and no other weight has one."""
     ids, labels = random_ids(1, 20), random_ids(1, 20, seed=1)
     model = make_model()

@@ -71,7 +71,7 @@ def test_recompute_gives_same_loss_and_gradients(plain, name):
         np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
 
 
-def test_saved_regions_are_not_recomputed():
+def test_recompute_saved_regions_run_once():
     """Count calls of each projection in a training step: two if recomputed, one if its result is saved."""
 
     def calls(plan: RecomputePlan) -> dict[str, int]:

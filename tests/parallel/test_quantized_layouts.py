@@ -88,7 +88,7 @@ def test_quantized_base_on_two_processes_matches_one_process(runs, case):
 
 
 @pytest.mark.slow
-def test_quantized_base_takes_every_method(tmp_path):
+def test_quantized_base_with_every_method_matches_one_process(tmp_path):
     outcomes = launch(2, EVERY_METHOD, tmp_path, timeout=600)
     for case in EVERY_METHOD:
         run_case(case.on_one_process(), tmp_path)

@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("documents", [[[7]], [[3, 1, 6], [10]]])
-def test_start_rows_describe_the_dense_mask(documents, window):
+def test_flashmask_start_rows_describe_the_dense_mask(documents, window):
     layout = AttentionLayout.from_documents(documents, window)
     rows_B1S1 = flashmask.start_rows(layout)
     assert rows_B1S1.dtype == np.int32 and rows_B1S1.shape == (len(documents), 1, layout.row_length, 1)

@@ -88,7 +88,7 @@ def test_plan_stages_with_few_target_tokens_gives_the_last_stage_more_layers():
         ("prefix_encoder.weight", (0, 1, 2)),
     ],
 )
-def test_holders_of_a_parameter_follow_its_name(name, holders):
+def test_stage_plan_holders_follow_the_parameters_name(name, holders):
     plan = StagePlan(3, tuple(range(7)), (1,) * 6, is_tied=True)
     assert plan.holders(name) == holders
 

@@ -128,7 +128,7 @@ def test_lora_plus_scales_learning_rate_of_b_only():
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "replicated"])
-def test_sharding_axes_two_shards_give_unsharded_output(style: str):
+def test_lora_two_shards_give_unsharded_output(style: str):
     """Shard base and adapter along `sharding_axes`: joined or summed outputs equal the unsharded output."""
     full = random_layer()
     full.base.bias.set_value(paddle.zeros([5]))
@@ -159,7 +159,7 @@ def test_print_trainable_parameters_counts_parameters_and_layers(capsys: pytest.
     assert "q_proj x2, down_proj x2" in report
 
 
-def test_generate_uses_adapter():
+def test_lora_generate_uses_adapter():
     model = get_peft_model(tiny_model(), LoRAConfig())
     plain = model.generate([[1, 2, 3]], max_new_tokens=6)
     assert plain == generate(tiny_model(), [[1, 2, 3]], max_new_tokens=6)
@@ -197,7 +197,7 @@ def test_lora_saved_adapter_has_base_dtype(dtype: str, tmp_path: Path):
     assert np.array_equal(merged.numpy(), expected.astype(dtype).numpy())
 
 
-def test_load_weights_other_base_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_lora_load_weights_on_another_base_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     def adapted(base: str) -> PeftModel:
         model = AutoModelForCausalLM.from_config(FAMILIES["llama"], name_or_path=base)
         return get_peft_model(model, LoRAConfig(rank=2))
