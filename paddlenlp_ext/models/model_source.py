@@ -66,7 +66,7 @@ class ModelSource:
         """Find the files that `config.model` names.
 
         Raises:
-            ValueError: as `resolve`, or a quantization option is out of range.
+            ValueError: see `resolve`; or a quantization option is out of range.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None

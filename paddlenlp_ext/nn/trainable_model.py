@@ -75,7 +75,7 @@ class TrainableModel(nn.Layer):
         """Load the tensors of a checkpoint of the same model.
 
         Raises:
-            ValueError: the stored tensors are another model's.
+            ValueError: the stored tensors belong to another model.
         """
         raise NotImplementedError
 

@@ -135,7 +135,7 @@ def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder:
     """Check that every tensor rank stores the model's parameters.
 
     Raises:
-        ValueError: names are missing or surplus.
+        ValueError: names are missing or unexpected.
     """
     for number, rank in enumerate(ranks):
         missing = sorted(expected - set(rank))

@@ -45,7 +45,7 @@ _UNAVAILABLE = {
     "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "exclude_modules": "list the layers to adapt in target_modules",
-    "use_cayley_neumann": "give num_cayley_neumann_terms alone; Hugging Face PEFT takes 5",
+    "use_cayley_neumann": "pass only num_cayley_neumann_terms; Hugging Face PEFT uses 5",
     "num_transformer_submodules": "a decoder has 1",
     **dict.fromkeys(
         (
@@ -110,21 +110,21 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
     """Return the requested config class, and the arguments by the names of its fields.
 
     Raises:
-        ValueError: an option is given under two names, or an argument has an unsupported value.
+        ValueError: an option is passed under two names, or an argument has an unsupported value.
         TypeError: there is no such argument.
     """
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
     values: dict[str, Any] = {}
-    given: dict[str, str] = {}
+    passed: dict[str, str] = {}
     for name, value in arguments.items():
         field = names.get(name)
         if field is None:
             _check_foreign(method, name, value, names)
             continue
         if field in values:
-            raise ValueError(f"{method.__name__}: {given[field]} and {name} are one option; give it once")
-        values[field], given[field] = value, name
+            raise ValueError(f"{method.__name__}: {passed[field]} and {name} are one option; pass only one")
+        values[field], passed[field] = value, name
     return method, values
 
 
@@ -152,7 +152,7 @@ def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str
         asked.add(method)
     if len(asked) > 1:
         several = " and ".join(sorted(variant.__name__ for variant in asked))
-        raise ValueError(f"{method.__name__}: the arguments ask for {several}; an adapter has one method, choose one")
+        raise ValueError(f"{method.__name__}: the arguments select {several}; an adapter has one method, choose one")
     chosen = asked.pop() if asked else method
     claimed = {"init_lora_weights"} if chosen.claims(arguments) else set()
     return chosen, {name: value for name, value in arguments.items() if name not in {*variants, *claimed}}

@@ -206,7 +206,7 @@ def required_field(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
-    """Check that the fields of a file that were not read ask for nothing.
+    """Check that the unread fields of a file have neutral values.
 
     Raises:
         ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}; the message lists all

@@ -20,7 +20,7 @@ class PaddleNLPFiles(NamedTuple):
 
     Attributes:
         config: file of the options.
-        array: NumPy file with the whole adapter; None if tensors are stored by name (`.safetensors`, `.pdparams`).
+        array: NumPy file with the entire adapter; None if tensors are stored by name (`.safetensors`, `.pdparams`).
     """
 
     config: str
@@ -86,7 +86,7 @@ def missing_weights(folder: Path, expected: str) -> ValueError:
     if pickles:
         return ValueError(
             f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
-            "code inside it, so it is refused; save the adapter again as safetensors where it came from. The merge "
+            "code inside it, so it is refused; save the adapter as safetensors in the library it came from. The merge "
             "commands read a single .pdparams file of PaddleNLP with --allow_pickle, and only arrays from it."
         )
     return ValueError(f"{folder}: {expected} is missing")

@@ -67,7 +67,7 @@ def factors_of(model: AdaptedModel) -> dict[str, Factors]:
         if getattr(layer, "base_is_residual", False):
             raise ValueError(
                 f"{name}: a part of the weight was subtracted before quantization, and the factors of this adapter "
-                "(PiSSA, LoftQ) add it back, so that they fit no other base; load the adapter over the original model, "
+                "(PiSSA, LoftQ) add it back, so they fit no other base; load the adapter over the original model, "
                 "or merge it"
             )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
@@ -97,7 +97,7 @@ def combined_factors(
         combination: "cat" or "linear".
 
     Raises:
-        ValueError: no adapter is given, the numbers of adapters and weights differ, the combination is unknown, or
+        ValueError: there are no adapters, the numbers of adapters and weights differ, the combination is unknown, or
             "linear" does not apply to these adapters.
     """
     if not parts or len(parts) != len(weights):

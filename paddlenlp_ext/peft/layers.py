@@ -176,7 +176,7 @@ class LinearAdapter(AdapterLayer):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Map the name of each tensor of the adapter to the axis sharded for a base sharded in `style`.
 
-        None stands for replicated. Base and adapter share one all-reduce, so that a rank computes only a part of the
+        None stands for replicated. Base and adapter share one all-reduce, so a rank computes only a part of the
         gradient of a replicated parameter; these gradients are summed over the ranks.
         """
         raise NotImplementedError
@@ -189,7 +189,7 @@ def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
 
 
 class Factor(nn.Layer):
-    """Matrix that is named `weight`, which gives it the key that it has in Hugging Face PEFT's files."""
+    """Matrix named `weight`, as its key in Hugging Face PEFT's files requires."""
 
     def __init__(self, value: np.ndarray, dtype: paddle.dtype) -> None:
         super().__init__()

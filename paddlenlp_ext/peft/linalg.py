@@ -104,7 +104,7 @@ def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[pad
     for _ in range(_NUM_ITERATIONS):
         z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
         q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
-    # M^T Q = Z R, so that M is close to Q R^T Z^T: only R, which is q by q, has to be decomposed.
+    # M^T Q = Z R, so M is close to Q R^T Z^T: only R, which is q by q, has to be decomposed.
     z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
     u, s, v_t = paddle.linalg.svd(r_QQ.T)
     return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

@@ -56,7 +56,7 @@ class MultiAdapterModel:
             ValueError: the name is taken, or `make` raises; nothing has changed.
         """
         if name in self.names():
-            raise ValueError(f"adapter {name!r} exists already; delete it or choose another name")
+            raise ValueError(f"adapter {name!r} already exists; delete it or choose another name")
         layers = detach_adapters(model.base_model)
         try:
             other = make()

@@ -1,7 +1,7 @@
 """Read the arrays of a `.pdparams` file with an unpickler that is restricted to arrays.
 
 Unpickling calls the functions that the file names. A file of tensors that `paddle.save` wrote names only the functions
-that build NumPy arrays, tuples and text. A file that names any other function is refused before that is imported.
+that build NumPy arrays, tuples and text. If a file names any other function, it is refused before the import.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a dict of tensors that `paddle.save` wrote, as arrays by name; floating-point arrays are float32.
 
     Raises:
-        ValueError: the file is damaged or holds anything but named arrays; none of its code has run.
+        ValueError: the file is damaged or holds objects other than named arrays; none of its code has run.
     """
     try:
         with path.open("rb") as file:

@@ -45,7 +45,7 @@ def get_peft_model(
         adapter_name: name of the adapter for `set_adapter`.
 
     Raises:
-        ValueError: as for `inject` and `PeftModel.load_weights`; the model is unchanged.
+        ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
     config = peft_config
     stored = read_adapter(config.path) if config.path else None
@@ -196,7 +196,7 @@ class PeftModel(TrainableModel):
         """Add an adapter of any method without activating it; arguments are those of `get_peft_model`.
 
         Raises:
-            ValueError: the name is taken, or as for `get_peft_model`; nothing has changed.
+            ValueError: the name is taken, or see `get_peft_model`; nothing has changed.
         """
         self.adapters.add(self, adapter_name, lambda: get_peft_model(self.base_model, peft_config, seed))
 
@@ -204,7 +204,7 @@ class PeftModel(TrainableModel):
         """Add a stored adapter without activating it; arguments are those of `from_pretrained`.
 
         Raises:
-            ValueError: the name is taken, or as for `from_pretrained`; nothing has changed.
+            ValueError: the name is taken, or see `from_pretrained`; nothing has changed.
         """
         self.adapters.add(
             self,
@@ -296,7 +296,7 @@ class PeftModel(TrainableModel):
         self.write_files(folder, self.peft_config.peft_type, fields, stored)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `adapter_state()`, or `tensors` in its place, read where they are lazy."""
+        """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def write_files(
@@ -372,7 +372,7 @@ class PeftModel(TrainableModel):
         """Load the tensors of an adapter whose files are already read; warn if its base has another name.
 
         Raises:
-            ValueError: as for `load_weights`, or the base is quantized differently.
+            ValueError: see `load_weights`; or the base is quantized differently.
         """
         resume.require_same_base(stored, self.config.name_or_path, self.quantization)
         resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
@@ -386,7 +386,7 @@ class PeftModel(TrainableModel):
             where: source of the tensors, for errors.
 
         Raises:
-            ValueError: as for `load_weights`.
+            ValueError: see `load_weights`.
         """
         assign_tensors(self.adapter_state(), tensors, where)
 

@@ -205,7 +205,7 @@ def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.nda
     }
     problems = [f"\n  {len(names)} {kind}: {_first(names)}" for kind, names in groups.items() if names]
     if problems:
-        raise ValueError(f"{where}: the stored tensors are not those of this adapter.{''.join(problems)}")
+        raise ValueError(f"{where}: the stored tensors do not match this adapter.{''.join(problems)}")
     for name, tensor in own.items():
         if not is_on_stage(tensor):
             continue

@@ -105,7 +105,7 @@ def test_set_adapter_keeps_the_mode(folders: dict[str, Path]):
 def test_adapter_errors_name_the_adapter_and_change_nothing(folders: dict[str, Path], tmp_path: Path):
     model = PeftModel.from_pretrained(tiny_model(), folders["first"], "first")
     before = state_of(model)
-    with pytest.raises(ValueError, match="adapter 'first' exists"):
+    with pytest.raises(ValueError, match="adapter 'first' already exists"):
         model.load_adapter(folders["second"], "first")
     with pytest.raises(ValueError, match=r"no adapter 'frist'.*did you mean 'first'"):
         model.set_adapter("frist")  # codespell:ignore frist
@@ -176,7 +176,7 @@ def test_add_weighted_adapter_refuses_what_it_cannot_combine(folders: dict[str, 
         ((["first"], [-1.0], "sum", "linear"), "negative"),
         ((["first"], [1.0], "sum", "ties"), "cat, linear"),
         ((["first", "second"], [1.0], "sum"), "2 adapters and 1 weights"),
-        ((["first", "second"], [1.0, 1.0], "second"), "'second' exists"),
+        ((["first", "second"], [1.0, 1.0], "second"), "'second' already exists"),
     ):
         with pytest.raises(ValueError, match=message):
             model.add_weighted_adapter(*arguments)

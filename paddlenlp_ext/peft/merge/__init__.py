@@ -1,1 +1,1 @@
-"""Fold an adapter into its base model, in memory or file by file."""
+"""Merge an adapter into its base model, in memory or file by file."""

@@ -15,10 +15,10 @@ from paddlenlp_ext.quantization.model import dequantize_linears
 def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     """Add every adapter to the weight of its base and remove the adapters; all weights are trainable afterwards.
 
-    Quantized weights are dequantized first, so that the result is the function that was trained.
+    Quantized weights are dequantized first, so the result is the function that was trained.
 
     Raises:
-        ValueError: as `require_mergeable`; nothing has changed.
+        ValueError: see `require_mergeable`; nothing has changed.
     """
     require_mergeable_method(config)
     for name, layer in adapter_layers(model):

@@ -1,4 +1,4 @@
-"""LoRA with nonzero initial factors A0 and B0, which are subtracted again so that the model starts as its base.
+"""LoRA with nonzero initial factors A0 and B0, which are subtracted again: the initial model equals its base.
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
@@ -40,8 +40,8 @@ class LoRALinearWithInit(LoRALinear):
     Args:
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
         persist_init: save A0 and B0 with the adapter; otherwise they must be recomputed on loading.
-        base_is_residual: the initial factors were subtracted from the base before it was quantized, so that the layer
-            does not subtract them again.
+        base_is_residual: the initial factors were subtracted from the base before it was quantized, so the layer does
+            not subtract them again.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files

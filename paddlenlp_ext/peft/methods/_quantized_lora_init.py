@@ -122,7 +122,7 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         factors, is_stored = self.initial_factors.pop(name, None), self.init == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
-                f"{name}: the weight was quantized without this adapter's config, so that its initial factors are "
+                f"{name}: the weight was quantized without this adapter's config, so its initial factors are "
                 "unknown; load the original model with weight_quantize_algo and this adapter's config together"
             )
         rank, scaling = self.rank_and_scaling(name)

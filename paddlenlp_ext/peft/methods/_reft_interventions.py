@@ -17,7 +17,7 @@ bfloat16.
     R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
     v_i = e_i + column i of A below its diagonal
 
-A product of reflections is orthogonal for all vectors, so that R stays orthonormal after any optimizer step. `frame` is
+A product of reflections is orthogonal for all vectors, so R stays orthonormal after any optimizer step. `frame` is
 frozen and determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The coordinates
 are those of `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic
 trivialization: Lezcano-Casado 2019, arXiv:1909.09501). Its frame is a full D x D matrix; here it is a product of r

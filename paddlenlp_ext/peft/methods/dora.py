@@ -3,7 +3,7 @@
     W' = m (W + s B A) / c        c_i = |row i of W + s B A|, taken as a constant by the gradient (section 4.3)
 
 The weight is decomposed into a trained magnitude m [out] of each row and a direction, which LoRA updates. m starts at
-the row norms of W, so that the model starts as its base. The squared norms are computed without W + s B A itself:
+the row norms of W, so the initial model equals its base. The squared norms are computed without W + s B A itself:
 
     c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
 

@@ -5,7 +5,7 @@
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 LoRA whose first step changes W along the best rank-2r approximation of the gradient of full fine-tuning: A and B start
-at singular vectors of G. s B0 A0 is subtracted, so that the model starts as its base (`_lora_init.py`). f is the
+at singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`_lora_init.py`). f is the
 paper's scale for stable activations (theorem 3.2).
 
 Gradients are summed layer by layer in host memory during the backward pass; weights get no gradient tensor. The batches

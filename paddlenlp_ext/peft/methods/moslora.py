@@ -4,7 +4,7 @@
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
 LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r of them. B M is one matrix, so
-that a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/factors.py:save_as_lora`.
+a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/factors.py:save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -3,7 +3,7 @@
     y = (x R) W^T + b        R = (I - Q)(I + Q)^-1, Q = -Q^T        Q = 0 at the start
     merged: W R^T
 
-arXiv:2306.07280. Q is skew-symmetric, so that its Cayley transform R is orthogonal and preserves the norms of the rows
+arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal and preserves the norms of the rows
 of W and the angles between them. With `neumann_terms` R is a polynomial in Q instead, the default of Hugging Face PEFT:
 it needs no inverse, but is orthogonal only for small Q. The two forms rotate in opposite directions, as they do in
 PEFT.
@@ -44,7 +44,7 @@ class OFTConfig(PeftConfig):
     """Options of OFT.
 
     Raises:
-        ValueError: an option is out of range, or both a block size and a number of blocks are given.
+        ValueError: an option is out of range, or both a block size and a number of blocks are set.
     """
 
     peft_type: ClassVar[str] = "OFT"

@@ -10,7 +10,7 @@
 | W_1, b_1 | [F, K H], [F] | Kaiming-uniform, 0 |
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
-The prefix has the shape of the model's keys, so that grouped-query attention needs no special case. It occupies
+The prefix has the shape of the model's keys, so grouped-query attention needs no special case. It occupies
 positions 0 to P-1; the positions of a document begin at P, as in Hugging Face PEFT. A sliding window covers the prefix
 like any other position. Trained keys are not rotated. With `projection` every layer computes its own keys and values
 from E, so that recomputing one layer does not involve the others.

@@ -2,7 +2,7 @@
 
     decoder([prompt; E(tokens)])        prompt [P, D] trained, E the frozen embedding
 
-The prompt occupies positions 0 to P-1; the positions of a document begin at P. Attention is causal, so that the hidden
+The prompt occupies positions 0 to P-1; the positions of a document begin at P. Attention is causal, so the hidden
 states of the prompt do not depend on what follows. A pack therefore contains the prompt once, and all of its documents
 attend to it:
 
@@ -108,7 +108,7 @@ class PromptTuningConfig(PeftConfig):
     """Options of prompt tuning.
 
     Raises:
-        ValueError: an option is out of range, or only one of `init: text` and `init_text` is given.
+        ValueError: an option is out of range, or only one of `init: text` and `init_text` is set.
     """
 
     starts_from_weights: ClassVar[bool] = True

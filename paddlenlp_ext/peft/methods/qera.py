@@ -266,7 +266,7 @@ class QERALinear(LoRALinearWithInit):
         error = weight - stored
         if not float(error.norm()) <= _MAX_RELATIVE_ERROR * float(weight.norm()):
             raise ValueError(
-                f"{name}: this base was not quantized from the weight in {source.path}, so that qera cannot compute "
+                f"{name}: this base was not quantized from the weight in {source.path}, so qera cannot compute "
                 "the quantization error; train over the stored weights (continue_training: true)"
             )
         return error

@@ -3,7 +3,7 @@
     LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
 h are the hidden states after a decoder layer, at the first n and last m positions of each prompt. No weight changes, so
-that the adapter cannot be merged. `_reft_interventions.py` implements the variants.
+the adapter cannot be merged. `_reft_interventions.py` implements the variants.
 
     position "f2+l1"     padding   prompt                answer
     tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
@@ -16,7 +16,7 @@ prompt shorter than n + m every position is changed once.
 | --- | --- |
 | training | everything before the last answer of the document, including earlier turns of a conversation |
 | generation | the prompt; generated tokens are not changed |
-| other | `prompt_lengths` if given, otherwise the full document |
+| other | `prompt_lengths` if passed, otherwise the full document |
 
 Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
@@ -170,7 +170,7 @@ class ReftModel(PeftModel):
                 with a cache, the positions before its `prompt_end`.
 
         Raises:
-            ValueError: the prompt lengths do not match the documents, or a cache is given too.
+            ValueError: the prompt lengths do not match the documents, or a cache is passed too.
         """
         num_rows, row_length = input_ids.shape
         if cache is None:

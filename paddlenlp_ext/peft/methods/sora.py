@@ -91,7 +91,7 @@ class SoRAModel(PeftModel):
         if not ranks:
             first = next(iter(layers))
             ranks, nonzero[first] = {first: 1}, np.array([0])
-            logger.warning("SoRA: every gate is zero, so that the adapter has no effect; lower sora_sparse_lambda")
+            logger.warning("SoRA: every gate is zero, so the adapter has no effect; lower sora_sparse_lambda")
         total = sum(layer.rank for layer in layers.values())
         logger.info(
             "SoRA: %d of %d ranks remain, in %d of %d layers", sum(ranks.values()), total, len(ranks), len(layers)

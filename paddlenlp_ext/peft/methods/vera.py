@@ -10,7 +10,7 @@
 | b | [out] | 0 | trained, one per layer |
 
 A and B are determined by `projection_prng_key` and their sizes. They are bitwise those of Hugging Face PEFT for the
-same key, so that both read an adapter that was saved without them. PEFT draws from
+same key, so both read an adapter that was saved without them. PEFT draws from
 `torch.Generator().manual_seed(key)`, the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
 Nishimura 1998), which NumPy provides; `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 
@@ -207,7 +207,7 @@ class VeRAConfig(PeftConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
             "PaddleNLP's VeRA has a separate matrix A in each layer, from the base's weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}) or random, and does not store it, so that the adapter cannot be "
+            f"{fields.get('pissa_init', False)!r}) or random, and does not store it, so the adapter cannot be "
             "rebuilt from this folder; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
             "model, or train it again"
         )
@@ -235,7 +235,7 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; b scales the rows of B, so that the output is not saved for the backward."""
+        """Map x [..., in] to [..., out]; b scales the rows of B, so the output need not be saved."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
