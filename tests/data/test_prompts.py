@@ -103,8 +103,8 @@ class Letters:
 )
 def test_encode_truncated_prompt_removes_old_turns_then_the_end(max_tokens, expected):
     template = Letters()
-    ids, was_cut = encode_truncated_prompt(template, Prompt("abcdefg", (ONE,), "s", None), max_tokens)
-    assert template.decode(ids) == expected and was_cut == (max_tokens < 16)
+    ids, was_truncated = encode_truncated_prompt(template, Prompt("abcdefg", (ONE,), "s", None), max_tokens)
+    assert template.decode(ids) == expected and was_truncated == (max_tokens < 16)
 
 
 def test_encode_truncated_prompt_keeps_blanks():

@@ -35,9 +35,9 @@ def test_data_order_every_epoch_reads_every_row_once_and_step_batches_never_span
 
 
 def test_data_order_any_position_continues_the_same_order():
-    straight = take(order_of(), 6)
-    assert take(order_of(), 4, 0, 2) == straight[2:]
-    assert take(order_of(), 2, 1, 1) == straight[4:]
+    uninterrupted = take(order_of(), 6)
+    assert take(order_of(), 4, 0, 2) == uninterrupted[2:]
+    assert take(order_of(), 2, 1, 1) == uninterrupted[4:]
 
 
 @pytest.mark.parametrize(

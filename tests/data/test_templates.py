@@ -113,10 +113,10 @@ def test_encode_line_break_after_the_end_token_is_not_a_target(tokenizer, tmp_pa
     template = load_template(write_template(tmp_path, CHATML), tokenizer)
     tokens, mask = template.encode(HARD_TURNS)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    learned_ends = [place for place, token in enumerate(tokens) if token == end and mask[place]]
-    assert len(learned_ends) == 3
-    assert learned_ends[-1] == len(tokens) - 1
-    for place in learned_ends[:-1]:
+    target_ends = [place for place, token in enumerate(tokens) if token == end and mask[place]]
+    assert len(target_ends) == 3
+    assert target_ends[-1] == len(tokens) - 1
+    for place in target_ends[:-1]:
         assert tokenizer.decode([tokens[place + 1]]) == "\n" and not mask[place + 1]
 
 

@@ -210,8 +210,8 @@ def test_predictor_truncates_long_prompts_and_counts_them(base, data_file, caplo
     template = load_template(None, AutoTokenizer.from_pretrained(base))
     assert len(template.encode_prompt(ROWS[0]["src"])) <= 60 < len(template.encode_prompt("x" * 60))
     assert len(lines) == len(ROWS)
-    ids, was_cut = encode_truncated_prompt(template, Prompt("x" * 60, (("y", "z"),), None, None), 60)
-    assert len(ids) == 60 and was_cut
+    ids, was_truncated = encode_truncated_prompt(template, Prompt("x" * 60, (("y", "z"),), None, None), 60)
+    assert len(ids) == 60 and was_truncated
 
 
 def test_predictor_without_data_file_chats(base, monkeypatch, capsys):

@@ -68,9 +68,9 @@ def test_quantized_model_save_and_reload_is_exact(folder: Path, tmp_path: Path, 
         for part in ("algo", "shape", "block_size", "group_size"):
             assert getattr(other, part) == getattr(layer.stored, part)
         for part in ("codes", "scales", "group_scales", "offset"):
-            mine, its = getattr(layer.stored, part), getattr(other, part)
-            assert (mine is None) == (its is None)
-            assert mine is None or np.array_equal(mine.numpy(), its.numpy()), f"{name}.{part}"
+            saved_value, loaded_value = getattr(layer.stored, part), getattr(other, part)
+            assert (saved_value is None) == (loaded_value is None)
+            assert saved_value is None or np.array_equal(saved_value.numpy(), loaded_value.numpy()), f"{name}.{part}"
     assert np.array_equal(logits(again), logits(model))
     by = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"]
     assert by == ("bitsandbytes" if options == FORMATS[0] else "paddlenlp_ext"), (
@@ -213,10 +213,10 @@ configure_runtime()  # before Paddle is imported
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.model import quantized_linears
-def peak():  # of this process alone; getrusage also counts what its parent held
+def peak():  # from /proc, as getrusage also counts memory of the parent process
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small = QuantizationConfig(algo=sys.argv[2], double_quant=True)
-AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=small)  # what loading needs whatever the size
+AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=small)  # memory that loading takes for any size
 before = peak()
 model = AutoModelForCausalLM.from_pretrained(sys.argv[3], quantization_config=small)
 packed = sum(layer.num_bytes for layer in quantized_linears(model).values())
@@ -225,7 +225,7 @@ print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameter
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's mark of peak memory is Linux's")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
 def test_load_quantized_peak_memory_is_model_plus_few_tensors(folder: Path, tmp_path: Path, algo: str):
     """Load a model of 134 MB in fp32, whose full-precision weights must never all be in memory."""

@@ -76,9 +76,9 @@ def test_launcher_stopped_by_a_signal_lets_its_processes_save(command, run_folde
     log = run_folders / "log" / "workerlog.0"
 
     def wait_for(words):
-        most = time.monotonic() + 60
+        deadline = time.monotonic() + 60
         while not (log.is_file() and words in log.read_text()):
-            assert time.monotonic() < most, logs(run_folders)
+            assert time.monotonic() < deadline, logs(run_folders)
             time.sleep(0.05)
 
     try:
@@ -99,7 +99,7 @@ from paddlenlp_ext.utils.distributed_env import rank
 
 def main(argv):
     if rank() == 1:
-        raise RuntimeError("the second one gives up")
+        raise RuntimeError("the second process fails")
     time.sleep(300)
 
 run_command(main)
@@ -112,4 +112,4 @@ def test_launcher_shows_the_error_of_any_process_and_ends(tmp_path):
     started = time.perf_counter()
     result = start(2, [str(tmp_path / "failing.py")], tmp_path)
     assert time.perf_counter() - started < 60 and result.returncode != 0
-    assert "RuntimeError: the second one gives up" in result.stderr and "[rank 1] Traceback" in result.stderr
+    assert "RuntimeError: the second process fails" in result.stderr and "[rank 1] Traceback" in result.stderr

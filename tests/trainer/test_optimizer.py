@@ -76,9 +76,9 @@ def test_adamw_steps_follow_the_formula():
     generator = np.random.default_rng(1)
     for step in range(1, 8):
         rate, gradients = 1e-2 / step, draw_gradients(generator)
-        live = set_gradients(model, gradients)
-        norm = global_norm(live)
-        clip_gradients(live, norm, 2.0)
+        gradient_tensors = set_gradients(model, gradients)
+        norm = global_norm(gradient_tensors)
+        clip_gradients(gradient_tensors, norm, 2.0)
         optimizer.set_lr(rate)
         optimizer.step()
         optimizer.clear_grad()
@@ -103,12 +103,12 @@ def test_adamw_steps_follow_the_formula():
 def test_clip_gradients_small_norm_changes_nothing():
     model = Toy()
     gradients = draw_gradients(np.random.default_rng(2))
-    live = set_gradients(model, gradients)
-    norm = global_norm(live)
+    gradient_tensors = set_gradients(model, gradients)
+    norm = global_norm(gradient_tensors)
     for max_norm in (0.0, norm * 1.01):
-        clip_gradients(live, norm, max_norm)
+        clip_gradients(gradient_tensors, norm, max_norm)
         assert np.array_equal(model.weight.grad.numpy(), gradients["weight"])
-    clip_gradients(live, norm, norm / 2)
+    clip_gradients(gradient_tensors, norm, norm / 2)
     np.testing.assert_allclose(model.weight.grad.numpy(), gradients["weight"] / 2, rtol=1e-6)
 
 
@@ -122,8 +122,8 @@ def test_adamw_restored_state_continues_with_the_same_bits():
             optimizer.step()
             optimizer.clear_grad()
 
-    straight = Toy()
-    run(straight, build_optimizer(straight, options()), range(6))
+    uninterrupted = Toy()
+    run(uninterrupted, build_optimizer(uninterrupted, options()), range(6))
 
     before = Toy()
     optimizer = build_optimizer(before, options())
@@ -137,7 +137,7 @@ def test_adamw_restored_state_continues_with_the_same_bits():
     other = build_optimizer(after, options())
     restore_optimizer_state(other, trainable_parameters(after), saved)
     run(after, other, range(3, 6))
-    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+    for (name, want), (_, got) in zip(uninterrupted.named_parameters(), after.named_parameters(), strict=True):
         assert np.array_equal(want.numpy(), got.numpy()), name
 
 
@@ -158,8 +158,8 @@ def test_fused_adamw_and_paddles_continue_from_each_others_state(paddle_first):
             optimizer.step()
             optimizer.clear_grad()
 
-    straight = Toy()
-    steps(straight, build(straight, True), range(6))
+    uninterrupted = Toy()
+    steps(uninterrupted, build(uninterrupted, True), range(6))
     before, after = Toy(), Toy(seed=9)
     first = build(before, paddle_first)
     steps(before, first, range(3))
@@ -167,7 +167,7 @@ def test_fused_adamw_and_paddles_continue_from_each_others_state(paddle_first):
     second = build(after, not paddle_first)
     restore_optimizer_state(second, trainable_parameters(after), optimizer_state(first, trainable_parameters(before)))
     steps(after, second, range(3, 6))
-    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+    for (name, want), (_, got) in zip(uninterrupted.named_parameters(), after.named_parameters(), strict=True):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
 
 

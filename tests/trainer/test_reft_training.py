@@ -30,14 +30,14 @@ def adapter(trainer: Trainer) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("keys", [{}, PACKED], ids=["plain", "packed"])
 def test_reft_run_resumes_to_the_same_bits(tmp_path: Path, keys: dict):
-    straight = make_trainer(tmp_path / "straight", **keys)
-    straight.train()
+    uninterrupted = make_trainer(tmp_path / "straight", **keys)
+    uninterrupted.train()
     keys = {**keys, "save_strategy": "steps", "save_steps": 2}
     with pytest.raises(KilledError):
         make_trainer(tmp_path / "run", (KillAfter(3),), **keys).train()
     resumed = make_trainer(tmp_path / "run", seed=7, resume_from_checkpoint=True, **keys)
     resumed.train()
-    assert_same_bits(adapter(resumed), adapter(straight))
+    assert_same_bits(adapter(resumed), adapter(uninterrupted))
 
 
 def test_reft_run_packed_makes_the_same_updates(tmp_path: Path):

@@ -69,14 +69,14 @@ def without_times(entries):
 
 @pytest.mark.parametrize(("model_options", "keys"), RECIPES.values(), ids=RECIPES.keys())
 def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
-    straight = make_trainer(tmp_path / "straight", model_options, **keys)
-    straight.train()
+    uninterrupted = make_trainer(tmp_path / "straight", model_options, **keys)
+    uninterrupted.train()
 
     keys = {**keys, "save_strategy": "steps", "save_steps": 4}
     with pytest.raises(KilledError):
         make_trainer(tmp_path / "run", model_options, [KillAfter(6)], **keys).train()
     stopped = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
-    assert stopped["window_index"] > 0 and stopped["step"] < straight.state.total_steps - 2, (
+    assert stopped["window_index"] > 0 and stopped["step"] < uninterrupted.state.total_steps - 2, (
         "the checkpoint must be in the middle of an epoch"
     )
     # A full model's weights come from the checkpoint; an adapter needs its own base.
@@ -84,24 +84,24 @@ def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
     resumed = make_trainer(tmp_path / "run", model_options, model_seed=seed, resume_from_checkpoint=True, **keys)
     results = resumed.train()
 
-    assert_same_bits(weights(resumed.model), weights(straight.model))
+    assert_same_bits(weights(resumed.model), weights(uninterrupted.model))
     states = [
         {name: tensor.numpy() for name, tensor in optimizer_state(t.optimizer, trainable_parameters(t.model)).items()}
-        for t in (resumed, straight)
+        for t in (resumed, uninterrupted)
     ]
     assert_same_bits(*states)
     history = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert history == resumed.state.log_history
-    assert without_times(history) == without_times(straight.state.log_history)
-    assert [entry["step"] for entry in history] == list(range(1, straight.state.total_steps + 1))
+    assert without_times(history) == without_times(uninterrupted.state.log_history)
+    assert [entry["step"] for entry in history] == list(range(1, uninterrupted.state.total_steps + 1))
     other = json.loads((tmp_path / "straight" / "train_results.json").read_text())
     assert without_times([results]) == without_times([other])
 
 
 def test_resume_after_a_signal_ends_with_the_same_bits(tmp_path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 5, "logging_steps": 3}
-    straight = make_trainer(tmp_path / "straight", dev=DEV, **keys)
-    straight.train()
+    uninterrupted = make_trainer(tmp_path / "straight", dev=DEV, **keys)
+    uninterrupted.train()
 
     stopping = make_trainer(tmp_path / "run", dev=DEV, callbacks=[SignalAfter(5)], **keys)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -113,9 +113,9 @@ def test_resume_after_a_signal_ends_with_the_same_bits(tmp_path):
 
     resumed = make_trainer(tmp_path / "run", dev=DEV, resume_from_checkpoint=True, **keys)
     resumed.train()
-    assert_same_bits(weights(resumed.model), weights(straight.model))
-    assert without_times(resumed.state.log_history) == without_times(straight.state.log_history)
-    assert resumed.state.best_metric == straight.state.best_metric
+    assert_same_bits(weights(resumed.model), weights(uninterrupted.model))
+    assert without_times(resumed.state.log_history) == without_times(uninterrupted.state.log_history)
+    assert resumed.state.best_metric == uninterrupted.state.best_metric
 
 
 def test_resume_finished_run_makes_no_step_and_longer_one_continues(tmp_path):

@@ -34,9 +34,9 @@ def stored(folder: Path) -> dict[str, Any]:
 @every_method
 @pytest.mark.parametrize("saved", [5, 11])
 def test_resume_every_method_ends_with_the_same_bits(switch: str, saved: int, tmp_path: Path):
-    straight = trainer_of(tmp_path / "straight", switch)
-    straight.train()
-    straight.save_model()
+    uninterrupted = trainer_of(tmp_path / "straight", switch)
+    uninterrupted.train()
+    uninterrupted.save_model()
     keys = {"save_strategy": "steps", "save_steps": saved}
     with pytest.raises(KilledError):
         trainer_of(tmp_path / "run", switch, (KillAfter(saved + 2),), **keys).train()
@@ -44,8 +44,8 @@ def test_resume_every_method_ends_with_the_same_bits(switch: str, saved: int, tm
     resumed.train()
     resumed.save_model()
     assert [entry["step"] for entry in resumed.state.log_history][-1] == 14
-    assert_same_bits(weights(resumed.model), weights(straight.model))
-    losses = [[entry["loss"] for entry in trainer.state.log_history] for trainer in (resumed, straight)]
+    assert_same_bits(weights(resumed.model), weights(uninterrupted.model))
+    losses = [[entry["loss"] for entry in trainer.state.log_history] for trainer in (resumed, uninterrupted)]
     assert losses[0] == losses[1]
     assert_same_bits(stored(tmp_path / "run"), stored(tmp_path / "straight"))
 

@@ -99,9 +99,9 @@ def test_byte_level_bpe_unknown_rule_raises(pre, vocabulary):
 
 def test_byte_level_bpe_llama3_takes_known_words_unmerged(vocabulary):
     tokens, _ = vocabulary
-    lone = ([*tokens, "Ġzyzzyva"], vocabulary[1])
-    assert len(tokenizer_from_gguf(bpe_file(lone, "llama-bpe")).encode(" zyzzyva", add_special_tokens=False)) == 1
-    assert len(tokenizer_from_gguf(bpe_file(lone, "qwen2")).encode(" zyzzyva")) > 1
+    with_word = ([*tokens, "Ġzyzzyva"], vocabulary[1])
+    assert len(tokenizer_from_gguf(bpe_file(with_word, "llama-bpe")).encode(" zyzzyva", add_special_tokens=False)) == 1
+    assert len(tokenizer_from_gguf(bpe_file(with_word, "qwen2")).encode(" zyzzyva")) > 1
 
 
 def test_gguf_tokenizer_registers_special_tokens(vocabulary):

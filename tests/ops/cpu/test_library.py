@@ -149,7 +149,7 @@ function("convert_to_bf16")(pointer(x), pointer(out), size + 8)
 """
 
 
-@pytest.mark.skipif(os.environ.get("PADDLENLP_EXT_SANITIZE") != "1", reason="is run by make sanitize")
+@pytest.mark.skipif(os.environ.get("PADDLENLP_EXT_SANITIZE") != "1", reason="run by make sanitize")
 @pytest.mark.parametrize("size", [100, 1_000_000], ids=["Paddle's memory", "pooled memory"])
 def test_sanitized_library_reading_past_the_end_of_a_tensor_is_stopped(size):
     done = subprocess.run([sys.executable, "-c", READ_PAST_THE_END, str(size)], capture_output=True, text=True)
@@ -157,7 +157,7 @@ def test_sanitized_library_reading_past_the_end_of_a_tensor_is_stopped(size):
 
 
 def account() -> list[int]:
-    """Return the bytes mapped, in use, and at most in use at once."""
+    """Return the bytes mapped, in use, and in use at the peak."""
     numbers = (ctypes.c_int64 * 3)()
     library.library().buffers_account(numbers)
     return list(numbers)
@@ -191,8 +191,8 @@ def test_empty_returns_unused_memory_to_the_system():
         tensor = library.empty([megabytes << 18])
         tensor.zero_()
         del tensor
-    mapped, _, most = account()
-    assert mapped <= most + most // 16
+    mapped, _, peak = account()
+    assert mapped <= peak + peak // 16
 
 
 @needs_cpp

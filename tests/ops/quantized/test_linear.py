@@ -60,10 +60,10 @@ def test_dequantize_backends_give_same_bits(shape: tuple[int, int], options: Qua
     parts = list(dequantize_module.row_blocks(weight, 100))
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
     assert parts[-1][1] == shape[0]
-    whole = from_formula(weight)
+    full = from_formula(weight)
     for backend in (dequantize_rows_numpy, dequantize_rows_reference, dequantize):
         found = backend(weight) if backend is dequantize else paddle.concat([backend(weight, *part) for part in parts])
-        assert np.array_equal(found.numpy(), whole), backend.__name__
+        assert np.array_equal(found.numpy(), full), backend.__name__
 
 
 def from_formula(weight: QuantizedWeight) -> np.ndarray:
@@ -92,11 +92,11 @@ def test_dequantize_rows_cpp_accepts_any_rows(
     """Dequantize rows that start inside a block or a byte; bfloat16 results are the rounded float32 ones."""
     cpp_threads(threads)
     weight = packed(shape, options)
-    whole = from_formula(weight)
+    full = from_formula(weight)
     for first, last in [(0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)]:
-        assert np.array_equal(dequantize_rows_cpp(weight, first, last).numpy(), whole[first:last])
+        assert np.array_equal(dequantize_rows_cpp(weight, first, last).numpy(), full[first:last])
         rounded = dequantize_rows_cpp(weight, first, last, paddle.bfloat16).astype("float32").numpy()
-        assert np.array_equal(rounded, paddle.to_tensor(whole[first:last]).astype("bfloat16").astype("float32").numpy())
+        assert np.array_equal(rounded, paddle.to_tensor(full[first:last]).astype("bfloat16").astype("float32").numpy())
 
 
 @needs_cpp
@@ -282,9 +282,9 @@ def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: 
         raise AssertionError("given to the kernel")
 
     monkeypatch.setattr(linear_module, "weight_only_linear", kernel)
-    whole = packed((64, 256), QuantizationConfig(algo=algo))
-    assert linear.fits_kernel(whole)
-    part = slice_weight(whole, Shard(axis=1, start=128, stop=256, size=256))
+    full = packed((64, 256), QuantizationConfig(algo=algo))
+    assert linear.fits_kernel(full)
+    part = slice_weight(full, Shard(axis=1, start=128, stop=256, size=256))
     groups_of_32 = [packed((64, 128), QuantizationConfig(algo=algo, group_size=32))] if algo.endswith("4") else []
     for weight in (
         part,
@@ -295,8 +295,8 @@ def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: 
         x = paddle.to_tensor(normal(1, 3, weight.shape[1]))
         expected = x.numpy() @ from_formula(weight).T
         np.testing.assert_allclose(linear_module.linear_weight_only(x, weight).numpy(), expected, atol=1e-4)
-    assert linear.fits_kernel(slice_weight(whole, Shard(axis=0, start=16, stop=32, size=64)))
+    assert linear.fits_kernel(slice_weight(full, Shard(axis=0, start=16, stop=32, size=64)))
     zeros = quantize(np.zeros((64, 128), np.float32), QuantizationConfig(algo=algo))
     assert linear.fits_kernel(zeros)
     with pytest.raises(AssertionError, match="given to the kernel"):
-        linear_module.linear_weight_only(paddle.ones([1, 256]), whole)
+        linear_module.linear_weight_only(paddle.ones([1, 256]), full)

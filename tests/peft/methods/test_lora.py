@@ -93,11 +93,11 @@ def test_lora_dropout_acts_in_training_only():
     layer = random_layer(dropout=0.5)
     x = paddle.ones([64, 7])
     layer.eval()
-    calm = layer(x).numpy()
-    assert np.array_equal(calm, layer(x).numpy())
+    without_dropout = layer(x).numpy()
+    assert np.array_equal(without_dropout, layer(x).numpy())
     layer.train()
     noisy = layer(x).numpy()
-    assert not np.array_equal(noisy, calm)
+    assert not np.array_equal(noisy, without_dropout)
     layer.enabled = False
     assert np.array_equal(layer(x).numpy(), layer.base(x).numpy())
 

@@ -66,11 +66,11 @@ def test_prompt_with_neftune_trains():
     """Check that noise is added to tokens only, scaled by the lengths of their documents."""
     model = prompted().train()
     noise = EmbeddingNoise(model, alpha=5.0)
-    calm = float(loss_of(model))
+    without_noise = float(loss_of(model))
     with noise.documents(((11,), (11,))):
         paddle.seed(0)
-        assert float(loss_of(model)) != calm
-    assert float(loss_of(model)) == calm
+        assert float(loss_of(model)) != without_noise
+    assert float(loss_of(model)) == without_noise
 
 
 def test_prompt_init_sets_initial_vectors():

@@ -134,8 +134,10 @@ def test_input_recorder_layers_with_same_input_share_correlation(original: Path)
     layers = dict(adapter_layers(model.base_model))
     model._record_inputs(layers, lambda: loss_of(model).backward())
     sums = {name: id(layer.inputs) for name, layer in layers.items()}
-    of = {leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")}
-    assert len(set(of.values())) == 1
+    correlation_of = {
+        leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")
+    }
+    assert len(set(correlation_of.values())) == 1
     assert (
         len(set(sums.values())) == 4 * 2
     )  # four inputs: of both norms, of attention's output and of the gated product

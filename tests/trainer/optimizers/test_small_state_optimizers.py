@@ -223,15 +223,15 @@ def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim
             optimizer.clear_grad(set_to_zero=False)
         return optimizer
 
-    straight, before, after = Toy(shapes), Toy(shapes), Toy(shapes, seed=5)
-    run(straight, build_optimizer(straight, options(optim)), range(6))
+    uninterrupted, before, after = Toy(shapes), Toy(shapes), Toy(shapes, seed=5)
+    run(uninterrupted, build_optimizer(uninterrupted, options(optim)), range(6))
     optimizer = run(before, build_optimizer(before, options(optim)), range(3))
     state = optimizer_state(optimizer, trainable_parameters(before))
     after.set_state_dict(before.state_dict())
     resumed = build_optimizer(after, options(optim))
     restore_optimizer_state(resumed, trainable_parameters(after), {name: t.clone() for name, t in state.items()})
     run(after, resumed, range(3, 6))
-    for (name, want), (_, got) in zip(straight.named_parameters(), after.named_parameters(), strict=True):
+    for (name, want), (_, got) in zip(uninterrupted.named_parameters(), after.named_parameters(), strict=True):
         assert np.array_equal(want.numpy(), got.numpy()), name
     with pytest.raises(ValueError, match=r"1 missing \(weight\.step\)"):
         restore_optimizer_state(
