@@ -26,9 +26,8 @@ from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 _HOOKS = "hooks/"  # prefix of the names of the model's training state
-_WEIGHTS = (
-    "weights/"  # prefix of the names of the model's tensors while they are gathered; removed before they are written
-)
+# Prefix of the names of the model's tensors while they are gathered; removed before they are written.
+_WEIGHTS = "weights/"
 
 
 def save_checkpoint(
