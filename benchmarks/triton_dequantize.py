@@ -68,7 +68,7 @@ class PackedWeight:
 
     @property
     def tables(self) -> tuple[torch.Tensor, ...]:
-        """levels, scales, scale levels, group scales and offset."""
+        """Return levels, scales, scale levels, group scales and offset."""
         return (self.levels, self.scales, *self.nested)
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ def test_read_generation_config_without_eos_is_empty_list(tmp_path):
 
 
 def test_write_generation_config_empty_eos_is_null(tmp_path):
-    """An empty list would fail in transformers, which reads the first entry."""
+    """Check that null is written for no end tokens; transformers reads the first entry of a list."""
     folder = folder_with(tmp_path, {"eos_token_id": 4})
     write_generation_config(folder, {"eos_token_id": []})
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": None}

@@ -46,7 +46,7 @@ def test_safetensors_file_read_returns_writable_array(tmp_path):
 
 
 def test_safetensors_file_reads_unaligned_tensor(tmp_path):
-    """The format does not require alignment."""
+    """Read a tensor at an odd offset, as the format does not require alignment."""
     entries = {
         "c": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "w": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]},

@@ -54,7 +54,7 @@ def test_chat_interrupted_answer_is_dropped():
 
 
 def test_text_stream_writes_complete_characters():
-    """Tokens are bytes here, so an incomplete character decodes to the replacement character."""
+    """Stream bytes as tokens: an incomplete character decodes to the replacement character."""
     output = io.StringIO()
     stream = TextStream(lambda tokens: bytes(tokens).decode("utf-8", errors="replace"), output)
     written = []

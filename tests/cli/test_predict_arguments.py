@@ -26,7 +26,7 @@ def test_parse_arguments_converts_values_and_accepts_other_spellings():
 
 
 def test_parse_arguments_in_several_processes_raises(monkeypatch):
-    """All processes would write to `.output.json.incomplete`."""
+    """Check that several processes are refused, as all would write to `.output.json.incomplete`."""
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     parse_arguments(MODEL)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")

@@ -174,7 +174,7 @@ def test_load_codes_of_wrong_dtype_raises(folder: Path, tmp_path: Path, part: st
 
 @pytest.mark.parametrize("name", ["nf4_double", "fp4"])
 def test_load_bitsandbytes_folder_matches_reference(name: str):
-    """Reference: tests/golden/generators/make_quantized_model_golden.py."""
+    """Compare with bitsandbytes (tests/golden/generators/make_quantized_model_golden.py)."""
     path = DATA / "quantized_model" / name
     model = AutoModelForCausalLM.from_pretrained(path)
     assert len(quantized_linears(model)) == 14
