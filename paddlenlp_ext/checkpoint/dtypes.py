@@ -52,18 +52,18 @@ def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(bits.shape)
 
 
-def cast(values: np.ndarray, stored: str, wanted: str) -> np.ndarray:
-    """Convert an array from the format named `stored` to the format `wanted`; no copy if the two are equal.
+def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
+    """Convert an array from the format named `stored` to the format `target`; no copy if the two are equal.
 
     Raises:
         ValueError: one of the two is a floating format and the other is not.
     """
-    if stored == wanted:
+    if stored == target:
         return values
-    if (stored in FLOATING) != (wanted in FLOATING):
-        raise ValueError(f"a {stored} tensor cannot be read as {wanted}; only floating formats convert into each other")
+    if (stored in FLOATING) != (target in FLOATING):
+        raise ValueError(f"a {stored} tensor cannot be read as {target}; only floating formats convert into each other")
     if stored == "bfloat16":
         values = bfloat16_to_float32(values)
-    if wanted == "bfloat16":
+    if target == "bfloat16":
         return float32_to_bfloat16(values.astype(np.float32, copy=False))
-    return values.astype(NUMPY_DTYPE[wanted], copy=False)
+    return values.astype(NUMPY_DTYPE[target], copy=False)

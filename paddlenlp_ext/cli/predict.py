@@ -186,10 +186,10 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
     if config.get("max_position_embeddings") is None:
         return
     longest = DecoderConfig.from_dict(config).rope.max_context
-    wanted = arguments.src_length + arguments.max_length
-    if wanted > longest:
+    total = arguments.src_length + arguments.max_length
+    if total > longest:
         raise ValueError(
-            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, more "
+            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, more "
             f"than the model's context of {longest} (max_position_embeddings, scaled); lower one of them"
         )
 

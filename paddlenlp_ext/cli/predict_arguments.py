@@ -119,8 +119,8 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
     values, _ = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
     if world_size() > 1:  # each would answer every row, and all would write to the same file
         raise ValueError(
-            f"{world_size()} processes were started, but prediction takes one: start it without the launcher, or with "
-            "--nproc_per_node 1"
+            f"{world_size()} processes were started, but prediction runs in one; start it without the launcher, or "
+            "with --nproc_per_node 1"
         )
     arguments = PredictorArguments(**values)
     _check(arguments)
@@ -129,11 +129,11 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
 
 def _check(arguments: PredictorArguments) -> None:
     if arguments.lora_path and arguments.prefix_path:
-        raise ValueError("--lora_path and --prefix_path are both given; keep one, a run has one adapter")
+        raise ValueError("--lora_path and --prefix_path are both set; keep one, because a run has one adapter")
     arguments.decoding_options()
-    wanted = arguments.src_length + arguments.max_length
-    if wanted > arguments.total_max_length:
+    total = arguments.src_length + arguments.max_length
+    if total > arguments.total_max_length:
         raise ValueError(
-            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {wanted} tokens, "
+            f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, "
             f"more than --total_max_length {arguments.total_max_length}; lower one of the first two or raise the third"
         )

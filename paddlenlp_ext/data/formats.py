@@ -78,7 +78,7 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
         )
     unknown = sorted(set(context) - {"system"})
     if unknown:
-        message = f'context may only hold "system"; {", ".join(map(repr, unknown))} would have no effect: remove it'
+        message = f'context may only hold "system"; remove {", ".join(map(repr, unknown))}, which would have no effect'
         raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", unknown[0]))
     return Conversation(None, tuple(zip(sources, targets, strict=True)))
 

@@ -173,9 +173,9 @@ class KVCache:
 
         A query inside the padding attends only to itself, so that its unused result stays finite.
         """
-        wanted = (start, layer.length, window)
-        if wanted not in self._visible:
-            if any(key[:2] != wanted[:2] for key in self._visible):
+        key = (start, layer.length, window)
+        if key not in self._visible:
+            if any(cached[:2] != key[:2] for cached in self._visible):
                 self._visible.clear()
             starts_B1, queries_S = self._starts_B[:, None], np.arange(start, layer.length)
             own_first_BS = np.minimum(starts_B1, queries_S)
@@ -187,5 +187,5 @@ class KVCache:
             own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
             prefix_end_BS = np.full_like(own_first_BS, before)
             ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
-            self._visible[wanted] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
-        return self._visible[wanted]
+            self._visible[key] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
+        return self._visible[key]

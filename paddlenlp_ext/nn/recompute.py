@@ -147,7 +147,7 @@ class _SavedRegion(PyLayer):
 
     @staticmethod
     def forward(ctx, record, *tensors):
-        ctx.record, ctx.wanted = record, [not tensor.stop_gradient for tensor in tensors]
+        ctx.record, ctx.needs_grad = record, [not tensor.stop_gradient for tensor in tensors]
         outputs = tuple(output.detach() for output in record.outputs)
         return outputs[0] if record.is_single else outputs
 
@@ -155,7 +155,7 @@ class _SavedRegion(PyLayer):
     def backward(ctx, *gradients):
         record = ctx.record
         paddle.autograd.backward(list(record.outputs), list(gradients))
-        found = [x.grad if wanted else None for x, wanted in zip(record.inputs, ctx.wanted, strict=True)]
+        found = [x.grad if needed else None for x, needed in zip(record.inputs, ctx.needs_grad, strict=True)]
         return found[0] if len(found) == 1 else tuple(found)
 
 

@@ -64,7 +64,7 @@ def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 class _SwiGluCpp(PyLayer):
     @staticmethod
     def forward(ctx, gate, up, saved):
-        ctx.wanted = [not x.stop_gradient for x in (gate, up)]
+        ctx.needs_grad = [not x.stop_gradient for x in (gate, up)]
         out, *inputs = _forward(gate, up)
         saved += inputs
         ctx.save_for_backward(*inputs)
@@ -74,7 +74,7 @@ class _SwiGluCpp(PyLayer):
     def backward(ctx, gradient):
         gate, up = ctx.saved_tensor()
         gradient = gradient.contiguous()
-        gradients = [empty(gate.shape) if wanted else None for wanted in ctx.wanted]
+        gradients = [empty(gate.shape) if needed else None for needed in ctx.needs_grad]
         addresses = [None if x is None else pointer(x) for x in gradients]
         inputs = pointer(gradient), pointer(gate), pointer(up)
         run = function("swiglu_backward")

@@ -142,7 +142,7 @@ def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder:
         unexpected = sorted(set(rank) - expected - {"lm_head.weight"})
         if missing or unexpected:
             raise ValueError(
-                f"{folder}: the shards of tensor rank {number} are not those of the model that config.json describes: "
+                f"{folder}: the shards of tensor rank {number} do not match the model that config.json describes: "
                 f"{len(missing)} missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected "
                 f"({', '.join(unexpected[:3])}); models saved with fused projections are not supported"
             )

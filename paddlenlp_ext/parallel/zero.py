@@ -267,10 +267,10 @@ class Sharding:
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
         """Sum gradients at their owners, in place, and free them on the other ranks."""
-        wanted = [parameter for parameter in parameters if id(parameter) in self._reduced_to_owner]
-        if not wanted:
+        reduced = [parameter for parameter in parameters if id(parameter) in self._reduced_to_owner]
+        if not reduced:
             return
-        for owner, members in self._by_owner(fill_missing_gradients(wanted, self.axis.group)):
+        for owner, members in self._by_owner(fill_missing_gradients(reduced, self.axis.group)):
             for bucket in buckets([parameter.grad for parameter in members if parameter.grad is not None]):
                 flat = paddle.concat([gradient.reshape([-1]) for gradient in bucket])
                 dist.reduce(flat, dst=self.axis.ranks[owner], group=self.axis.group)

@@ -73,8 +73,8 @@ def restore_optimizer_state(
             differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
-    wanted = union(set(live))
-    missing, unexpected = sorted(wanted - set(saved)), sorted(set(saved) - wanted)
+    expected = union(set(live))
+    missing, unexpected = sorted(expected - set(saved)), sorted(set(saved) - expected)
     if missing or unexpected:
         raise ValueError(
             f"the checkpoint's optimizer state belongs to another optimizer or other parameters: {len(missing)} "

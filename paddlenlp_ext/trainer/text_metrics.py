@@ -58,5 +58,5 @@ def _library(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"eval_with_do_generation needs the package {error.name}: pip install -e '.[metrics]'"
+            f"eval_with_do_generation needs the package {error.name}; run: pip install -e '.[metrics]'"
         ) from error

@@ -98,7 +98,7 @@ class Trainer:
         vocab_size = model.config.vocab_size
         self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
         if eval_rows is None and (self._evaluates or config.train.load_best_model_at_end):
-            raise ValueError("evaluation during training needs eval rows: set do_eval: true and provide a dev split")
+            raise ValueError("evaluation during training needs eval rows; set do_eval: true and provide a dev split")
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def train(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ def test_parse_arguments_in_several_processes_raises(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     parse_arguments(MODEL)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(ValueError, match="2 processes were started, but prediction takes one"):
+    with pytest.raises(ValueError, match="2 processes were started, but prediction runs in one"):
         parse_arguments(MODEL)
 
 
@@ -63,7 +63,7 @@ def test_parse_arguments_switch_without_value_means_true():
         ([*MODEL, "--decode_strategy", "beam_search"], "'beam_search' is not available yet"),
         ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
         ([*MODEL, "--batch_size", "0"], "batch_size: 0 is out of range; allowed: at least 1"),
-        ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "keep one, a run has one adapter"),
+        ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "keep one, because a run has one adapter"),
         ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),
     ],
 )

@@ -197,7 +197,7 @@ def test_build_reports_unavailable_reporter_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "visualdl", None)
     with pytest.raises(ValueError, match="report_to: wandb is not available yet"):
         make_trainer(tmp_path, report_to=["wandb"]).train()
-    with pytest.raises(ValueError, match="needs VisualDL: pip install"):
+    with pytest.raises(ValueError, match="needs the package visualdl; run: pip install"):
         make_trainer(tmp_path, report_to=["visualdl"]).train()
 
 

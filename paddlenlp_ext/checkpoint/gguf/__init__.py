@@ -57,7 +57,7 @@ def require_gguf() -> None:
         ModuleNotFoundError: the library is absent; the message says how to install it.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise ModuleNotFoundError("reading a GGUF file needs the package gguf: pip install gguf==0.19.0")
+        raise ModuleNotFoundError("reading a GGUF file needs the package gguf; run: pip install gguf==0.19.0")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:

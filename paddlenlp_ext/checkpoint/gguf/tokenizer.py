@@ -207,11 +207,11 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
     """Add bos before and eos after every text if the file requests it."""
-    wanted = {
+    requested = {
         "bos_token": file.metadata.get("tokenizer.ggml.add_bos_token", default_add_bos(file)),
         "eos_token": file.metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    ends = {name: special[name] for name, add in wanted.items() if add and name in special}
+    ends = {name: special[name] for name, add in requested.items() if add and name in special}
     if not ends:
         return
     single = [ends.get("bos_token"), "$A", ends.get("eos_token")]

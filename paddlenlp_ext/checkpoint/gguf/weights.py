@@ -107,7 +107,9 @@ def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
     tensor = file.tensors[stored_name]
     if tensor.type not in _PLAIN and tensor.type not in _QUANTIZED:
         known = ", ".join([*_PLAIN, *_QUANTIZED])
-        raise ValueError(f"{file.path}: tensor {stored_name} is stored as {tensor.type}; known are {known}")
+        raise ValueError(
+            f"{file.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
+        )
     raw = np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
     if raw.size != tensor.num_bytes:
         raise ValueError(f"{file.path}: the file ends inside tensor {stored_name}; fetch it again")

@@ -70,8 +70,8 @@ def _check_sharding(sharding: str, device: str, degrees: Degrees, processes: int
         )
     elif "offload" in sharding.split() and device == "cpu":
         report.error(
-            "sharding offload moves optimizer state off the GPU; on the CPU it is in host memory already: use sharding "
-            f"{stages[0]}",
+            "sharding offload moves optimizer state off the GPU, but on the CPU it is in host memory already; use "
+            f"sharding {stages[0]}",
             "sharding",
         )
     elif processes == 1:

@@ -106,7 +106,7 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
 def _offload_needs_gpu(optim: OptimConfig, precision: PrecisionConfig, report: Report) -> None:
     if optim.offload_optim and precision.device == "cpu":
         report.error(
-            "offload_optim moves optimizer state off the GPU; on the CPU it is in host memory already: leave "
+            "offload_optim moves optimizer state off the GPU, but on the CPU it is in host memory already; leave "
             "offload_optim out",
             "offload_optim",
         )

@@ -196,8 +196,8 @@ class _BlockwiseAttention(PyLayer):
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
         gradients = (q_gradient, k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
         # Paddle rejects gradients of frozen inputs, such as a frozen projection next to an adapted one.
-        wanted = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH)]
-        return tuple(gradient if wants else None for gradient, wants in zip(gradients, wanted, strict=True))
+        needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH)]
+        return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 
 
 def _probabilities(queries: paddle.Tensor, keys: paddle.Tensor, tile: Tile) -> paddle.Tensor:

@@ -94,8 +94,8 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
         works = max(1, num_layers // degree)
         remedy = f"virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
         raise ValueError(
-            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} are {num_chunks} chunks, but the "
-            f"model has {num_layers} layers; choose {remedy}"
+            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} make {num_chunks} chunks, but "
+            f"the model has {num_layers} layers; choose {remedy}"
         )
     bounds = _even_bounds(num_layers, num_chunks, work.layer_cost(config), work.lm_head_cost(config))
     loads = [(bounds[c + 1] - bounds[c]) * work.layer_cost(config) for c in range(num_chunks)]

@@ -148,7 +148,9 @@ class VisualDLLog(Callback):
         try:
             visualdl = importlib.import_module("visualdl")
         except ModuleNotFoundError as error:
-            raise ValueError("report_to: visualdl needs VisualDL: pip install -e '.[visualdl]'") from error
+            raise ValueError(
+                "report_to: visualdl needs the package visualdl; run: pip install -e '.[visualdl]'"
+            ) from error
         self._writer = visualdl.LogWriter(logdir=str(output_dir / "runs"))
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:

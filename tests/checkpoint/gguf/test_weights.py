@@ -151,7 +151,9 @@ def test_unpermute_rows_inverts_converter():
 
 def test_read_gguf_tensor_unsupported_type_is_named(write_gguf):
     source = open_weights(write_gguf({}, {"token_embd.weight": (np.zeros((2, 84), np.uint8), "Q2_K")}))
-    with pytest.raises(ValueError, match=r"token_embd\.weight is stored as Q2_K; known are F32, .*Q6_K"):
+    with pytest.raises(
+        ValueError, match=r"token_embd\.weight is stored as Q2_K, which is not supported; known: F32, .*Q6_K"
+    ):
         source.read("model.embed_tokens.weight")
 
 

@@ -90,4 +90,4 @@ def test_sharding_offload_on_cpu_is_refused(tmp_path, monkeypatch):
     keys = SMALLEST | {"sharding": "stage2 offload"}
     load(write(tmp_path, keys | {"device": "gpu"}))
     (found,) = problems(write(tmp_path, keys | {"device": "cpu"}))
-    assert found.key == "sharding" and "in host memory already: use sharding stage2" in found.message
+    assert found.key == "sharding" and "in host memory already; use sharding stage2" in found.message
