@@ -101,9 +101,9 @@ def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
         return "use sharding stage1, or pipeline_parallel_degree 1"
     if method == "mora" and "tensor_parallel_degree" in keys:
         nearest = complete_degrees(ParallelConfig(**{**keys, "tensor_parallel_degree": 1}), processes)
-        return f"which a cut layer does not have; nearest with {processes}: {nearest}"
+        return f"; nearest with {processes}: {nearest}"
     if method == "reft" and "sequence_parallel" in keys:
-        return "of which a process has only a part; set sequence_parallel: false"
+        return "cannot be combined with sequence_parallel"
     return None
 
 
