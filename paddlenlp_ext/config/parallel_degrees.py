@@ -59,7 +59,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
 
 
 def describe_degrees(degrees: Degrees) -> str:
-    """Return the degrees above 1 with their keys, such as "tensor_parallel_degree 2 times sharding_..."."""
+    """Return the degrees above 1, such as "tensor_parallel_degree 2 times pipeline_parallel_degree 4"."""
     keys = {
         "tensor_parallel_degree": degrees.tensor,
         "pipeline_parallel_degree": degrees.pipeline,

@@ -1,4 +1,4 @@
-"""Register rules between keys, and apply those whose keys are valid so far."""
+"""Register rules between keys, and apply those whose keys have no problem yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rule = Callable[..., None]
 
 @dataclass(frozen=True)
 class AdapterChoice:
-    """The chosen adapter method, as rules need to know it.
+    """Chosen adapter method, for the rules that depend on it.
 
     Attributes:
         switch: key that chose the method, None without an adapter.

@@ -48,7 +48,7 @@ def _resume_needs_training(train: TrainConfig, report: Report) -> None:
     if train.resume_from_checkpoint and not train.do_train:
         report.error(
             "resume_from_checkpoint needs do_train: true; to evaluate a trained model set model_name_or_path to its "
-            "folder, for an adapter its method's path (lora_path)",
+            "folder, or for an adapter the method's path (lora_path)",
             "resume_from_checkpoint",
             "do_train",
         )
