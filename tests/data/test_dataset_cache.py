@@ -16,7 +16,7 @@ from paddlenlp_ext.data.dataset import TokenArrays, load_dataset, load_or_build
 from paddlenlp_ext.data.types import DataStats, InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
-from tests.golden.generators.make_token_cache_golden import data_config, make_words_tokenizer
+from tests.golden.generators.write_token_cache import data_config, make_words_tokenizer
 
 GOLDEN_DATA = Path(__file__).parent.parent / "golden/data"
 

@@ -99,7 +99,7 @@ def build_model(base: str, reft: dict[str, Any], interventions: dict[int, torch.
         {"layer": layer, "component": "block_output", "low_rank_dimension": reft["rank"], "intervention": made}
         for layer, made in interventions.items()
     ]
-    return pyreft.get_reft_model(model, pyreft.ReFTConfig(representations=places))
+    return pyreft.get_reft_model(model, pyreft.ReftConfig(representations=places))
 
 
 def write_adapter(folder: Path, reft: dict[str, Any], interventions: dict[int, torch.nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 It was run once, at commit f1ae12d: later versions of the package must find and read the cache of that commit.
 
-    PYTHONPATH=<checkout of f1ae12d>:<this checkout> python -m tests.golden.generators.make_token_cache_golden FOLDER
+    PYTHONPATH=<checkout of f1ae12d>:<this checkout> python -m tests.golden.generators.write_token_cache FOLDER
 """
 
 from __future__ import annotations
