@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
+
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+
+_USAGE = """merge_tp_and_pp_params.py --model_name_or_path DIR --tp 2 --pp 2 --allow_pickle [--key value ...]
+
+Merge a model that PaddleNLP saved with one file per rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeShardsArguments(OptionGroup):
+    """Arguments of merge_tp_and_pp_params.py."""
+
+    model_name_or_path: str = option(MISSING, help="folder written by PaddleNLP")
+    tensor_parallel_degree: int = option(MISSING, help="tensor-parallel degree of the run", minimum=0, aliases=("tp",))
+    pipeline_parallel_degree: int = option(
+        MISSING, help="pipeline-parallel degree of the run", minimum=0, aliases=("pp",)
+    )
+    output_path: str | None = option(None, help="folder of the merged model; unset: model_name_or_path")
+    device: str = option("cpu", help="accepted for compatibility, no effect: nothing is computed")
+    allow_pickle: bool = option(False, help="read the .pdparams files; objects other than arrays are refused")
 
 
 def merge_shards(argv: Sequence[str]) -> str:
     """Merge the shards that `argv` names; return one line that describes the result.
 
     Raises:
-        ValueError: see `merge_saved_shards`.
+        ValueError: the arguments are invalid, or see `merge_saved_shards`.
     """
-    arguments = _parse(argv)
+    values, _ = parse_arguments(argv, options_of(MergeShardsArguments, "arguments"), _USAGE)
+    arguments = MergeShardsArguments(**values)
+    if not arguments.allow_pickle:
+        raise ValueError(
+            "the shards are pickles (.pdparams); add --allow_pickle (objects other than arrays in them are refused)"
+        )
     from paddlenlp_ext.parallel.paddlenlp_shards import merge_saved_shards
 
     report = merge_saved_shards(
-        arguments.model_name_or_path,
+        Path(arguments.model_name_or_path),
         arguments.tensor_parallel_degree,
         arguments.pipeline_parallel_degree,
-        arguments.output_path,
+        None if arguments.output_path is None else Path(arguments.output_path),
     )
     return f"{report.output}: {report.num_tensors} tensors, {report.num_joined} of them joined from shards"
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="merge_tp_and_pp_params.py",
-        description="Merge a model that PaddleNLP saved with one file per rank.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--model_name_or_path", required=True, type=Path, help="folder written by PaddleNLP")
-    parser.add_argument(
-        "--tensor_parallel_degree", "--tp", type=int, required=True, help="tensor-parallel degree of the run"
-    )
-    parser.add_argument(
-        "--pipeline_parallel_degree", "--pp", type=int, required=True, help="pipeline-parallel degree of the run"
-    )
-    parser.add_argument("--output_path", type=Path, help="folder of the merged model; default: model_name_or_path")
-    parser.add_argument("--device", default="cpu", help="accepted for compatibility, no effect: nothing is computed")
-    parser.add_argument(
-        "--allow_pickle", action="store_true", help="read the .pdparams files; objects other than arrays are refused"
-    )
-    arguments = parser.parse_args(argv)
-    if not arguments.allow_pickle:
-        parser.error(
-            "the shards are pickles (.pdparams); add --allow_pickle (objects other than arrays in them are refused)"
-        )
-    return arguments

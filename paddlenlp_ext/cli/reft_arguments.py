@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
+
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+
+_USAGE = """reft_predictor.py --model_name_or_path MODEL --reft_path REFT --data_file ROWS [--key value ...]
+
+Answer a file of rows with a ReFT model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReftArguments(OptionGroup):
+    """Arguments of reft_predictor.py."""
+
+    model_name_or_path: str = option(MISSING, help="base model")
+    reft_path: str = option(MISSING, help="folder of the ReFT adapter")
+    data_file: str = option(MISSING, help="rows to answer, one JSON object per line")
+    output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
+    batch_size: int = option(1, help="prompts decoded together", minimum=1)
+    max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
+    src_length: int = option(512, help="maximum tokens of a prompt; longer: truncated", minimum=1)
+    num_beams: int = option(1, help="only 1: beam search is not available")
+    device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
+    dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
+    chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: that of the training run")
 
 
 def predictor_arguments(argv: Sequence[str]) -> list[str]:
@@ -14,23 +38,11 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     `--max_length` counts prompt and answer together here, as in PaddleNLP, and decoding is greedy.
 
     Raises:
-        ValueError: no tokens are left for answers, or the folder holds an adapter of another method.
+        ValueError: an argument is invalid, no tokens are left for answers, or the folder holds an adapter of another
+            method.
     """
-    parser = argparse.ArgumentParser(
-        prog="reft_predictor.py", description="Answer a file of rows with a ReFT model.", allow_abbrev=False
-    )
-    parser.add_argument("--model_name_or_path", required=True, help="base model")
-    parser.add_argument("--reft_path", required=True, help="folder of the ReFT adapter")
-    parser.add_argument("--data_file", required=True, help="rows to answer, one JSON object per line")
-    parser.add_argument("--output_file", default="output.json", help='file for the lines {"src", "tgt", "output"}')
-    parser.add_argument("--batch_size", type=int, default=1, help="prompts decoded together")
-    parser.add_argument("--max_length", type=int, default=1024, help="maximum tokens of prompt and answer together")
-    parser.add_argument("--src_length", type=int, default=512, help="maximum tokens of a prompt; longer: truncated")
-    parser.add_argument("--num_beams", type=int, default=1, help="only 1: beam search is not available")
-    parser.add_argument("--device", help="cpu, gpu, gpu:1, ...; default: a GPU if there is one")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: float32 on the CPU, else bfloat16")
-    parser.add_argument("--chat_template", help="Jinja or JSON file, or none; default: that of the training run")
-    arguments = vars(parser.parse_args(argv))
+    values, _ = parse_arguments(argv, options_of(ReftArguments, "arguments"), _USAGE)
+    arguments = asdict(ReftArguments(**values))
     check_reft(Path(arguments["reft_path"]).expanduser())
     arguments["lora_path"] = arguments.pop("reft_path")
     arguments["total_max_length"] = arguments["max_length"]
