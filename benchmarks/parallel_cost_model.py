@@ -17,7 +17,7 @@ from typing import Any
 from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
-from paddlenlp_ext.parallel.pipeline.schedule import Pass, entries
+from paddlenlp_ext.parallel.pipeline.schedule import Pass, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
 
@@ -229,7 +229,7 @@ def _activations(config: Any, layout: Layout, step: Step, process: int, layers: 
     bounds = _bounds(config, layout, step)
     saved_by_chunk = [layers.saved(range(*bounds[c : c + 2])) - layers.recomputed for c in range(len(bounds) - 1)]
     current = peak = 0.0
-    for entry in entries(process, degree, degree * layout.virtual, step.micro_batches, True):
+    for entry in build_schedule(process, degree, degree * layout.virtual, step.micro_batches, True):
         if isinstance(entry, Pass):
             current += -saved_by_chunk[entry.chunk] if entry.backward else saved_by_chunk[entry.chunk]
             peak = max(peak, current)
