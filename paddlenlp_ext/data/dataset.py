@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,6 +21,7 @@ import numpy as np
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.inflection import lexicon_path, read_inflection
+from paddlenlp_ext.data.row_fields import unknown_fields
 from paddlenlp_ext.data.sources import find_files, read_rows
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
@@ -27,11 +30,15 @@ from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, EncodedRo
 from paddlenlp_ext.utils.files import atomic_folder, file_lock
 from paddlenlp_ext.utils.logging import get_logger
 
-TOKENIZATION_VERSION = 1
+TOKENIZATION_VERSION = 2
 """Part of the cache key: raise it with every change that produces other tokens from the same rows.
 
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
 """
+_PLAIN_KEYS = frozenset(
+    {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
+)
+"""Keys of rows that versions 1 and 2 read alike; files with only these keys keep their caches of version 1."""
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
 """Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
 
@@ -84,9 +91,9 @@ class TokenizedDataset:
         return self._files[file], int(line)
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """Yield (prompt ids, reference answer, question) of the last turn of every row, to evaluate by generation.
+        """Yield (prompt ids, reference answer, question) of the last target of every row, to evaluate by generation.
 
-        The ids are the tokens of the row before its last answer. The texts are read from the data files again.
+        The ids are the tokens of the row before its last target answer. The texts are read from the data files again.
 
         Raises:
             ValueError: the dataset is plain text, without answers, or a row has an empty prompt.
@@ -160,6 +167,8 @@ def load_dataset(
     get_logger().info("%s", stats.table(f"{split} rows of {config.dataset_name_or_path}"))
     for problem in stats.examples:
         get_logger().warning("dropped: %s", problem)
+    for line in stats.describe_unknown_fields():
+        get_logger().info("%s", line)
     return TokenizedDataset(arrays, stats, names, read, config.autoregressive)
 
 
@@ -190,7 +199,8 @@ def tokenize(
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
         ValueError: no row is valid.
     """
-    results = list(encode_rows(rows, template, limits, autoregressive))
+    unknown: dict[str, Counter[str]] = {}
+    results = list(encode_rows(_count_unknown_fields(rows, autoregressive, unknown), template, limits, autoregressive))
     valid = [row for row in results if not isinstance(row, InvalidRow)]
     dropped = [row for row in results if isinstance(row, InvalidRow)]
     invalid = [row for row in dropped if not row.by_policy]
@@ -206,6 +216,7 @@ def tokenize(
         num_tokens=len(arrays.tokens),
         num_target_tokens=int(arrays.loss_mask.sum()),
         num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
+        unknown_fields={file: dict(counts) for file, counts in unknown.items()},
     )
     stats.drop(dropped, MAX_LISTED)
     stats.check()
@@ -213,6 +224,17 @@ def tokenize(
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
         raise ValueError(f"{', '.join(files)}: no valid row\n{stats.table()}{listed}")
     return arrays, stats
+
+
+def _count_unknown_fields(
+    rows: Iterable[SourceRow | InvalidRow], autoregressive: bool, unknown: dict[str, Counter[str]]
+) -> Iterator[SourceRow | InvalidRow]:
+    """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+    for row in rows:
+        if isinstance(row, SourceRow):
+            for name in unknown_fields(row.value, autoregressive):
+                unknown.setdefault(str(row.location.file), Counter())[name] += 1
+        yield row
 
 
 def _open_split(name_or_path: str, split: str) -> tuple[list[Path], list[str], ReadRows]:
@@ -233,7 +255,7 @@ class TokenArrays:
         loss_mask: bool [tokens], true for target tokens.
         offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
         locations: int64 [rows, 3]: index of the file, line, column.
-        answers: int64 [rows, 2]: index of the last answer's first token within the row, and index of its turn.
+        answers: int64 [rows, 2]: index of the last target answer's first token within the row, and index of its turn.
     """
 
     tokens: np.ndarray
@@ -313,23 +335,33 @@ def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, opti
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
     """
+    contents = [path.read_bytes() for path in files]
     parts = {
-        "files": [(str(path), _hash(path.read_bytes())) for path in files],
+        "files": [(str(path), _hash(content)) for path, content in zip(files, contents, strict=True)],
         "tokenizer": tokenizer,
         "template": template_text,
         "options": dict(options),
-        **tokenization_facts(),
+        **tokenization_facts(all(map(_has_plain_keys, contents))),
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())
 
 
-def tokenization_facts() -> dict[str, Any]:
-    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries."""
+def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
+    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries.
+
+    Args:
+        has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
+    """
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    if TOKENIZATION_VERSION > 1:
-        return {"code": TOKENIZATION_VERSION, "versions": libraries}
-    first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
-    return {"code": first["code"], "versions": [first["package"], *libraries]}
+    if has_plain_keys and TOKENIZATION_VERSION == 2:
+        first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
+        return {"code": first["code"], "versions": [first["package"], *libraries]}
+    return {"code": TOKENIZATION_VERSION, "versions": libraries}
+
+
+def _has_plain_keys(content: bytes) -> bool:
+    """Return whether JSON rows have only keys of `_PLAIN_KEYS`; a quoted key in a text may make the result False."""
+    return all(match[1] in _PLAIN_KEYS for match in re.finditer(rb'"([^"]*)"\s*:', content))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -1,13 +1,30 @@
-"""Formats of a row, and their parsers, each of which returns a `Conversation`.
+"""Parsers of the formats of a row, each of which returns a `Conversation`.
 
-The keys of a row select its format; other keys (an id, a source) are ignored.
+The keys of a row select its format. `row_fields` lists the known fields and their effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from paddlenlp_ext.data.row_fields import (
+    ALPACA,
+    MESSAGES,
+    NO_TARGET,
+    NOT_SUPPORTED,
+    NOTHING,
+    SHAREGPT,
+    SRC_TGT,
+    FieldPath,
+    RowFormat,
+    check_no_weights,
+    check_questions,
+    check_refusals,
+    check_row_weights,
+    loss_weights,
+)
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 KNOWN_FORMATS = (
@@ -21,10 +38,22 @@ EMPTY_TARGET = "empty target"
 UNEQUAL_LISTS = "unequal lists"
 ROLE_ORDER = "role order"
 TWO_SYSTEMS = "two system prompts"
-NOT_SUPPORTED = "not supported"
 
-Message = tuple[str, str, tuple[str | int, ...]]
-"""Role, text, and path of the text in its row."""
+
+class Message(NamedTuple):
+    """Message of a conversation.
+
+    Attributes:
+        role: role as the row writes it.
+        text: content of the message.
+        path: path of the content in the row.
+        weights: the message's loss weights, from `loss_weights`.
+    """
+
+    role: str
+    text: str
+    path: FieldPath
+    weights: dict[str, bool]
 
 
 def parse_row(value: Any) -> Conversation:
@@ -35,26 +64,34 @@ def parse_row(value: Any) -> Conversation:
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
-    complete = [parse for keys, parse in _FORMATS if all(key in value for key in keys)]
+    check_refusals(value)
+    check_row_weights(value)
+    complete = [row_format for row_format in _PARSERS if not row_format.missing(value)]
     if len(complete) > 1:
-        named = " and ".join("/".join(keys) for keys, _ in _FORMATS if all(key in value for key in keys))
+        named = " and ".join(row_format.name for row_format in complete)
         raise InvalidRowError(UNKNOWN_FORMAT, f"the row has the keys of two formats: {named}; keep one")
     if not complete:
         raise _no_format(value)
-    conversation = complete[0](value)
+    check_questions(value, complete[0])
+    conversation = _PARSERS[complete[0]](value)
     if not conversation.turns:
         raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns; add a question and an answer")
-    return Conversation(_choose_system(conversation.system, value), conversation.turns)
+    if len(conversation.context_turns) == len(conversation.turns):
+        raise InvalidRowError(NO_TARGET, "every answer has weight 0, so the row has no target; remove the row")
+    return replace(conversation, system=_choose_system(conversation.system, value))
 
 
 def parse_text(value: Any) -> str:
     """Return the plain text of a row, for `autoregressive`: its `src` (lists are joined) or its `text`.
 
     Raises:
-        InvalidRowError: both keys are missing, or the text is empty or of the wrong type.
+        InvalidRowError: both keys are missing, the text is empty or of the wrong type, or a field makes the row
+            invalid.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
+    check_refusals(value)
+    check_row_weights(value)
     key = "src" if "src" in value else "text"
     if key not in value:
         raise InvalidRowError(MISSING_KEY, f'the row has {_describe_keys(value)}; autoregressive needs "src" or "text"')
@@ -71,37 +108,33 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
         raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
     for index, target in enumerate(targets):
         _check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
-    context = {} if row.get("context") is None else row["context"]
-    if not isinstance(context, dict):
-        raise InvalidRowError(
-            WRONG_TYPE, f'context is {_type_name(context)}; write an object such as {{"system": ...}}', ("context",)
-        )
-    unknown = sorted(set(context) - {"system"})
-    if unknown:
-        message = f'context may only hold "system"; remove {", ".join(map(repr, unknown))}, which would have no effect'
-        raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", unknown[0]))
     return Conversation(None, tuple(zip(sources, targets, strict=True)))
 
 
 def _parse_messages(row: dict[str, Any]) -> Conversation:
-    messages = []
-    for index, item in enumerate(_list(row["messages"], ("messages",))):
-        path = ("messages", index)
-        role = _member(item, "role", path)
-        if role == "assistant":
-            _check_only_text(item, path)
-        messages.append((role, _content(_member(item, "content", path), (*path, "content")), (*path, "content")))
+    messages = _read_messages(row["messages"], ("messages",), MESSAGES, _content)
     return _alternate(messages, {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"})
 
 
 def _parse_sharegpt(row: dict[str, Any]) -> Conversation:
-    messages = []
-    for index, item in enumerate(_list(row["conversations"], ("conversations",))):
-        path = ("conversations", index)
-        speaker = _member(item, "from", path)
-        messages.append((speaker, _text(_member(item, "value", path), (*path, "value")), (*path, "value")))
+    messages = _read_messages(row["conversations"], ("conversations",), SHAREGPT, _text)
     roles = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
     return _alternate(messages, roles)
+
+
+def _read_messages(
+    items: Any, path: FieldPath, row_format: RowFormat, read_content: Callable[[Any, FieldPath], str]
+) -> list[Message]:
+    role_key, content_key = row_format.message
+    messages = []
+    for index, item in enumerate(_list(items, path)):
+        item_path = (*path, index)
+        role = _member(item, role_key, item_path)
+        check_refusals(item, item_path)
+        content_path = (*item_path, content_key)
+        text = read_content(_member(item, content_key, item_path), content_path)
+        messages.append(Message(role, text, content_path, loss_weights(item, item_path)))
+    return messages
 
 
 def _parse_alpaca(row: dict[str, Any]) -> Conversation:
@@ -115,79 +148,86 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
         question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
         _check_target(answer, (*path, 1))
         turns.append((question, answer))
-    instruction, output = _text(row["instruction"], ("instruction",)), _text(row["output"], ("output",))
-    extra = _text(row["input"], ("input",)) if row.get("input") is not None else ""
+    present = [name for name in ("instruction", "input") if row.get(name) is not None] or ["instruction"]
+    parts = [_text(row.get(name), (name,)) for name in present]
+    output = _text(row["output"], ("output",))
     _check_target(output, ("output",))
-    turns.append((f"{instruction}\n{extra}" if extra else instruction, output))
+    turns.append(("\n".join(part for part in parts if part), output))
     return Conversation(None, tuple(turns))
 
 
-_FORMATS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Conversation]], ...] = (
-    (("src", "tgt"), _parse_src_tgt),
-    (("messages",), _parse_messages),
-    (("conversations",), _parse_sharegpt),
-    (("instruction", "output"), _parse_alpaca),
-)
+_PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
+    SRC_TGT: _parse_src_tgt,
+    MESSAGES: _parse_messages,
+    SHAREGPT: _parse_sharegpt,
+    ALPACA: _parse_alpaca,
+}
 
 
 def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversation:
     """Return the turns of messages: an optional system prompt, then user and assistant alternately, an answer last."""
     system: str | None = None
     turns: list[tuple[str, str]] = []
+    context_turns: set[int] = set()
     question: str | None = None
-    for index, (name, text, path) in enumerate(messages):
-        role = roles.get(name) if isinstance(name, str) else None
+    for index, message in enumerate(messages):
+        path = message.path[:-1]
+        role = roles.get(message.role) if isinstance(message.role, str) else None
         if role is None:
-            known = ", ".join(roles)
-            raise InvalidRowError(ROLE_ORDER, f"role {name!r} is unknown; use {known}", path[:-1])
+            raise InvalidRowError(ROLE_ORDER, f"role {message.role!r} is unknown; use {', '.join(roles)}", path)
+        if role != "assistant":
+            _check_context(message)
         if role == "system":
             if index:
                 raise InvalidRowError(
-                    ROLE_ORDER, "a system message follows another message; move it to the beginning", path[:-1]
+                    ROLE_ORDER, "a system message follows another message; move it to the beginning", path
                 )
-            system = text
+            system = message.text
         elif role == "user":
             if question is not None:
                 raise InvalidRowError(
-                    ROLE_ORDER, "a user message follows a user message; add the answer, or join them", path[:-1]
+                    ROLE_ORDER, "a user message follows a user message; add the answer, or join them", path
                 )
-            question = text
+            question = message.text
         else:
             if question is None:
                 raise InvalidRowError(
-                    ROLE_ORDER, "an assistant message has no user message before it; add the question", path[:-1]
+                    ROLE_ORDER, "an assistant message has no user message before it; add the question", path
                 )
-            _check_target(text, path)
-            turns.append((question, text))
+            _check_target(message.text, message.path)
+            if False in message.weights.values():
+                context_turns.add(len(turns))
+            turns.append((question, message.text))
             question = None
     if question is not None:
-        raise InvalidRowError(ROLE_ORDER, "the last message is a user message; add its answer", messages[-1][2][:-1])
-    return Conversation(system, tuple(turns))
+        raise InvalidRowError(ROLE_ORDER, "the last message is a user message; add its answer", messages[-1].path[:-1])
+    return Conversation(system, tuple(turns), frozenset(context_turns))
 
 
-def _content(value: Any, path: tuple[str | int, ...]) -> str:
-    """Return the text of OpenAI content: a string, or a list of parts of type "text"."""
+def _check_context(message: Message) -> None:
+    for name, is_target in message.weights.items():
+        if is_target:
+            problem = f"{name} makes a {message.role} message a target, but only answers can be targets; remove it"
+            raise InvalidRowError(NOT_SUPPORTED, problem, (*message.path[:-1], name))
+
+
+def _content(value: Any, path: FieldPath) -> str:
+    """Return the text of OpenAI content: a string, or a list of parts of type "text", with "text" or "value"."""
     if not isinstance(value, list):
         return _text(value, path)
     texts = []
     for index, part in enumerate(value):
+        part_path = (*path, index)
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise InvalidRowError(
-                WRONG_TYPE, 'the part is not of type "text"; only text can be trained on', (*path, index)
-            )
-        texts.append(_text(_member(part, "text", (*path, index)), (*path, index, "text")))
+            raise InvalidRowError(WRONG_TYPE, 'the part is not of type "text"; only text can be trained on', part_path)
+        check_refusals(part, part_path)
+        check_no_weights(part, part_path)
+        present = [name for name in ("text", "value") if part.get(name) is not None]
+        if len(present) > 1:
+            raise InvalidRowError(NOT_SUPPORTED, 'the part has "text" and "value"; keep one', (*part_path, "value"))
+        key = present[0] if present else "text"
+        texts.append(_text(_member(part, key, part_path), (*part_path, key)))
     return "".join(texts)
-
-
-def _check_only_text(message: dict[str, Any], path: tuple[str | int, ...]) -> None:
-    """Raise InvalidRowError if an assistant message has members that training cannot honor."""
-    for key in ("tool_calls", "function_call"):
-        if message.get(key):
-            raise InvalidRowError(NOT_SUPPORTED, f"{key} cannot be trained on; remove the row", (*path, key))
-    weight = message.get("weight")
-    if weight is not None and weight != 1:
-        remedy = "every answer has weight 1 in the loss; end the row before this answer, or remove its weight"
-        raise InvalidRowError(NOT_SUPPORTED, f"weight {weight!r}: {remedy}", (*path, "weight"))
 
 
 def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None:
@@ -196,8 +236,8 @@ def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None
     In `system` and `context`, null and the empty string both mean no system prompt.
     """
     chosen = from_messages
-    for holder, path in ((row, ("system",)), (row.get("context"), ("context", "system"))):
-        if not isinstance(holder, dict) or holder.get("system") is None:
+    for holder, path in ((row, ("system",)), (_context(row), ("context", "system"))):
+        if holder.get("system") is None:
             continue
         text = _text(holder["system"], path)
         if text and chosen not in (None, text):
@@ -208,13 +248,29 @@ def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None
     return chosen
 
 
-def _texts(value: Any, path: tuple[str | int, ...]) -> list[str]:
+def _context(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row's `context`, which may hold only the system prompt."""
+    context = row.get("context")
+    if context in NOTHING:
+        return {}
+    if not isinstance(context, dict):
+        raise InvalidRowError(
+            WRONG_TYPE, f'context is {_type_name(context)}; write an object such as {{"system": ...}}', ("context",)
+        )
+    unknown = sorted(set(context) - {"system"})
+    if unknown:
+        message = f'context may only hold "system"; remove {", ".join(map(repr, unknown))}, which would have no effect'
+        raise InvalidRowError(UNKNOWN_FORMAT, message, ("context", unknown[0]))
+    return context
+
+
+def _texts(value: Any, path: FieldPath) -> list[str]:
     if isinstance(value, list):
         return [_text(item, (*path, index)) for index, item in enumerate(value)]
     return [_text(value, path)]
 
 
-def _text(value: Any, path: tuple[str | int, ...]) -> str:
+def _text(value: Any, path: FieldPath) -> str:
     if not isinstance(value, str):
         raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(value)}; write a string", path)
     if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
@@ -224,13 +280,13 @@ def _text(value: Any, path: tuple[str | int, ...]) -> str:
     return value
 
 
-def _list(value: Any, path: tuple[str | int, ...]) -> list[Any]:
+def _list(value: Any, path: FieldPath) -> list[Any]:
     if not isinstance(value, list):
         raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(value)}; write a list", path)
     return value
 
 
-def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
+def _member(item: Any, key: str, path: FieldPath) -> Any:
     if not isinstance(item, dict):
         raise InvalidRowError(WRONG_TYPE, f"{_dotted(path)} is {_type_name(item)}; write an object", path)
     if key not in item:
@@ -238,17 +294,17 @@ def _member(item: Any, key: str, path: tuple[str | int, ...]) -> Any:
     return item[key]
 
 
-def _check_target(text: str, path: tuple[str | int, ...]) -> None:
+def _check_target(text: str, path: FieldPath) -> None:
     if not text.strip():
         raise InvalidRowError(EMPTY_TARGET, f"{_dotted(path)} is empty; write an answer or remove the row", path)
 
 
 def _no_format(row: dict[str, Any]) -> InvalidRowError:
-    for keys, _ in _FORMATS:
-        absent = [key for key in keys if key not in row]
-        if len(absent) < len(keys):
+    for row_format in _PARSERS:
+        missing = row_format.missing(row)
+        if len(missing) < len(row_format.required):
             return InvalidRowError(
-                MISSING_KEY, f"the row has {_describe_keys(row)}; add {', '.join(map(repr, absent))}"
+                MISSING_KEY, f"the row has {_describe_keys(row)}; add {', '.join(map(repr, missing))}"
             )
     return InvalidRowError(UNKNOWN_FORMAT, f"the row has {_describe_keys(row)}; known formats: {KNOWN_FORMATS}")
 
@@ -257,7 +313,7 @@ def _describe_keys(row: dict[str, Any]) -> str:
     return f"the keys {', '.join(map(repr, row))}" if row else "no keys"
 
 
-def _dotted(path: tuple[str | int, ...]) -> str:
+def _dotted(path: FieldPath) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.formats import parse_row
+from paddlenlp_ext.data.row_fields import without_training_fields
 from paddlenlp_ext.data.sources import location_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.types import MAX_LISTED, Conversation, InvalidRow, InvalidRowError
@@ -76,9 +77,13 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
 def parse_prompt(value: Any) -> Prompt:
     """Return the prompt of a row in any known format, with or without its last answer.
 
+    Loss weights and ratings of answers have no effect.
+
     Raises:
         InvalidRowError: the row is invalid, as for `formats.parse_row`.
     """
+    if isinstance(value, dict):
+        value = without_training_fields(value)
     completed = _with_an_answer(value) if isinstance(value, dict) else None
     conversation: Conversation = parse_row(value if completed is None else completed)
     *history, (text, answer) = conversation.turns
@@ -89,7 +94,7 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
     """Return a row with a stand-in for its missing last answer; None if the row has one or its format is unknown."""
     if "src" in row:
         return _complete_target(row)
-    if "instruction" in row:
+    if "instruction" in row or "input" in row:
         return None if _is_given(row.get("output")) else {**row, "output": _STAND_IN}
     for key, role_key, asked, answer in (
         ("messages", "role", ("user",), {"role": "assistant", "content": _STAND_IN}),

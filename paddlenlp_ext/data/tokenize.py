@@ -15,13 +15,14 @@ System prompts and the markers of the template are never truncated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
 from paddlenlp_ext.data.formats import parse_row, parse_text
+from paddlenlp_ext.data.row_fields import NO_TARGET
 from paddlenlp_ext.data.sources import location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, RenderedTurn, join_turns
 from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, SourceRow
@@ -32,7 +33,6 @@ CHUNK_ROWS = 1000
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
 NO_ROOM = "no room"
-NO_TARGET = "no target token"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TokenizedRow:
         location: location of the row in its file.
         tokens: int32 [L].
         loss_mask: bool [L], true for target tokens; false for the first token, which no position predicts.
-        answer_start: index of the last answer's first token.
+        answer_start: index of the last target answer's first token.
         last_turn: index of that answer's turn in the untruncated row.
         num_truncated_tokens: number of tokens that truncation removed.
     """
@@ -112,11 +112,22 @@ def _finish(
 ) -> TokenizedRow | InvalidRow:
     try:
         truncated = truncate_turns(conversation, texts, turns, template, limits)
-        tokens, loss_mask = join_turns(truncated.turns)
-        answer_start = len(tokens) - len(truncated.turns[-1].answer)
-        return _tokenized(row, tokens, loss_mask, answer_start, truncated.last_turn, truncated.num_truncated_tokens)
+        first_turn = truncated.last_turn - len(truncated.turns) + 1
+        context_turns = {index - first_turn for index in conversation.context_turns}
+        target = _last_target(truncated.turns, context_turns)
+        tokens, loss_mask = join_turns(truncated.turns, context_turns)
+        answer_start = sum(turn.length for turn in truncated.turns[:target]) + len(truncated.turns[target].prompt)
+        return _tokenized(row, tokens, loss_mask, answer_start, first_turn + target, truncated.num_truncated_tokens)
     except InvalidRowError as error:
         return _invalid(row, error)
+
+
+def _last_target(turns: Sequence[EncodedTurn], context_turns: Collection[int]) -> int:
+    """Return the index of the last turn whose answer counts in the loss."""
+    for index in reversed(range(len(turns))):
+        if index not in context_turns:
+            return index
+    raise InvalidRowError(NO_TARGET, "truncation leaves only answers of weight 0; raise max_length or remove the row")
 
 
 def _encode_texts(

@@ -54,10 +54,17 @@ class InvalidRow:
 
 @dataclass(frozen=True)
 class Conversation:
-    """System prompt (or None) and (user, assistant) turns in order."""
+    """Conversation of a row.
+
+    Attributes:
+        system: system prompt, or None.
+        turns: (user, assistant) messages in order.
+        context_turns: indices of turns whose answers are context: their tokens do not count in the loss.
+    """
 
     system: str | None
     turns: tuple[tuple[str, str], ...]
+    context_turns: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ class DataStats:
         num_target_tokens: tokens in the dataset that count in the loss.
         num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
         examples: the first dropped rows, for the log.
+        unknown_fields: file -> field -> number of rows with it, for fields that have no effect and are not metadata.
     """
 
     num_read: int = 0
@@ -137,6 +145,7 @@ class DataStats:
     num_target_tokens: int = 0
     num_truncated_tokens: int = 0
     examples: tuple[InvalidRow, ...] = ()
+    unknown_fields: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def num_dropped(self) -> int:
@@ -164,6 +173,12 @@ class DataStats:
         digits = max(len(f"{count:,}") for _, count in lines)
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
 
+    def describe_unknown_fields(self) -> list[str]:
+        """Return a line for each file that has unknown fields, for the log."""
+        return [
+            f"{file}: fields without effect: {_list_counts(counts)}" for file, counts in self.unknown_fields.items()
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values for account.json, under the keys that earlier versions wrote."""
         values = asdict(self)
@@ -183,3 +198,9 @@ class DataStats:
             for row in values["examples"]
         )
         return cls(**counts, examples=examples)
+
+
+def _list_counts(counts: dict[str, int]) -> str:
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    listed = [f"{name} ({counts[name]:,} row{'s' if counts[name] > 1 else ''})" for name in names[:MAX_LISTED]]
+    return ", ".join(listed) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import shutil
@@ -132,6 +133,27 @@ def test_cache_key_with_another_tokenization_or_library_version_changes(key_of, 
     assert key_of() == before
     monkeypatch.setattr(dataset_module, "TOKENIZATION_VERSION", dataset_module.TOKENIZATION_VERSION + 1)
     assert key_of() != before
+
+
+@pytest.mark.parametrize(
+    ("row", "is_version_1"),
+    [
+        ('{"src": "a", "tgt": "b"}', True),
+        ('{"messages" : [{"role": "user", "content": "say \\"weight\\""}]}', True),
+        ('{"src": "a", "tgt": "b", "weight": 0}', False),
+        ('{"instruction": "", "input": "a", "output": "b"}', False),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "value": "a"}]}]}', False),
+    ],
+)
+def test_cache_key_of_rows_that_version_1_read_alike_is_that_of_version_1(tmp_path, row, is_version_1):
+    file = tmp_path / "train.json"
+    file.write_text(row)
+    parts = {"tokenizer": "t", "template_text": "", "options": {}}
+    key = dataset_module.cache_key(files=[file], **parts)
+    facts = dataset_module.tokenization_facts(is_version_1)
+    content = hashlib.sha256(file.read_bytes()).hexdigest()
+    expected = {"files": [(str(file), content)], "tokenizer": "t", "template": "", "options": {}, **facts}
+    assert key == hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
 
 
 def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeypatch):

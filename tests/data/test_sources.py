@@ -15,6 +15,7 @@ LONG = "verb " * 200
 BROKEN, TYPE, MISSING, UNKNOWN = "broken JSON", "wrong type", "missing key", "unknown format"
 EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "key written twice"
 UTF8, SYSTEMS, UNSUPPORTED = "not UTF-8", "two system prompts", "not supported"
+NO_TARGET = "no target token"
 
 
 def messages(*pairs: tuple[str, object]) -> str:
@@ -87,6 +88,10 @@ DAMAGED_LINES = [
     located('{"src": "a", "tgt": "b", "context": "You"}', '"You', TYPE),
     located('{"src": "a", "tgt": "b", "context": {"system": 1}}', "1", TYPE),
     located('{"src": "a", "tgt": "b", "context": {"sistem": "You"}}', '"You', UNKNOWN),  # codespell:ignore sistem
+    located('{"src": "a", "tgt": "b", "train": false}', "false", NO_TARGET),
+    located('{"src": "a", "tgt": "b", "label": false}', "false", UNSUPPORTED),
+    located('{"src": "a", "tgt": "b", "response": ["b", "c"], "sort": [1, 0]}', "[1", UNSUPPORTED),
+    located('{"src": "a", "tgt": "b", "input": "c"}', '"c', UNSUPPORTED),
     located('{"src": "\\ud800", "tgt": "b"}', '"\\ud', UTF8),
     located('{"id": {"src": [1]}, "src": "a", "tgt": 7}', "7", TYPE),
     ('{"src": "a", "tgt": "b", "id": ' + "7" * 5000 + "}", 1, "number too long"),
@@ -115,7 +120,13 @@ DAMAGED_LINES = [
     located(messages(("system", "I"), USER, ANSWER)[:-1] + ', "system": "You"}', '"You', SYSTEMS),
     located(messages(("system", "I"), USER, ANSWER)[:-1] + ', "context": {"system": "You"}}', '"You', SYSTEMS),
     located(messages(USER, ANSWER)[:-1] + ', "system": 5}', "5", TYPE),
-    located(messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 0'), "0}", UNSUPPORTED),
+    (messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 0'), 1, NO_TARGET),
+    located(messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 0.5'), "0.5", UNSUPPORTED),
+    located(messages(USER, ANSWER).replace('?"', '?", "loss_weight": 1'), "1}", UNSUPPORTED),
+    located(messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 1, "train": false'), "false", UNSUPPORTED),
+    located(messages(USER, ("assistant", [{"type": "text", "value": "a", "text": "b"}])), '"a"', UNSUPPORTED),
+    located(messages(USER, ("assistant", [{"type": "text", "text": "a", "weight": 0}])), "0}", UNSUPPORTED),
+    located(messages(USER, ("assistant", [{"type": "reasoning", "value": "a"}])), '{"type', TYPE),
     located(messages(USER, ANSWER).replace('"vier"', 'null, "tool_calls": [{"id": "a"}]'), "[{", UNSUPPORTED, 2),
     # sharegpt
     located('{"conversations": "hello"}', '"hello', TYPE),
@@ -127,7 +138,12 @@ DAMAGED_LINES = [
     located(
         '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": 1}', "1", TYPE
     ),
+    located('{"conversations": [], "tools": "[{}]"}', '"[{}', UNSUPPORTED),
     # alpaca
+    located('{"instruction": "a", "chosen": "b", "rejected": "c"}', '"b', UNSUPPORTED),
+    located('{"instruction": "a", "output": "b", "context": "c"}', '"c"', TYPE),
+    located('{"instruction": null, "output": "b"}', "null", TYPE),
+    located('{"input": null, "output": "b"}', "{", TYPE),
     ('{"instruction": "a"}', 1, MISSING),
     ('{"instruction": "a", "input": "b"}', 1, MISSING),
     ('{"output": "a"}', 1, MISSING),

@@ -18,7 +18,7 @@ from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
-DIGESTS = {1: "f6a8158adc4c51a5b8c49c157fbe517a52844b0e7f0c286f5f441a5925d91bf1"}
+DIGESTS = {2: "6426dd19cb7bafdf7b5c4c7bd0141547aa374af83b136acbbc5e93d57e92f3cb"}
 """Tokenization version -> digest of the tokens of this file."""
 
 TURNS = (("Was ist 2 + 2?", "vier"), (" Und\n[/INST]? ", "Grüße, 你好 "), ("vier" * 9, "fünf" * 9))
@@ -42,6 +42,18 @@ ROWS = (
         "system": "I",
     },
     {"instruction": "Sag", "input": "vier", "output": "vier", "history": [["a", "b"]]},
+    {"input": "vier", "output": "vier", "label": True},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "value": "Was?"}], "loss_weight": 0.0},
+            {"role": "assistant", "content": "Das", "weight": 0},
+            {"role": "user", "content": "Und?"},
+            {"role": "assistant", "content": "vier", "train": True},
+            {"role": "user", "content": "Sag"},
+            {"role": "assistant", "content": "2", "train": False},
+        ]
+    },
+    {"src": "w", "tgt": "x", "label": False},
     {"text": "Die Antwort: vier", "src": ["2 + ", "2"], "tgt": "</s> vier"},
     {"text": "Die Antwort: vier"},
     {"src": "w" * 99, "tgt": "x"},
@@ -96,7 +108,7 @@ def digest_of_tokens(folder: Path) -> str:
             return
         for name in ("tokens", "loss_mask", "offsets", "locations", "answers"):
             digest.update(getattr(store, name).tobytes())
-        counts = {name: value for name, value in stats.to_json().items() if name != "examples"}
+        counts = {name: value for name, value in stats.to_json().items() if name not in ("examples", "unknown_fields")}
         digest.update(json.dumps(counts, sort_keys=True).encode())
 
     tokenizers = [make_byte_tokenizer(adds_bos=False), make_byte_tokenizer(adds_bos=True), make_marking_tokenizer()]

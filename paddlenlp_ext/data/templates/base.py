@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class RenderedTurn:
 
 @dataclass(frozen=True)
 class EncodedTurn:
-    """Token ids of one turn; all of `answer` is the target, its end token included."""
+    """Token ids of one turn; `answer` includes its end token."""
 
     prompt: list[int]
     answer: list[int]
@@ -198,7 +198,7 @@ class ChatTemplate(ABC):
     def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and their loss mask."""
         (turns,) = self.encode_turns([self.render(conversation)])
-        return join_turns(turns)
+        return join_turns(turns, conversation.context_turns)
 
     def encode_turns(self, conversations: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
         """Return the ids of all prompts and answers of many conversations, from one call of the tokenizer."""
@@ -230,10 +230,20 @@ class ChatTemplate(ABC):
         return answer if end and answer[-len(end) :] == end else answer + end
 
 
-def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
-    """Return the tokens of all turns, concatenated, and their loss mask."""
-    tokens = [token for turn in turns for token in (*turn.prompt, *turn.answer)]
-    loss_mask = [flag for turn in turns for flag in (False,) * len(turn.prompt) + (True,) * len(turn.answer)]
+def join_turns(
+    turns: Sequence[EncodedTurn], context_turns: Collection[int] = frozenset()
+) -> tuple[list[int], list[bool]]:
+    """Return the tokens of all turns, concatenated, and their loss mask.
+
+    Args:
+        turns: encoded turns.
+        context_turns: indices of turns whose answers do not count in the loss.
+    """
+    tokens: list[int] = []
+    loss_mask: list[bool] = []
+    for index, turn in enumerate(turns):
+        tokens += turn.prompt + turn.answer
+        loss_mask += [False] * len(turn.prompt) + [index not in context_turns] * len(turn.answer)
     return tokens, loss_mask
 
 

@@ -1,0 +1,277 @@
+"""Known fields of rows and messages, and their effects. `docs/make_data.py` writes them to docs/data.md as a table.
+
+    RowFormat       fields that a format reads
+    QUESTIONS       fields that make a row of another format invalid, because their text would be lost
+    LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
+    REFUSALS        fields that make a row invalid, because they ask for something unsupported
+    METADATA        fields that are ignored
+
+Other fields are ignored too, and named in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.types import InvalidRowError
+
+NOT_SUPPORTED = "not supported"
+NO_TARGET = "no target token"
+
+FieldPath = tuple[str | int, ...]
+"""Keys and indices that lead from a row to one of its parts."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Fields of one format of rows.
+
+    Attributes:
+        name: name of the format in error messages and in docs/data.md.
+        required: fields of the row that select the format; each entry lists alternatives.
+        optional: other fields of the row that are read.
+        message: fields of its messages that are read.
+    """
+
+    name: str
+    required: tuple[tuple[str, ...], ...]
+    optional: tuple[str, ...] = ("system", "context")
+    message: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields of a row that are read."""
+        return tuple(name for names in self.required for name in names) + self.optional
+
+    def missing(self, row: dict[str, Any]) -> list[str]:
+        """Return the required fields that a row lacks."""
+        return [names[0] for names in self.required if not any(name in row for name in names)]
+
+
+SRC_TGT = RowFormat("src, tgt", (("src",), ("tgt",)))
+MESSAGES = RowFormat("messages", (("messages",),), message=("role", "content"))
+SHAREGPT = RowFormat("sharegpt", (("conversations",),), message=("from", "value"))
+ALPACA = RowFormat("alpaca", (("instruction", "input"), ("output",)), ("history", "system", "context"))
+TEXT = RowFormat("plain text", (("src", "text"),), optional=())
+CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA)
+PART = ("type", "text", "value")
+"""Fields of a content part, which is an item of a message's `content`."""
+QUESTIONS = ("src", "instruction", "input", "history")
+"""Fields with questions, which make a row of a format that does not read them invalid."""
+
+LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
+"""Fields of an answer or a row that decide whether its tokens count in the loss."""
+EMPTY = (None, "", [], {})
+"""Values that make a field equal to an absent one."""
+NOTHING = (*EMPTY, "[]", False)
+"""Values of a field that ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Fields of a row or a message that make the row invalid if they are set.
+
+    Attributes:
+        names: names of the fields.
+        problem: what is wrong with a row that sets the field, as the end of a sentence about the field.
+        remedy: what to do about it.
+        accepted: values that do not set the field.
+    """
+
+    names: tuple[str, ...]
+    problem: str
+    remedy: str = "remove the field or the row"
+    accepted: tuple[Any, ...] = NOTHING
+
+
+RATINGS = Refusal(
+    ("label", "kto_tag"),
+    "is not true, and a bad answer cannot be trained on",
+    "remove the row, or the field if it does not rate the answer",
+    accepted=(*EMPTY, True),
+)
+REFUSALS = (
+    RATINGS,
+    Refusal(
+        ("chosen", "rejected", "rejected_response", "rejected_messages", "sort"),
+        "belongs to preference training, which is not supported yet",
+        "write the better answer as the answer, and remove the field",
+    ),
+    Refusal(
+        ("tools", "functions", "tool_calls", "function_call", "tool_choice", "tool_call_id"),
+        "belongs to tool calls, which are not supported yet",
+    ),
+    Refusal(
+        ("reasoning_content", "reasoning", "thinking"),
+        "is not supported yet",
+        "write the reasoning into the answer, as the chat template does, or remove the field",
+    ),
+    Refusal(
+        ("enable_thinking", "reasoning_effort", "chat_template_kwargs", "documents"),
+        "is not passed to the chat template yet",
+        "remove the field",
+    ),
+    Refusal(
+        ("images", "image", "videos", "video", "audios", "audio"),
+        "is not supported: only text can be trained on",
+    ),
+    Refusal(("refusal",), "is not supported yet", "write the refusal as the answer, and remove the field"),
+    Refusal(("system_prompt", "system_message"), "is not read", "rename the field to system"),
+    Refusal(
+        ("mask", "train_detail", "training_detail"),
+        "is not supported yet",
+        "remove the field, or set the weight of each answer to 0 or 1",
+    ),
+)
+METADATA = (
+    "id", "idx", "index", "uuid", "hash", "prompt_id", "question_id", "conversation_id",
+    "source", "dataset", "dataset_name", "url", "title", "author", "license", "model", "split",
+    "category", "task", "task_type", "type", "topic", "domain", "tags", "lang", "language", "difficulty",
+    "score", "rating", "date", "timestamp", "created", "num_turns", "num_tokens", "meta", "metadata",
+)  # fmt: skip
+"""Fields that describe a row and do not change its tokens."""
+
+_REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
+_KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
+
+
+def check_refusals(fields: dict[str, Any], path: FieldPath = ()) -> None:
+    """Check that no field of a row or message asks for something unsupported.
+
+    Raises:
+        InvalidRowError: a field of `REFUSALS` is set.
+    """
+    for name, value in fields.items():
+        refusal = _REFUSAL_OF.get(name)
+        if refusal is not None and value not in refusal.accepted:
+            raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))
+
+
+def check_row_weights(row: dict[str, Any]) -> None:
+    """Check that a row's loss weights are 1.
+
+    Raises:
+        InvalidRowError: a weight is not 1.
+    """
+    for name, is_target in loss_weights(row).items():
+        if not is_target:
+            raise InvalidRowError(NO_TARGET, f"{name} excludes every answer from the loss; remove the row", (name,))
+
+
+def check_questions(row: dict[str, Any], row_format: RowFormat) -> None:
+    """Check that a row has no questions in fields that its format does not read.
+
+    Raises:
+        InvalidRowError: a field of `QUESTIONS` is set and would be lost.
+    """
+    for name in QUESTIONS:
+        if name not in row_format.fields and row.get(name) not in NOTHING:
+            message = f"{name} is not read in a row of the format {row_format.name}; remove it"
+            raise InvalidRowError(NOT_SUPPORTED, message, (name,))
+
+
+def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool]:
+    """Return the loss weights of a row or message: name -> True for 1, False for 0.
+
+    Raises:
+        InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
+    """
+    weights: dict[str, bool] = {}
+    for name in LOSS_WEIGHTS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            message = f"{name} is {json.dumps(value)[:40]}, neither 1 (target) nor 0 (context); change or remove it"
+            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
+        weights[name] = bool(value)
+        if len(set(weights.values())) > 1:
+            message = f"{' and '.join(weights)} contradict each other; keep one"
+            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
+    return weights
+
+
+def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
+    """Check that a content part has no loss weights.
+
+    Raises:
+        InvalidRowError: the part has one.
+    """
+    for name in LOSS_WEIGHTS:
+        if part.get(name) is not None:
+            raise InvalidRowError(
+                NOT_SUPPORTED, f"{name} of a part is not supported; set it on the message", (*path, name)
+            )
+
+
+def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without loss weights and ratings of answers, which prediction does not need."""
+    ignored = {*LOSS_WEIGHTS, *RATINGS.names}
+
+    def strip(fields: Any) -> Any:
+        return {name: fields[name] for name in fields if name not in ignored} if isinstance(fields, dict) else fields
+
+    stripped = strip(row)
+    for name in ("messages", "conversations"):
+        if isinstance(stripped.get(name), list):
+            stripped[name] = [strip(message) for message in stripped[name]]
+    return stripped
+
+
+def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
+    """Yield each field of a row that is neither read nor metadata, messages' fields as `messages[].name`."""
+    if not isinstance(row, dict):
+        return
+    for row_format in (TEXT,) if autoregressive else CONVERSATION_FORMATS:
+        if row_format.missing(row):
+            continue
+        read = ("src",) if row_format is TEXT and "src" in row else row_format.fields
+        yield from _unknown(row, read)
+        if row_format.message:
+            (key,) = row_format.required[0]
+            yield from _unknown_in_list(row[key], f"{key}[]", row_format.message)
+
+
+def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:
+    """Yield the unknown fields of messages or of content parts, once for each name."""
+    found: dict[str, None] = {}
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            found |= dict.fromkeys(f"{label}.{name}" for name in _unknown(item, read))
+            found |= dict.fromkeys(_unknown_in_list(item.get("content"), f"{label}.content[]", PART))
+    yield from found
+
+
+def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
+    return (name for name, value in fields.items() if name not in _KNOWN and name not in read and value not in EMPTY)
+
+
+def markdown_table() -> str:
+    """Return the table of docs/data.md: known fields and their effects."""
+    lines = ["| fields | in | effect |", "|---|---|---|"]
+
+    def add(names: tuple[str, ...], holder: str, effect: str) -> None:
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {holder} | {effect} |")
+
+    for row_format in CONVERSATION_FORMATS:
+        add(row_format.fields, f"row: {row_format.name}", "read")
+    add(TEXT.fields, f"row: {TEXT.name}", "read: the first one present")
+    for row_format in (MESSAGES, SHAREGPT):
+        add(row_format.message, f"message: {row_format.name}", "read")
+    add(PART, "part of `content`", 'read: `text` or `value`, if `type` is "text"; other types are invalid')
+    add(LOSS_WEIGHTS, "answer", "1: target; 0: context, which does not count in the loss; other values are invalid")
+    add(LOSS_WEIGHTS, "other message", "0: no effect; other values are invalid, because only answers can be targets")
+    add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
+    add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
+    for refusal in REFUSALS:
+        condition = "set and not true" if refusal is RATINGS else "set"
+        add(refusal.names, "row, message, part", f"invalid if {condition}: {refusal.remedy}")
+    add(QUESTIONS, "row of another conversation format", "invalid if set: remove the field")
+    add(METADATA, "row, message, part", "ignored")
+    lines.append(
+        "| others that are not empty | row, message, part | ignored, and named in the log, once for each file |"
+    )
+    return "\n".join(lines) + "\n"
