@@ -19,7 +19,7 @@ CASE = Case("run", {"sharding": "stage2", "save_strategy": "steps", "save_steps"
 DEATHS = {
     "second-killed": ({"dying_rank": 1, "how": "killed"}, "the trainer process with rank=[1] was aborted"),
     "first-killed": ({"dying_rank": 0, "how": "killed"}, "the trainer process with rank=[0] was aborted"),
-    "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process has had enough"),
+    "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process dies in the test"),
 }
 EACH_TIME, LESS_OFTEN = ("second-killed",), ("first-killed", "second-raises")
 """Cases of 20 seconds each, most of which the launcher waits."""
