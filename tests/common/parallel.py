@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -161,6 +162,13 @@ def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300
     result = start(processes, [str(WORKER), str(folder)], folder, timeout)
     assert result.returncode == 0, logs(folder)
     return {case.name: outcome(case, folder) for case in cases}
+
+
+def selected_cases(request: pytest.FixtureRequest) -> list[Case]:
+    """Return the parameter `case` of the module's selected tests, so that a launch runs no case of another test."""
+    items = (item for item in request.session.items if item.getparent(pytest.Module) is request.node)
+    found = (item.callspec.params["case"] for item in items if "case" in item.fixturenames)
+    return list({case.name: case for case in found}.values())
 
 
 def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:

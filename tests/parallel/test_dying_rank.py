@@ -12,6 +12,8 @@ import pytest
 
 from tests.common.parallel import Case, assert_same_run, logs, outcome, run_case, start, write_model
 
+pytestmark = pytest.mark.layouts  # 20 seconds for each case, most of which the launcher waits
+
 WORKER = Path(__file__).with_name("dying_worker.py")
 MOST_SECONDS = 10.0
 STEP = 13  # the last checkpoint before it is of step 10
@@ -21,8 +23,6 @@ DEATHS = {
     "first-killed": ({"dying_rank": 0, "how": "killed"}, "the trainer process with rank=[0] was aborted"),
     "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process dies in the test"),
 }
-EACH_TIME, LESS_OFTEN = ("second-killed",), ("first-killed", "second-raises")
-"""Cases of 20 seconds each, most of which the launcher waits."""
 _ABORTED = re.compile(r"^ERROR ([0-9-]+ [0-9:]+),\d+ .*ABORT!!!", re.MULTILINE)
 
 
@@ -47,7 +47,7 @@ def died(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", [*EACH_TIME, *(pytest.param(name, marks=pytest.mark.layouts) for name in LESS_OFTEN)])
+@pytest.mark.parametrize("name", DEATHS)
 def test_run_with_a_dying_rank_ends_with_its_error(died, name):
     folder, result = died(name)
     assert result.returncode != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
 UNTIED = {"tie_word_embeddings": False}
@@ -23,17 +23,19 @@ ADAPTERS = [
     Case("lora", TENSOR, switch="lora", peft={"rank": 4}),
     Case("lora-dropout-biased", {**TENSOR, "recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3}),
     Case("dora", TENSOR, BIASED, "use_dora", {"rank": 4, "dropout": 0.2}),
+    Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
+    Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
+]
+MORE_ADAPTERS = [
     Case("pissa", TENSOR, switch="pissa", peft={"rank": 4}),
     Case("lora-ga", TENSOR, switch="lora_ga", peft={"rank": 4, "ga_batches": 2}),
     Case("moslora", TENSOR, switch="lora_use_mixer", peft={"rank": 4}),
     Case("sora", TENSOR, switch="sora", peft={"rank": 4}),
-    Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
     Case("lokr", TENSOR, switch="lokr", peft={"rank": 2, "factor": 4}),
     Case("loha", TENSOR, switch="loha", peft={"rank": 2}),
     Case("ia3", TENSOR, BIASED, "ia3"),
     Case("oft", TENSOR, switch="oft", peft={"block_size": 4}),
     Case("bottleneck", TENSOR, switch="adapter", peft={"size": 8}),
-    Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
     Case("prefix-projected", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),
     Case("prompt", TENSOR, switch="prompt_tuning", peft={"num_tokens": 3}),
     Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
@@ -43,17 +45,20 @@ SEQUENCE = [
     Case("sp-sft-biased-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, BIASED),
     Case("sp-sft-qwen3-noise", {**TENSOR, "sequence_parallel": True, "neftune": True}, QWEN3),
     Case("sp-lora-dropout", {**TENSOR, "sequence_parallel": True}, {}, "lora", {"rank": 4, "dropout": 0.3}),
-    Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prefix", {**TENSOR, "sequence_parallel": True}, switch="prefix_tuning", peft={"num_tokens": 3}),
+]
+MORE_SEQUENCE = [
+    Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
 ]
-CASES = [*MODELS, *ADAPTERS, *SEQUENCE]
+LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE)]
+CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensor_parallel")
-    return folder, launch(2, CASES, folder, timeout=600)
+    return folder, launch(2, selected_cases(request), folder, timeout=600)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

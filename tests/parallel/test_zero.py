@@ -8,20 +8,22 @@ import pytest
 
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.zero import balanced_owners
-from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, write_model
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases, write_model
 
 UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}
 STAGES = ("stage1", "stage2", "stage3")
 DEEP = Case("sft-deep", {"gradient_accumulation_steps": 2}, {"num_hidden_layers": 8})
-RUNS = [
+EVERY_STAGE = [
     DEEP,
+    Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0}),
+    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
+]
+MORE_RUNS = [
     Case("sft", {"max_grad_norm": 0.5, "weight_decay": 0.1}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
     Case("sft-recomputed", {"recompute": True, "gradient_accumulation_steps": 2}, UNTIED),
-    Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0}),
     Case("dora", {}, BIASED, "use_dora", {"rank": 4}),
-    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("prompt", {"neftune": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
 ]
 FIRST_IS_BEST = {
@@ -36,6 +38,8 @@ ONLY_STAGE3 = [
     Case("sft-back", FIRST_IS_BEST),
     Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("vera", switch="vera", peft={"rank": 8}),
+]
+MORE_ONLY_STAGE3 = [
     Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
     Case("loha", switch="loha", peft={"rank": 2}),
     Case("ia3", {}, BIASED, "ia3"),
@@ -52,13 +56,18 @@ def sharded(case: Case, stage: str) -> Case:
     return Case(f"{case.name}-{stage}", {**case.keys, "sharding": stage}, case.model, case.switch, case.peft)
 
 
-CASES = [sharded(case, stage) for case in RUNS for stage in STAGES] + [sharded(case, "stage3") for case in ONLY_STAGE3]
+LONG = [sharded(case, stage) for case in MORE_RUNS for stage in ("stage1", "stage2")]
+LONG += [sharded(case, "stage3") for case in MORE_ONLY_STAGE3]
+CASES = [sharded(case, stage) for case in EVERY_STAGE for stage in STAGES]
+CASES += [sharded(case, "stage3") for case in (*MORE_RUNS, *ONLY_STAGE3)]
+CASES += [pytest.param(case, marks=pytest.mark.layouts) for case in LONG]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
-    return folder, launch(2, CASES, folder, timeout=600)
+    cases = [*(sharded(DEEP, stage) for stage in STAGES), *selected_cases(request)]
+    return folder, launch(2, list({case.name: case for case in cases}.values()), folder, timeout=600)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 DEEP = {"num_hidden_layers": 4}
 UNTIED = {**DEEP, "tie_word_embeddings": False}
@@ -22,32 +22,35 @@ TWO = [
 ]
 ADAPTERS = [
     Case("adalora", PIPELINE, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
+    Case("lora-ga", VIRTUAL, DEEP, "lora_ga", {"rank": 4, "ga_batches": 2}),
+    Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
+    Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
+]
+MORE_ADAPTERS = [
     Case("dora", PIPELINE, DEEP, "use_dora", {"rank": 4, "dropout": 0.2}),
     Case("pissa", PIPELINE, DEEP, "pissa", {"rank": 4}),
-    Case("lora-ga", VIRTUAL, DEEP, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("moslora", PIPELINE, DEEP, "lora_use_mixer", {"rank": 4}),
     Case("mora", PIPELINE, DEEP, "use_mora", {"rank": 4}),
     Case("sora", PIPELINE, DEEP, "sora", {"rank": 4}),
-    Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
     Case("lokr", PIPELINE, DEEP, "lokr", {"rank": 2, "factor": 4}),
     Case("loha", PIPELINE, DEEP, "loha", {"rank": 2}),
     Case("ia3", PIPELINE, DEEP, "ia3"),
     Case("oft", PIPELINE, DEEP, "oft", {"block_size": 4}),
     Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),
-    Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
     Case("prefix-projected", PIPELINE, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
     Case("prompt", VIRTUAL, DEEP, "prompt_tuning", {"num_tokens": 3}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
 ]
+CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE_ADAPTERS)]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    return folder, launch(2, [*TWO, *ADAPTERS], folder)
+    return folder, launch(2, selected_cases(request), folder)
 
 
-@pytest.mark.parametrize("case", [*TWO, *ADAPTERS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_pipeline_of_two_stages_matches_one_process(runs, case):
     folder, outcomes = runs
     single = case.on_one_process()
