@@ -241,8 +241,6 @@ class PeftModel(TrainableModel):
 
         Args:
             adapters: names of low-rank adapters.
-            weights: a weight for each adapter.
-            adapter_name: name of the combination.
             combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
                 "linear" for the weighted sum of the factors of LoRAs with equal ranks.
 
@@ -288,7 +286,7 @@ class PeftModel(TrainableModel):
         """Write `adapter_config.json` and `adapter_model.safetensors` in the layout of Hugging Face PEFT.
 
         Args:
-            folder: folder to write to.
+            folder: created if it does not exist.
             tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
@@ -328,14 +326,12 @@ class PeftModel(TrainableModel):
         """Add a stored adapter to its base model; the result is in evaluation mode.
 
         Args:
-            model: base model.
             folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
             adapter_name: name of the adapter for `set_adapter`.
             is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: the folder has no adapter, or one with unsupported fields or of another model; the model is
-                unchanged.
+            ValueError: no adapter, unsupported fields, or an adapter of another model; the model is unchanged.
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
@@ -363,8 +359,7 @@ class PeftModel(TrainableModel):
         """Load the tensors of a saved adapter of the same structure, to resume training.
 
         Raises:
-            ValueError: options that change the function differ, or tensors are missing, unexpected or misshapen; the
-                message names them.
+            ValueError: options that change the function differ, or tensors do not match; the message names them.
         """
         self.resume_from(read_adapter(folder))
 
@@ -381,10 +376,6 @@ class PeftModel(TrainableModel):
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Load tensors by their names in files: all of them, or none on an error.
 
-        Args:
-            tensors: full tensors by name.
-            where: source of the tensors, for errors.
-
         Raises:
             ValueError: see `load_weights`.
         """
@@ -392,9 +383,7 @@ class PeftModel(TrainableModel):
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> TrainableModel:
-        """Merge the adapter into the weights and return the base model; this object must not be used afterwards.
-
-        Quantized weights are dequantized.
+        """Merge the adapter into the (dequantized) weights and return the base model; do not use this object after.
 
         Raises:
             ValueError: adapters of the method cannot be merged.
