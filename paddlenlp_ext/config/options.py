@@ -213,7 +213,7 @@ def _has_kind(option: Option, value: Any) -> bool:
         return True
     if isinstance(value, bool):
         return bool in kinds
-    return isinstance(value, (int, float) if float in kinds else tuple(kinds))
+    return isinstance(value, (*kinds, int) if float in kinds else tuple(kinds))
 
 
 def _number(bound: float) -> str:

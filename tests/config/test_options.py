@@ -178,6 +178,7 @@ class _Group(OptionGroup):
     number: float = declare(1.0, help="", above=0)
     count: int | None = declare(None, help="", minimum=1)
     word: str = declare("a", help="", choices=("alpha", "beta", "a"))
+    setting: float | str = declare("auto", help="")
     ignored: int = 0
 
 
@@ -198,7 +199,7 @@ def test_option_group_with_an_invalid_value_names_field_and_limits(values, messa
 
 
 def test_option_group_with_valid_values_keeps_them():
-    group = _Group(number=2, count=None, word="beta", ignored=-1)
+    group = _Group(number=2, count=None, word="beta", setting="off", ignored=-1)
     assert (group.number, group.count, group.word, group.ignored) == (2, None, "beta", -1)
     with pytest.raises(ValueError, match=r"^count: 0 is out of range"):
         group.check_option("count", 1, None, 0)
