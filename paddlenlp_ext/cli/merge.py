@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from paddlenlp_ext._runtime import choose_device
+from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 _COMPAT = (
     CompatKey("low_gpu_mem", (False,), "tensors are always merged one at a time", bool, "no effect"),
     CompatKey(
-        "safe_serialization", (True,), "pickled weights are not written; leave the argument out", bool, "not here"
+        "safe_serialization",
+        (True,),
+        "weights are written as safetensors only, because a pickle can run code when it is read; leave the argument "
+        "out, Paddle and transformers read safetensors",
+        bool,
+        "not here",
     ),
 )
 
@@ -27,10 +32,12 @@ _COMPAT = (
 class MergeArguments(OptionGroup):
     """Arguments of the merge commands."""
 
-    adapter_path: str = option(MISSING, help="adapter folder (written here, by PEFT or by PaddleNLP)")
+    adapter_path: str | None = option(
+        None, help="adapter folder (written here, by PEFT or by PaddleNLP); unset: the base model is copied"
+    )
     output_path: str = option(MISSING, help="folder of the merged model")
     model_name_or_path: str | None = option(None, help="base model; unset: the one that the adapter names")
-    device: str = option("auto", help="auto, cpu, gpu, ...: where the logits are compared")
+    device: str = option("auto", help="auto, cpu, gpu, ...: where the logits are compared; gpu without a GPU: cpu")
     dtype: str | None = option(
         None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: the base's own"
     )
@@ -59,6 +66,7 @@ def merge_arguments(
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
+        ValueError: neither an adapter nor a base model is named.
     """
     options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
     options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
@@ -68,22 +76,31 @@ def merge_arguments(
     values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)
+    if "adapter_path" not in values and "model_name_or_path" not in values:
+        raise ValueError(f"nothing to merge: pass {adapter_argument} ADAPTER")
     return MergeArguments(**values)
 
 
 def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableModel]) -> str:
-    """Merge, compare the logits, and return a line that describes the result.
+    """Merge and compare the logits, or copy the base if there is no adapter; return a line that describes the result.
 
     Args:
         arguments: result of `merge_arguments`.
         load_model: as in `merge_adapter`.
 
     Raises:
-        ValueError: see `choose_device` and `merge_adapter`; no partial output is left behind.
+        ValueError: see `choose_device_or_cpu` and `merge_adapter`; no partial output is left behind.
     """
+    from paddlenlp_ext.peft.merge.copy_model import copy_model
     from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 
-    choose_device(arguments.device)
+    choose_device_or_cpu(arguments.device)
+    if arguments.adapter_path is None:
+        assert arguments.model_name_or_path is not None, "checked by merge_arguments"
+        output = copy_model(
+            arguments.model_name_or_path, arguments.output_path, dtype=arguments.dtype, overwrite=arguments.overwrite
+        )
+        return f"{output}: copy of {arguments.model_name_or_path}; no adapter was named, so nothing was merged"
     report = merge_adapter(
         arguments.adapter_path,
         arguments.output_path,

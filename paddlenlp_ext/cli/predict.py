@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
-from paddlenlp_ext._runtime import choose_device
 from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
+from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.predict_arguments import PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
@@ -141,7 +141,7 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
         ValueError: the device is unknown or does not support the dtype, or prompt and answer may exceed the model's
             context.
     """
-    choose_device(arguments.device or "auto")
+    choose_device_or_cpu(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
     source = ModelSource.resolve(base)
     check_context(arguments, source.config)
@@ -165,13 +165,17 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
 def choose_dtype(requested: str | None, device: str) -> str:
     """Return the dtype of the weights: the requested one, else float32 on the CPU and bfloat16 elsewhere.
 
+    The CPU computes float16 models in bfloat16, or in float32 if it has no bfloat16 arithmetic; a warning says so.
+
     Raises:
-        ValueError: this CPU cannot multiply in the requested dtype.
+        ValueError: bfloat16 was requested, and this CPU cannot multiply in it.
     """
     if device != "cpu":
         return requested or "bfloat16"
     if requested == "float16":
-        raise ValueError("--dtype float16 is not available on the CPU; use float32 or bfloat16")
+        dtype = "float32" if bf16.unavailable_reason() is not None else "bfloat16"
+        logger.warning("--dtype float16 is not available on the CPU, using %s", dtype)
+        return dtype
     if requested == "bfloat16" and bf16.unavailable_reason() is not None:
         raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.unavailable_reason()}; use float32")
     return requested or "float32"

@@ -10,9 +10,9 @@ from pathlib import Path
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 
-_USAGE = """reft_predictor.py --model_name_or_path MODEL --reft_path REFT --data_file ROWS [--key value ...]
+_USAGE = """reft_predictor.py --model_name_or_path MODEL --reft_path REFT [--data_file ROWS] [--key value ...]
 
-Answer a file of rows with a ReFT model."""
+Answer a file of rows, or chat in the terminal, with a ReFT model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ReftArguments(OptionGroup):
 
     model_name_or_path: str = option(MISSING, help="base model")
     reft_path: str = option(MISSING, help="folder of the ReFT adapter")
-    data_file: str = option(MISSING, help="rows to answer, one JSON object per line")
+    data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
     output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     batch_size: int = option(1, help="prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paddlenlp_ext.data.row_fields import (
+    ADVERTISE_GEN,
     ALPACA,
     MESSAGES,
     NO_TARGET,
@@ -29,6 +30,7 @@ from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
+    '{"content", "summary"} (AdvertiseGen), '
     'each with an optional system prompt in "context" or "system"'
 )
 WRONG_TYPE = "wrong type"
@@ -156,11 +158,18 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
     return Conversation(None, tuple(turns))
 
 
+def _parse_advertise_gen(row: dict[str, Any]) -> Conversation:
+    question, answer = _text(row["content"], ("content",)), _text(row["summary"], ("summary",))
+    _check_target(answer, ("summary",))
+    return Conversation(None, ((question, answer),))
+
+
 _PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
     SRC_TGT: _parse_src_tgt,
     MESSAGES: _parse_messages,
     SHAREGPT: _parse_sharegpt,
     ALPACA: _parse_alpaca,
+    ADVERTISE_GEN: _parse_advertise_gen,
 }
 
 

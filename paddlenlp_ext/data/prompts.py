@@ -94,8 +94,9 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
     """Return a row with a stand-in for its missing last answer; None if the row has one or its format is unknown."""
     if "src" in row:
         return _complete_target(row)
-    if "instruction" in row or "input" in row:
-        return None if _is_given(row.get("output")) else {**row, "output": _STAND_IN}
+    for questions, answer_key in ((("instruction", "input"), "output"), (("content",), "summary")):
+        if any(name in row for name in questions):
+            return None if _is_given(row.get(answer_key)) else {**row, answer_key: _STAND_IN}
     for key, role_key, asked, answer in (
         ("messages", "role", ("user",), {"role": "assistant", "content": _STAND_IN}),
         ("conversations", "from", ("human", "user"), {"from": "gpt", "value": _STAND_IN}),

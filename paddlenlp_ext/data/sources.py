@@ -7,6 +7,7 @@ hold one JSON array instead.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from paddlenlp_ext.utils.registry import did_you_mean
 
 SPLITS = ("train", "dev")
 SUFFIXES = (".json", ".jsonl")
+ADVERTISE_GEN = "AdvertiseGen"
+"""Name of a dataset that is read from a folder of the user: it is not distributed with the package."""
 
 
 def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
@@ -33,7 +36,7 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
         ValueError: the directory does not exist, lacks the split, or holds it twice.
     """
     assert split in SPLITS, split
-    folder = Path(dataset_name_or_path).expanduser()
+    folder = _find_folder(dataset_name_or_path)
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "is neither a directory nor a built-in dataset"
         known = f"; built in: {', '.join(builtin_names)}" if builtin_names else ""
@@ -51,6 +54,28 @@ def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, 
         looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in SUFFIXES)])
         raise ValueError(f"{folder}: no {split!r} split; add one of {looked_for}")
     return present or many
+
+
+def _find_folder(dataset_name_or_path: str) -> Path:
+    """Return the path of a dataset's directory, which may not exist.
+
+    `AdvertiseGen` is also looked for where PaddleNLP downloads it: `$PPNLP_HOME/datasets`, by default
+    `~/.paddlenlp/datasets`.
+
+    Raises:
+        ValueError: `AdvertiseGen` is in neither place.
+    """
+    folder = Path(dataset_name_or_path).expanduser()
+    if dataset_name_or_path != ADVERTISE_GEN or folder.is_dir():
+        return folder
+    home = os.environ.get("PPNLP_HOME") or Path.home() / ".paddlenlp"
+    downloaded = Path(home).expanduser() / "datasets" / ADVERTISE_GEN
+    if not downloaded.is_dir():
+        raise ValueError(
+            f"dataset_name_or_path: {ADVERTISE_GEN} is not distributed with the package, and neither "
+            f"{folder.absolute()} nor {downloaded} exists; docs/data.md says where to get it"
+        )
+    return downloaded
 
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:

@@ -38,6 +38,7 @@ SAME_ROW = {
     },
     "said_twice": {"src": "2 + 2?", "tgt": "vier", "context": {"system": "You"}, "system": "You"},
     "alpaca": {"instruction": "2 + 2?", "input": "", "output": "vier", "system": "You"},
+    "advertise_gen": {"content": "2 + 2?", "summary": "vier", "system": "You"},
 }
 
 
@@ -120,6 +121,21 @@ def test_load_dataset_with_a_split_twice_raises(options, tokenizer, tmp_path):
 def test_load_dataset_with_an_unknown_name_raises(name, message, options, tokenizer):
     with pytest.raises(ValueError, match=message):
         load_dataset(options("", dataset_name_or_path=name), "train", tokenizer)
+
+
+@pytest.mark.parametrize("place", [".", "home/datasets", "user/.paddlenlp/datasets"])
+def test_load_dataset_advertise_gen_is_found_in_the_users_folder(place, options, tokenizer, tmp_path, monkeypatch):
+    rows = [{"content": "type#dress*colour#blue", "summary": "A blue dress."}, {"src": "2 + 2?", "tgt": "vier"}]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("PPNLP_HOME", raising=False)
+    named = options("", dataset_name_or_path="AdvertiseGen")
+    with pytest.raises(ValueError, match=r"AdvertiseGen nor .*user/\.paddlenlp/datasets/AdvertiseGen exists"):
+        load_dataset(named, "train", tokenizer)
+    write(tmp_path / place / "AdvertiseGen", rows)
+    if place.startswith("home"):
+        monkeypatch.setenv("PPNLP_HOME", str(tmp_path / "home"))
+    assert load_dataset(named, "train", tokenizer).stats.num_read == 2
 
 
 def test_load_dataset_with_a_file_raises(options, tokenizer, tmp_path):

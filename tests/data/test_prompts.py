@@ -26,6 +26,8 @@ ONE = ("q1", "a1")
         ({"instruction": "q"}, Prompt("q", (), None, None)),
         ({"instruction": "q", "input": "i", "output": "a"}, Prompt("q\ni", (), None, "a")),
         ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, Prompt("q", (ONE,), None, None)),
+        ({"content": "q"}, Prompt("q", (), None, None)),
+        ({"content": "q", "summary": "a"}, Prompt("q", (), None, "a")),
         ({"messages": [{"role": "user", "content": "q"}]}, Prompt("q", (), None, None)),
         (
             {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,6 +116,36 @@ def test_merge_lora_params_without_base_uses_the_one_the_adapter_names(script: M
     adapter = save_adapter(tmp_path / "adapter", base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "merged") == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
+def test_merge_lora_params_without_adapter_copies_the_base(
+    script: ModuleType, base: Path, tmp_path: Path, dtype: str | None, expected: str, capsys: pytest.CaptureFixture
+):
+    out = tmp_path / "copy"
+    chosen = ("--dtype", dtype) if dtype else ()
+    assert run(script, "--model_name_or_path", base, "--output_path", out, *chosen) == 0
+    assert "no adapter was named, so nothing was merged" in capsys.readouterr().out
+    source = open_weights(out)
+    assert {source.dtype(name) for name in source.names()} == {expected}
+    before, after = weights(base), weights(out)
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=0 if dtype is None else 2**-8, atol=0)
+    assert (out / "chat_template.jinja").read_text() == "base's template"
+    assert "already exists" in error_of(script, capsys, out, "--model_name_or_path", base)
+
+
+def test_merge_lora_params_gpu_without_a_gpu_merges_on_the_cpu(
+    script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "cpu", "--device", "cpu") == 0
+    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "gpu", "--device", "gpu") == 0
+    assert "--device gpu: no GPU is available, running on the CPU" in caplog.text
+    for name, value in weights(tmp_path / "cpu").items():
+        np.testing.assert_array_equal(weights(tmp_path / "gpu")[name], value)
 
 
 def test_merge_lora_params_missing_base_names_the_adapter(
@@ -236,9 +267,10 @@ def test_merge_lora_params_user_error_is_one_line(
     )
     named = ("--model_name_or_path", base, "--lora_path")
     assert "no adapter here" in error_of(script, capsys, out, *named, base)
-    assert "pickled weights are not written" in error_of(
+    assert "weights are written as safetensors only, because a pickle can run code" in error_of(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
+    assert "nothing to merge: pass --lora_path ADAPTER" in error_of(script, capsys, out)
     assert "device 'tpu' is not available" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
     assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in error_of(
         script, capsys, out, *named, adapter, "--lora_pth", "x"

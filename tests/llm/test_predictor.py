@@ -228,11 +228,23 @@ def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
     assert capsys.readouterr().out == written
 
 
+@pytest.mark.parametrize(("reason", "dtype"), [(None, "bfloat16"), ("no AVX-512", "float32")])
+def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file, caplog, monkeypatch, reason, dtype):
+    monkeypatch.setattr(predict.bf16, "unavailable_reason", lambda: reason)
+    monkeypatch.setattr(predict.logger.parent, "propagate", True)
+    loaded = []
+    monkeypatch.setattr(predict, "answer_file", lambda model, *_: loaded.append(next(iter(model.parameters())).dtype))
+    files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
+    predictor.main([*files, *LENGTHS, "--device", "gpu", "--dtype", "float16"])
+    assert [str(value) for value in loaded] == [f"paddle.{dtype}"]
+    assert "--device gpu: no GPU is available, running on the CPU" in caplog.text
+    assert f"--dtype float16 is not available on the CPU, using {dtype}" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--src_length", "250"], "make 258 tokens, more than the model's context of 256"),
-        (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not available on the CPU; use float32 or bf"),
         (["--device", "tpu"], "device 'tpu' is not available"),
         (["--lora_path", "absent-folder"], "absent-folder: no adapter here"),
         (["--data_file", "absent.json"], "'absent.json' is not a file"),

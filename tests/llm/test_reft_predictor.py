@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -50,6 +52,17 @@ def test_reft_predictor_answers_equal_generate(script, base, reft, data_file):  
         tokenizer.decode(m.generate([prompt], max_new_tokens=8)[0], skip_special_tokens=True) for m in (model, plain)
     )
     assert lines[0]["output"] == expected != without_reft
+
+
+def test_reft_predictor_without_data_file_chats(script, base, reft, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    script.main(
+        ["--model_name_or_path", str(base), "--reft_path", str(reft), "--max_length", "58", "--src_length", "50"]
+    )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    prompt = load_template(None, tokenizer).encode_prompt("Hi")
+    (tokens,) = PeftModel.from_pretrained(model, reft).generate([prompt], max_new_tokens=8)
+    assert capsys.readouterr().out == tokenizer.decode(tokens, skip_special_tokens=True) + "\n"
 
 
 def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811

@@ -113,7 +113,7 @@ def merge_adapter(
     base_name = _base_name(base, stored)
     base_path = resolve_model(base) if base else resolve_base(base_name, stored.folder, "--model_name_or_path BASE")
     output = Path(output).expanduser()
-    _check_output(output, overwrite, (base_path, stored.folder))
+    check_output(output, overwrite, (base_path, stored.folder))
     base_config = read_model_config(base_path)
     quantization = stored.base_quantization(base_config)
     merged_into = _describe_target(merge_base, base_path, stored, quantization)
@@ -202,7 +202,7 @@ def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str
     return name
 
 
-def _check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
+def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
     """Check that writing to `output` replaces neither an input nor anything that `overwrite` does not allow.
 
     Raises:

@@ -1,0 +1,26 @@
+"""Fine-tune a model: python llm/finetune_generation.py --config SFT.json [--lora LORA.json | --q_lora LORA.json]
+
+Former name of run_finetune.py; both run the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.cli.finetune_generation import run_finetune_arguments
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Translate the command line, then import and run the program."""
+    require_paddle()
+    arguments = run_finetune_arguments(argv)
+    from paddlenlp_ext.cli.run_finetune import run_finetune
+
+    run_finetune(arguments)
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,53 @@
+"""Copy a base model into a new folder, as the merge commands do when they are given no adapter."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from paddlenlp_ext.checkpoint.dtypes import FLOATING
+from paddlenlp_ext.checkpoint.hub import resolve_model
+from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
+from paddlenlp_ext.peft.merge.files import write_companions
+from paddlenlp_ext.peft.merge.merge_adapter import check_output
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.utils.files import atomic_folder
+
+
+def copy_model(
+    base: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the weights of a model, dequantized, with its config and tokenizer, as a Hugging Face folder.
+
+    Memory: one tensor at a time.
+
+    Args:
+        base: model folder, .gguf file, built-in name or hub id.
+        output: folder to create.
+        dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
+        overwrite: replace an existing model at `output`.
+
+    Returns:
+        The created folder.
+
+    Raises:
+        ValueError: there is no such base, or `output` exists.
+    """
+    base_path = resolve_model(base)
+    folder = Path(output).expanduser()
+    check_output(folder, overwrite, (base_path,))
+    source = QuantizedWeights(open_weights(base_path))
+    tensors: dict[str, LazyTensor] = {}
+    for name in source.names():
+        written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
+        tensors[name] = LazyTensor(source.shape(name), written, partial(source.read, name, written))
+    with atomic_folder(folder) as draft:
+        save_sharded(draft, tensors)
+        write_companions(draft, base_path, base_path, dtype)
+    return folder
