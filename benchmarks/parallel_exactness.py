@@ -97,6 +97,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "VeRA": ("vera", {"rank": 8, "dropout": 0.2}),
     "LoKr": ("lokr", {"rank": 2, "factor": 4}),
     "LoHa": ("loha", {"rank": 2}),
+    "MiSS": ("miss", {"rank": 4}),
     "IA3": ("ia3", {}),
     "OFT": ("oft", {"block_size": 4}),
     "bottleneck": ("adapter", {"size": 8}),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.lokr import LoKrConfig
     from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoraConfig
     from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+    from paddlenlp_ext.peft.methods.miss import MiSSConfig, MissConfig
     from paddlenlp_ext.peft.methods.mora import MoRAConfig
     from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
     from paddlenlp_ext.peft.methods.oft import OFTConfig
@@ -44,6 +45,8 @@ __all__ = [
     "LoRAModel",
     "LoftQConfig",
     "LoraConfig",
+    "MiSSConfig",
+    "MissConfig",
     "MoRAConfig",
     "MoSLoRAConfig",
     "OFTConfig",
@@ -78,6 +81,8 @@ EXPORTS = {
     "LoRAModel": "paddlenlp_ext.peft.paddlenlp_names",
     "LoftQConfig": "paddlenlp_ext.peft.methods.loftq",
     "LoraConfig": "paddlenlp_ext.peft.methods.lora",
+    "MiSSConfig": "paddlenlp_ext.peft.methods.miss",
+    "MissConfig": "paddlenlp_ext.peft.methods.miss",
     "MoRAConfig": "paddlenlp_ext.peft.methods.mora",
     "MoSLoRAConfig": "paddlenlp_ext.peft.methods.moslora",
     "OFTConfig": "paddlenlp_ext.peft.methods.oft",

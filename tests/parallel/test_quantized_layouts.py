@@ -61,6 +61,7 @@ METHODS = {
     "vera": {"rank": 8},
     "lokr": {"rank": 2, "factor": 4},
     "loha": {"rank": 2},
+    "miss": {"rank": 4, "variant": "bat"},
     "ia3": {},
     "oft": {"block_size": 4},
     "reft": RANK,

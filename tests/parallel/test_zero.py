@@ -42,6 +42,7 @@ ONLY_STAGE3 = [
 MORE_ONLY_STAGE3 = [
     Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
     Case("loha", switch="loha", peft={"rank": 2}),
+    Case("miss-bat", switch="miss", peft={"rank": 4, "variant": "bat"}),
     Case("ia3", {}, BIASED, "ia3"),
     Case("oft", switch="oft", peft={"block_size": 4}),
     Case("bottleneck", switch="adapter", peft={"size": 8}),

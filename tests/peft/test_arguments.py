@@ -11,6 +11,7 @@ from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.mora import MoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
@@ -34,6 +35,11 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
             AdaLoRAConfig(init_r=6, target_r=4, deltaT=3, lora_alpha=32),
             AdaLoRAConfig(init_r=6, target_r=4, delta_t=3, alpha=32),
         ),
+        (
+            MiSSConfig(r=4, mini_r=2, init_weights="mini", miss_dropout=0.1),
+            MiSSConfig(rank=4, mini_rank=2, variant="mini", dropout=0.1),
+        ),
+        (MiSSConfig(init_weights=True), MiSSConfig(variant="balance")),
         (OFTConfig(oft_block_size=4, num_cayley_neumann_terms=5), OFTConfig(block_size=4, neumann_terms=5)),
         (
             PrefixTuningConfig(num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=8),

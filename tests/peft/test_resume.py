@@ -33,6 +33,7 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("reft", {}, {"position": "l3"}, r"position changed from 'f7\+l7' to 'l3'"),
         ("reft", {}, {"act_fn": "relu"}, "act_fn changed from 'linear' to 'relu'"),
         ("oft", {}, {"neumann_terms": 5}, "oft_neumann_terms changed from 0 to 5"),
+        ("miss", {}, {"variant": "mini"}, "miss_variant changed from 'balance' to 'mini'"),
         ("sora", {}, {"alpha": 7}, "sora_alpha changed from 32 to 7"),
         ("adalora", {}, {"alpha": 7}, "adalora_alpha changed from 24 to 7"),
     ],

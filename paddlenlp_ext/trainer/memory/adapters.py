@@ -19,6 +19,7 @@ from paddlenlp_ext.peft.methods.ia3 import IA3Linear
 from paddlenlp_ext.peft.methods.loha import LoHaLinear
 from paddlenlp_ext.peft.methods.lokr import LoKrLinear
 from paddlenlp_ext.peft.methods.lora import LoRALinear
+from paddlenlp_ext.peft.methods.miss import MiSSBatLinear, MiSSLinear
 from paddlenlp_ext.peft.methods.mora import MoRALinear
 from paddlenlp_ext.peft.methods.oft import OFTLinear
 from paddlenlp_ext.peft.methods.qera import QERALinear
@@ -91,6 +92,9 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features, unless the product of the matrices is smaller
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
+    # the sum of the input's shards; the update of bat is computed again
+    MiSSLinear: SavedActivations(lambda layer: layer.rank, saves_input=lambda layer: False),
+    MiSSBatLinear: SavedActivations(lambda layer: 0),
     # the scaled side
     IA3Linear: SavedActivations(
         lambda layer: 0 if layer.scales_input else layer.out_features, saves_input=lambda layer: layer.scales_input

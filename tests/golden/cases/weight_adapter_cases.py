@@ -1,4 +1,4 @@
-"""LoKr, LoHa, IA3 and OFT adapters of the golden files, on the tiny models of `model_cases`; plain data.
+"""LoKr, LoHa, IA3, OFT and MiSS adapters of the golden files, on the tiny models of `model_cases`; plain data.
 
 `config` is the class in Hugging Face PEFT, `settings` its arguments; `mean` and `deviation` make the stored values.
 """
@@ -70,5 +70,16 @@ CASES: dict[str, dict[str, Any]] = {
             "num_cayley_neumann_terms": 3,
             "target_modules": _SOME,
         },
+    },
+    "miss_balance": {**_LLAMA, "config": "MissConfig", "settings": {"r": 8, "target_modules": "all-linear"}},
+    "miss_mini": {
+        **_QWEN2,
+        "config": "MissConfig",
+        "settings": {"r": 6, "mini_r": 4, "init_weights": "mini", "target_modules": [*_SOME, "up_proj"]},
+    },
+    "miss_bat": {
+        **_LLAMA,
+        "config": "MissConfig",
+        "settings": {"r": 4, "init_weights": "bat", "target_modules": [*_SOME, "v_proj", "up_proj"]},
     },
 }

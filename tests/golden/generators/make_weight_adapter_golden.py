@@ -1,4 +1,4 @@
-"""Write adapters/<case>/ for LoKr, LoHa, IA3 and OFT: an adapter saved by Hugging Face PEFT, and its results.
+"""Write adapters/<case>/ for LoKr, LoHa, IA3, OFT and MiSS: an adapter saved by Hugging Face PEFT, and its results.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
     python -m tests.golden.generators.make_weight_adapter_golden

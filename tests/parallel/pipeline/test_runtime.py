@@ -34,6 +34,7 @@ MORE_ADAPTERS = [
     Case("sora", PIPELINE, DEEP, "sora", {"rank": 4}),
     Case("lokr", PIPELINE, DEEP, "lokr", {"rank": 2, "factor": 4}),
     Case("loha", PIPELINE, DEEP, "loha", {"rank": 2}),
+    Case("miss", PIPELINE, DEEP, "miss", {"rank": 5, "dropout": 0.2}),
     Case("ia3", PIPELINE, DEEP, "ia3"),
     Case("oft", PIPELINE, DEEP, "oft", {"block_size": 4}),
     Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),

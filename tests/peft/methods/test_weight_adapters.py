@@ -1,9 +1,10 @@
-"""LoKr, LoHa, IA3 and OFT: merging, sharding, training and dtype."""
+"""LoKr, LoHa, IA3, OFT and MiSS: merging, sharding, training and dtype."""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.loha import LoHaConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
+from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
@@ -32,7 +34,12 @@ METHODS = {
     "oft": OFTConfig(block_size=4),
     "oft_series": OFTConfig(block_size=3, neumann_terms=5),
     "oft_shared": OFTConfig(num_blocks=6, block_share=True),
+    "miss": MiSSConfig(rank=7),
+    "miss_mini": MiSSConfig(rank=7, variant="mini", mini_rank=4),
+    "miss_bat": MiSSConfig(rank=4, variant="bat"),
 }
+
+DEFAULTS = [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig(), MiSSConfig()]
 
 
 def random_layer(config: PeftConfig, bias: bool = False) -> LinearAdapter:
@@ -86,10 +93,12 @@ def shard_of(full: LinearAdapter, axes: dict[str, int | None], base_axis: int | 
         start = paddle.nn.initializer.Assign(piece)
         setattr(owner, leaf, owner.create_parameter(list(piece.shape), default_initializer=start))
     part.base.out_features, part.base.in_features = part.base.weight.shape
+    style: Any = {0: "colwise", 1: "rowwise", None: "replicated"}[base_axis]
+    part.set_tensor_parallel_shard(style, SimpleNamespace(index=index, size=2))
     return part
 
 
-@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+@pytest.mark.parametrize("config", DEFAULTS, ids=lambda c: c.peft_type)
 def test_weight_adapter_training_lowers_loss(config: PeftConfig):
     model = get_peft_model(tiny_model(), config)
     before = float(loss_of(model))
@@ -98,7 +107,7 @@ def test_weight_adapter_training_lowers_loss(config: PeftConfig):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+@pytest.mark.parametrize("config", DEFAULTS, ids=lambda c: c.peft_type)
 def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: str, tmp_path: Path):
     """Check the dtypes: float16 as the base, and float32 for a bfloat16 base, which computes in float32 on the CPU."""
     own = {"bfloat16": "float32", "float16": "float16"}[dtype]
@@ -121,7 +130,7 @@ def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: 
     assert np.array_equal(merged.numpy(), expected)
 
 
-@pytest.mark.parametrize("config", [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig()], ids=lambda c: c.peft_type)
+@pytest.mark.parametrize("config", DEFAULTS, ids=lambda c: c.peft_type)
 def test_weight_adapter_generate_uses_adapter(config: PeftConfig):
     model = get_peft_model(tiny_model(), config)
     plain = model.generate([[1, 2, 3]], max_new_tokens=6)

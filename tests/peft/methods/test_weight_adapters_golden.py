@@ -1,4 +1,4 @@
-"""Compare LoKr, LoHa, IA3 and OFT with Hugging Face PEFT.
+"""Compare LoKr, LoHa, IA3, OFT and MiSS with Hugging Face PEFT.
 
 The golden files are written by tests/golden/generators/make_weight_adapter_golden.py.
 """

@@ -1,0 +1,259 @@
+"""MiSS: Matrix Shard Sharing, one small trained matrix that all shards of a weight share (Kang and Yin 2024).
+
+    y = x W^T + b + (x_0 + x_1 + ... + x_(n-1)) D        D [r, out] = 0 at the start
+
+arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features, the last of which
+may be shorter. W has the shards W_j [out, r], and D^T is added to each of them.
+
+| variant | parameter | update of a shard or block of W | rank |
+| --- | --- | --- | --- |
+| balance | D [r, out] | W_j + D^T | r |
+| mini | M [r, k] | W_j + D^T, where D repeats the k columns of M | min(r, k) |
+| bat | B [out / r, r, r] | blocks [r, r]: W_ij + W_ij B_i + B_i | any |
+
+Shapes: r rank, k mini rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.weight_update import product_with_update
+from paddlenlp_ext.sharding_spec import Style
+
+VARIANTS = ("balance", "mini", "bat")
+
+
+@PEFT_METHODS.register("miss")
+@dataclass(kw_only=True)
+class MiSSConfig(PeftConfig):
+    """Options of MiSS.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    peft_type: ClassVar[str] = "MISS"
+
+    rank: int = option(
+        32, help="input features per shard; the rank of the update", minimum=1, maximum=65536, arguments=("r",)
+    )
+    variant: str = option(
+        "balance",
+        help="balance; mini: with miss_mini_rank columns; bat: an update that also depends on the weight",
+        choices=VARIANTS,
+        arguments=("init_weights",),
+    )
+    mini_rank: int = option(
+        1, help="trained columns of the variant mini, a divisor of out_features", minimum=1, arguments=("mini_r",)
+    )
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
+
+    def __post_init__(self) -> None:
+        if self.variant is True:  # Hugging Face PEFT's init_weights
+            self.variant = "balance"
+        super().__post_init__()
+        if self.variant == "bat" and self.dropout:
+            raise ValueError(f"miss_dropout={self.dropout} has no effect with miss_variant bat; leave it out")
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "miss_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        layer = MiSSBatLinear if self.variant == "bat" else MiSSLinear
+        return layer(base, self, name)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, MiSSConfig)
+        dropout = 0.0 if stored.variant == "bat" else self.dropout
+        return dataclasses.replace(stored, path=self.path, dropout=dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "mini_r": self.mini_rank,
+            "miss_dropout": self.dropout,
+            "init_weights": True if self.variant == "balance" else self.variant,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "bias": "none",
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> MiSSConfig:
+        read = {"r", "mini_r", "miss_dropout", "init_weights", "target_modules", "layers_to_transform"}
+        refuse_unread_fields(fields, {*read, "layers_pattern"})
+        variant = fields.get("init_weights", True)
+        return cls(
+            rank=fields.get("r", 64),
+            variant="balance" if variant in (True, False) else variant,  # False: random values at the start
+            mini_rank=fields.get("mini_r", 1),
+            dropout=0.0 if variant == "bat" else fields.get("miss_dropout", 0.0),
+            target_modules=targets_from_peft(fields),
+        )
+
+
+MissConfig = MiSSConfig  # the spelling of Hugging Face PEFT
+
+
+class _MiSSLayer(LinearAdapter):
+    """Base of the layers of MiSS: the rank, and the position of a shard's first input among all inputs."""
+
+    def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
+        super().__init__(base)
+        self.rank, self.dropout = config.rank, config.dropout
+        self.first_input = 0
+        if self.rank > self.in_features:
+            raise ValueError(
+                f"miss_rank={self.rank} is more than the {self.in_features} inputs of {name}; lower it, or leave this "
+                "layer out of miss_target_modules"
+            )
+
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        super().set_tensor_parallel_shard(style, group)
+        if style == "rowwise":
+            self.first_input = group.index * self.in_features
+
+
+class MiSSLinear(_MiSSLayer):
+    """Linear layer with the sum of its input's shards as the input of a small matrix: balance and mini.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        config: options of the method.
+        name: name of the layer, for errors.
+
+    Raises:
+        ValueError: the layer's sizes do not suit the options.
+    """
+
+    def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
+        super().__init__(base, config, name)
+        self.columns = config.mini_rank if config.variant == "mini" else None
+        if self.columns is not None and self.out_features % self.columns:
+            raise ValueError(
+                f"miss_mini_rank={self.columns} does not divide the {self.out_features} outputs of {name}; choose a "
+                "divisor, or leave this layer out of miss_target_modules"
+            )
+        shape = (self.rank, self.out_features if self.columns is None else self.columns)
+        self.miss_block = self.new_parameter(np.zeros(shape, np.float32))
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]; the update costs in additions and r * out multiplications per token."""
+        shards = fold_features(self.apply_dropout(x), self.rank, self.first_input)
+        return self.base(x) + paddle.matmul(shards, self._matrix())
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the 0-1 matrix [r, in] that adds up the shards, and D^T [out, r]."""
+        row_of_input = (np.arange(self.in_features) + self.first_input) % self.rank
+        sums = (row_of_input == np.arange(self.rank)[:, None]).astype(np.float32)
+        return paddle.to_tensor(sums), self._matrix().astype("float32").T
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard D along the outputs; the columns of mini are replicated."""
+        return {"miss_block": 1 if style == "colwise" and self.columns is None else None}
+
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        """Check that the outputs of a shard begin with the first column of mini.
+
+        Raises:
+            ValueError: the columns are divided between ranks.
+        """
+        super().set_tensor_parallel_shard(style, group)
+        if self.columns is not None and self.out_features % self.columns:
+            raise ValueError(
+                f"tensor_parallel_degree {group.size} leaves each process {self.out_features} outputs of a layer, not "
+                f"a multiple of miss_mini_rank {self.columns}; set it to a divisor of {self.out_features}, or "
+                "tensor_parallel_degree 1"
+            )
+
+    def _matrix(self) -> paddle.Tensor:
+        """Return D [r, out]."""
+        if self.columns is None:
+            return self.miss_block
+        return paddle.tile(self.miss_block, [1, self.out_features // self.columns])
+
+
+class MiSSBatLinear(_MiSSLayer):
+    """Linear layer whose blocks W_ij [r, r] become W_ij + W_ij B_i + B_i: bat.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        config: options of the method.
+        name: name of the layer, for errors.
+
+    Raises:
+        ValueError: the rank does not divide the layer's inputs and outputs.
+    """
+
+    def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
+        super().__init__(base, config, name)
+        if self.in_features % self.rank or self.out_features % self.rank:
+            raise ValueError(
+                f"miss_rank={self.rank} does not divide the {self.in_features} inputs and {self.out_features} outputs "
+                f"of {name}, as miss_variant bat requires; choose a divisor of both, or leave this layer out of "
+                "miss_target_modules"
+            )
+        shape = (self.out_features // self.rank, self.rank, self.rank)
+        self.miss_block = self.new_parameter(np.zeros(shape, np.float32))
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]."""
+        return self.base(x) + product_with_update(x, self._update, self.miss_block)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """Return W_ij B_i + B_i for all blocks, float32 [out, in]."""
+        return self._update(self.miss_block)
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard B along the outputs."""
+        return {"miss_block": 0 if style == "colwise" else None}
+
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        """Check that the shard consists of complete blocks.
+
+        Raises:
+            ValueError: a block is divided between ranks.
+        """
+        super().set_tensor_parallel_shard(style, group)
+        if self.in_features % self.rank or self.out_features % self.rank:
+            raise ValueError(
+                f"tensor_parallel_degree {group.size} leaves each process a weight of {self.out_features} by "
+                f"{self.in_features}, which is not divisible into the blocks of miss_rank {self.rank}; set it to a "
+                "divisor of both, or tensor_parallel_degree 1"
+            )
+
+    def _update(self, blocks: paddle.Tensor) -> paddle.Tensor:
+        blocks = blocks.astype("float32")
+        rows, rank = blocks.shape[0], self.rank
+        products = paddle.bmm(self.base.weight_value().reshape([rows, -1, rank]), blocks)
+        update = products.reshape([rows, rank, -1, rank]) + blocks.unsqueeze(2)
+        return update.reshape([self.out_features, self.in_features])
+
+
+def fold_features(x: paddle.Tensor, width: int, first: int = 0) -> paddle.Tensor:
+    """Add up the features of x [..., in] whose numbers, from `first` on, are equal modulo `width`: [..., width]."""
+    rows = x.reshape([-1, x.shape[-1]])
+    left = first % width
+    right = -(left + x.shape[-1]) % width
+    if left or right:
+        rows = F.pad(rows, [0, 0, left, right])
+    return rows.reshape([rows.shape[0], -1, width]).sum(axis=1).reshape([*x.shape[:-1], width])

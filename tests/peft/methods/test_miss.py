@@ -1,0 +1,122 @@
+"""MiSS: formulas of the variants, rank, dropout, layers and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.layers import LinearAdapter
+from paddlenlp_ext.peft.methods.miss import MiSSConfig, fold_features
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from tests.common.adapters import tiny_model
+
+
+def random_layer(**settings: object) -> LinearAdapter:
+    layer = MiSSConfig(**settings).wrap("x", Linear(12, 8), seed=0)
+    generator = np.random.default_rng(0)
+    for tensor in (layer.base.weight, layer.miss_block):
+        tensor.set_value(generator.standard_normal(tensor.shape).astype(np.float32))
+    return layer
+
+
+@pytest.mark.parametrize("first", [0, 3, 7])
+def test_fold_features_adds_up_features_of_equal_remainder(first: int):
+    x = np.random.default_rng(0).standard_normal((2, 3, 12)).astype(np.float32)
+    expected = np.zeros((2, 3, 5))
+    for feature in range(12):
+        expected[..., (first + feature) % 5] += x[..., feature]
+    np.testing.assert_allclose(fold_features(paddle.to_tensor(x), 5, first).numpy(), expected, atol=1e-6)
+
+
+def test_balance_delta_weight_adds_one_matrix_to_every_shard():
+    layer = random_layer(rank=5)
+    shard = layer.miss_block.numpy().T
+    np.testing.assert_allclose(layer.delta_weight().numpy(), np.concatenate([shard, shard, shard], 1)[:, :12])
+
+
+def test_mini_delta_weight_repeats_its_columns_over_the_outputs():
+    layer = random_layer(rank=6, variant="mini", mini_rank=4)
+    shard = np.concatenate([layer.miss_block.numpy().T] * 2)
+    np.testing.assert_allclose(layer.delta_weight().numpy(), np.concatenate([shard, shard], 1))
+    assert np.linalg.matrix_rank(layer.delta_weight().numpy()) == 4
+
+
+def test_bat_delta_weight_maps_each_block_of_the_weight():
+    layer = random_layer(rank=4, variant="bat")
+    delta, weight, blocks = layer.delta_weight().numpy(), layer.base.weight.numpy(), layer.miss_block.numpy()
+    for i in range(2):
+        for j in range(3):
+            part = np.s_[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+            np.testing.assert_allclose(delta[part], weight[part] @ blocks[i] + blocks[i], rtol=1e-4, atol=1e-5)
+    assert layer.low_rank_factors() is None
+
+
+def test_miss_dropout_changes_only_the_training_pass():
+    layer, x = random_layer(rank=5, dropout=0.5), paddle.ones([1, 12])
+    layer.eval()
+    exact = layer(x).numpy()
+    np.testing.assert_allclose(exact, (layer.base.weight + layer.delta_weight()).sum(1).numpy()[None], rtol=1e-4)
+    layer.train()
+    outputs = np.concatenate([layer(x).numpy() for _ in range(200)])
+    assert np.abs(outputs - exact).max() > 0.5
+    np.testing.assert_allclose(outputs.mean(0), exact[0], atol=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank: 0 is out of range"),
+        ({"variant": "bta"}, "variant: .*'bat'"),
+        ({"init_weights": False}, "variant: expected a string, got False"),
+        ({"variant": "bat", "dropout": 0.1}, "miss_dropout=0.1 has no effect"),
+        ({"rank": 37}, "miss_rank=37 is more than the 36 inputs of model.layers.0.self_attn.q_proj"),
+        ({"rank": 8, "variant": "bat"}, "miss_rank=8 does not divide the 36 inputs and 36 outputs of model.layers.0"),
+        ({"variant": "mini", "mini_rank": 8}, "miss_mini_rank=8 does not divide the 36 outputs of model.layers.0"),
+    ],
+)
+def test_miss_option_that_does_not_fit_raises(settings: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        get_peft_model(tiny_model(), MiSSConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "style", "message"),
+    [
+        (
+            {"rank": 5, "variant": "mini", "mini_rank": 8},
+            "colwise",
+            "leaves each process 4 outputs .* miss_mini_rank 8",
+        ),
+        ({"variant": "bat", "rank": 4}, "rowwise", "a weight of 8 by 6, .* miss_rank 4"),
+    ],
+)
+def test_miss_shard_through_a_block_raises(settings: dict, style: str, message: str):
+    layer = random_layer(**settings)
+    if style == "colwise":
+        layer.base.out_features = 4
+    else:
+        layer.base.in_features = 6
+    with pytest.raises(ValueError, match=message):
+        layer.set_tensor_parallel_shard(style, SimpleNamespace(index=1, size=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bias": "all"}, "unsupported fields: bias='all'"),
+        ({"init_weights": "orthogonal"}, 'variant: "orthogonal" is not one of: balance, mini, bat'),
+        ({"target_modules": None}, "target_modules is missing"),
+    ],
+)
+def test_miss_peft_file_with_unsupported_field_raises(fields: dict, message: str, tmp_path: Path):
+    get_peft_model(tiny_model(), MiSSConfig(rank=4)).save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
