@@ -59,6 +59,7 @@ def _variants_of_lora() -> list[Entry]:
     of_rank_16 = {"lora": True, "lora_rank": 16}
     return [
         *plain,
+        Entry("qlora_r16", _LORA_RATE, {**of_rank_16, "weight_quantize_algo": "nf4", "weight_double_quant": True}),
         Entry("rslora_r32", _LORA_RATE, {"lora": True, "lora_rank": 32, "rslora": True}),
         Entry("lora_plus_r16", _LORA_RATE / 4, {**of_rank_16, "lora_plus_scale": 16.0}),
         Entry("lora_neftune_r16", _LORA_RATE, {**of_rank_16, "neftune": True}),

@@ -25,11 +25,9 @@ class DataConfig(OptionGroup):
     """`config.data`: the rows, and how they become batches."""
 
     dataset_name_or_path: str | None = option(
-        None,
-        winning_aliases=("task_name_or_path",),
-        help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name",
+        None, help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name"
     )
-    task_name: str | None = option(None, help="subset of a built-in dataset")
+    task_name: str | None = option(None, aliases=("task_name_or_path",), help="subset of a built-in dataset")
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
     truncation: str = option(
@@ -49,7 +47,7 @@ class DataConfig(OptionGroup):
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
     )
     zero_padding: bool = option(
-        False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
+        False, aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
     greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
@@ -66,6 +64,9 @@ class GenerationConfig(OptionGroup):
     """`config.generation`: how answers are generated during evaluation."""
 
     eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
+    eval_labels: bool = option(
+        False, help="with eval_with_do_generation: answers are class labels (precision, recall, F1; label_scores.json)"
+    )
     save_generation_output: bool = option(False, help="write the generated answers to generated_output.json")
     max_new_tokens: int | None = option(
         None, minimum=1, help="maximum tokens of an answer; unset: max_length - src_length"
@@ -89,11 +90,7 @@ class ModelConfig(OptionGroup):
     tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
     continue_training: bool = option(True, help="false: initialize random weights from the model's config")
     use_flash_attention: bool = option(False, aliases=("flash_attention",), help="use FlashAttention kernels on GPUs")
-    flash_mask: bool = option(
-        False,
-        aliases=("flashmask",),
-        help="switch zero_padding and use_flash_attention on, which select FlashMask; with false, they still do",
-    )
+    flash_mask: bool = option(False, aliases=("flashmask",), help="use FlashMask: packed rows without a dense mask")
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,
         choices=QUANTIZE_ALGORITHMS,
@@ -235,9 +232,18 @@ class PrecisionConfig(OptionGroup):
 REPORTERS = ("none", "visualdl")
 STRATEGIES = ("no", "steps", "epoch")
 GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
-METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS)
+LABEL_METRICS = (
+    "precision_macro",
+    "recall_macro",
+    "f1_macro",
+    "precision_micro",
+    "recall_micro",
+    "f1_micro",
+    "unknown_labels",
+)
+METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS)
 METRIC_SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
-_LOWER_IS_BETTER = ("loss", "perplexity")
+_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
 _METRIC_NAMES = (*METRICS, *METRIC_SPELLINGS)
 
 

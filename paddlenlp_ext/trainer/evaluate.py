@@ -1,7 +1,8 @@
 """Evaluation on the eval split, and the tracking of its best result.
 
 Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on order or
-batching. ROUGE, BLEU and exact match compare a generated answer to every prompt with its reference.
+batching. ROUGE, BLEU and exact match compare a generated answer to every prompt with its reference; so do precision,
+recall and F1 if answers are class labels (`eval_labels`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
+from paddlenlp_ext.trainer.label_metrics import label_report
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.text_metrics import text_metrics
 from paddlenlp_ext.utils.files import write_text
@@ -145,8 +147,9 @@ def evaluate_generation(
     config: Any,
     output_file: Path | None,
     process_group: ProcessGroup | None = None,
+    labels_file: Path | None = None,
 ) -> dict[str, float]:
-    """Compute ROUGE, BLEU-4 and exact match of generated answers.
+    """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, the metrics of labels as well.
 
     The replicas divide the prompts among themselves, and all return the same result.
 
@@ -157,6 +160,7 @@ def evaluate_generation(
         config: the run's configuration; `config.generation` holds the sampling options (`top_k` 1: greedy).
         output_file: file for JSON lines with the keys src, tgt and output; None: not written.
         process_group: processes of the run; None: a single process.
+        labels_file: JSON file for the score of each label; None: not written.
     """
     process_group = process_group or SingleProcess()
     options, train = config.generation, config.train
@@ -185,6 +189,12 @@ def evaluate_generation(
             for (_, reference, src), output in zip(prompts, outputs, strict=True)
         ]
         write_text(output_file, "".join(f"{line}\n" for line in lines))
-    metrics = text_metrics(outputs, [reference for _, reference, _ in prompts])
+    references = [reference for _, reference, _ in prompts]
+    metrics = text_metrics(outputs, references)
+    if options.eval_labels:
+        report = label_report(outputs, references)
+        metrics |= report.metrics()
+        if labels_file is not None:
+            write_text(labels_file, json.dumps(report.scores(), indent=2, ensure_ascii=False) + "\n")
     seconds = time.perf_counter() - started
     return {**{f"eval_{name}": value for name, value in metrics.items()}, "eval_generation_runtime": seconds}

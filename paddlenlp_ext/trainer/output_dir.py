@@ -21,6 +21,7 @@ _RUN_FILES = (
     "eval_results.json",
     "all_results.json",
     "generated_output.json",
+    "label_scores.json",
     "loss.png",
     "adapter_config.json",
     "adapter_model.safetensors",

@@ -309,11 +309,18 @@ class Trainer:
             forward_backward=self.forward_backward,
         )
         if generation.eval_with_do_generation:
-            writes = generation.save_generation_output and self.process_group.is_main
-            output_file = self.output_dir / "generated_output.json" if writes else None
+            is_main = self.process_group.is_main
+            output_file = self.output_dir / "generated_output.json" if generation.save_generation_output else None
+            labels_file = self.output_dir / "label_scores.json" if generation.eval_labels else None
             with self.process_group.gathered_parameters():
                 metrics |= evaluate_generation(
-                    self.model, self.eval_rows, self.tokenizer, self.config, output_file, self.process_group
+                    self.model,
+                    self.eval_rows,
+                    self.tokenizer,
+                    self.config,
+                    output_file if is_main else None,
+                    self.process_group,
+                    labels_file if is_main else None,
                 )
         return metrics
 

@@ -121,6 +121,15 @@ def test_evaluate_generation_scores_and_writes_answers(tmp_path):
     assert [line["src"] for line in lines] == [f"question {index}" for index in range(4)]
 
 
+def test_evaluate_generation_of_labels_writes_the_score_of_each(tmp_path):
+    metrics = evaluate(tmp_path, Rows(4, seed=8), make_model(), eval_with_do_generation=True, eval_labels=True)
+    assert metrics["eval_f1_macro"] == metrics["eval_exact_match"] == 0.0
+    assert metrics["eval_unknown_labels"] == 1.0
+    scores = json.loads((tmp_path / "run" / "label_scores.json").read_text())
+    assert sum(score["num_rows"] for score in scores.values()) == 4
+    assert all(score.keys() == {"precision", "recall", "f1", "num_rows"} for score in scores.values())
+
+
 def test_evaluate_loss_without_target_tokens_is_an_error(tmp_path):
     rows = Rows(3)
     for row in rows.rows:

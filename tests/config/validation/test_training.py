@@ -9,8 +9,15 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 
 # settings -> words of the single problem, which is located at the line of the first key
 CONTRADICTIONS = [
+    ({"greedy_zero_padding": True}, "greedy_zero_padding needs zero_padding"),
+    ({"flash_mask": True, "zero_padding": True}, "flash_mask needs use_flash_attention"),
+    ({"flash_mask": True, "use_flash_attention": True}, "flash_mask is for packed rows and needs zero_padding"),
+    ({"max_steps": 0}, "max_steps 0 trains nothing"),
+    ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5"),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
+    ({"do_eval": False, "evaluation_strategy": "steps"}, "needs do_eval: true"),
+    ({"load_best_model_at_end": True}, "load_best_model_at_end needs evaluation_strategy"),
     (
         {"save_strategy": "epoch", "evaluation_strategy": "steps", "load_best_model_at_end": True},
         "evaluation_strategy (steps) and save_strategy (epoch)",
@@ -27,6 +34,8 @@ CONTRADICTIONS = [
     ),
     ({"metric_for_best_model": "rougel"}, "needs eval_with_do_generation"),
     ({"metric_for_best_model": "eval_bleu4"}, "needs eval_with_do_generation"),
+    ({"metric_for_best_model": "f1_macro", "eval_with_do_generation": True}, "and eval_labels: true"),
+    ({"metric_for_best_model": "f1_macro", "eval_labels": True}, "needs eval_with_do_generation: true"),
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
     ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
     ({"device": "npu"}, "not available yet"),
@@ -52,7 +61,7 @@ def test_rules_with_contradicting_keys_name_both(tmp_path, values, words):
 
 
 def test_rules_contradictions_are_all_covered():
-    assert len(CONTRADICTIONS) == 15
+    assert len(CONTRADICTIONS) == 24
 
 
 def test_rules_with_an_invalid_key_add_no_second_problem(tmp_path):
@@ -65,8 +74,13 @@ def test_rules_with_an_invalid_key_add_no_second_problem(tmp_path):
     [
         ({"do_eval": "x", "output_dir": None}, ["do_eval", "output_dir"]),
         ({"model_name_or_path": 3, "output_dir": None}, ["model_name_or_path", "output_dir"]),
-        ({"zero_padding": "x", "flash_mask": True, "do_train": False}, ["zero_padding", "do_train"]),
-        ({"warmup_ratio": "x", "min_learning_rate": 1.0}, ["warmup_ratio", "min_learning_rate"]),
+        (
+            {"greedy_zero_padding": "x", "flash_mask": True},
+            ["greedy_zero_padding", "flash_mask", "flash_mask"],
+        ),
+        ({"use_flash_attention": "x", "greedy_zero_padding": True}, ["use_flash_attention", "greedy_zero_padding"]),
+        ({"warmup_steps": "x", "max_steps": 0}, ["warmup_steps", "max_steps"]),
+        ({"warmup_ratio": "x", "max_steps": 5, "warmup_steps": 9}, ["warmup_ratio", "warmup_steps"]),
         ({"lora": "x", "pissa": True, "lora_rank": 4}, ["lora"]),
     ],
     ids=lambda value: " ".join(value)[:50],
@@ -103,8 +117,10 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values)
     [
         ({"fp16": True}, "fp16 has no effect on the CPU"),
         ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
-        ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
-        ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),
+        (
+            {"use_flash_attention": True, "flash_mask": True, "zero_padding": True},
+            "flash_mask has no effect: attention over packed rows",
+        ),
         ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
         ({"src_length": 512, "max_length": 512}, "no tokens for the answer"),
         ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
@@ -122,6 +138,7 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values)
         ({"neftune_noise_alpha": 10.0}, "neftune_noise_alpha has no effect"),
         ({"evaluation_strategy": "epoch"}, "do_eval is on"),
         ({"save_generation_output": True}, "eval_with_do_generation is false"),
+        ({"eval_labels": True}, "eval_with_do_generation is false"),
         ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
     ],
     ids=lambda value: " ".join(value)[:50],
@@ -129,7 +146,7 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values)
 def test_rules_with_an_idle_key_note_it(tmp_path, values, words):
     config = load(write(tmp_path, SMALLEST | {"device": "cpu"} | values))
     notes = [note for note in config.notes if words in note]
-    assert len(notes) == 1 and len(config.notes) == 1, config.notes
+    assert len(notes) == 1 and len(config.notes) == 1 + ("flash_mask" in values), config.notes
     assert f"{tmp_path}/run.json:" in notes[0]
     assert config.precision.compute_dtype == "float32"
 

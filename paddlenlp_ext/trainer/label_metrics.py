@@ -1,0 +1,91 @@
+"""Precision, recall and F1 of generated labels, per label and averaged, for rows whose answers are class labels.
+
+The labels are the distinct references. An answer that is none of them counts as a wrong answer: it lowers the recall of
+the reference's label and the precision of no label. A ratio without a denominator is 0.
+
+    precision = correct answers of the label / answers of the label
+    recall    = correct answers of the label / rows of the label
+    F1        = 2 precision recall / (precision + recall)
+    macro     : unweighted mean over the labels
+    micro     : the ratios of the sums over all labels
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+AVERAGES = ("macro", "micro")
+RATIOS = ("precision", "recall", "f1")
+
+
+@dataclass(frozen=True)
+class LabelScore:
+    """Ratios of one label or average, each between 0 and 1, and the number of its rows."""
+
+    precision: float
+    recall: float
+    f1: float
+    num_rows: int
+
+    @classmethod
+    def of_counts(cls, num_correct: int, num_answers: int, num_rows: int) -> LabelScore:
+        """Return the ratios of counts; F1 is 2 correct / (answers + rows), the harmonic mean of the other two."""
+        return cls(
+            num_correct / num_answers if num_answers else 0.0,
+            num_correct / num_rows if num_rows else 0.0,
+            2 * num_correct / (num_answers + num_rows) if num_rows else 0.0,
+            num_rows,
+        )
+
+
+@dataclass(frozen=True)
+class LabelReport:
+    """Scores of a classification.
+
+    Attributes:
+        per_label: score of each label, in the order of the labels' text.
+        macro: unweighted means over the labels.
+        micro: ratios over all rows together.
+        num_unknown: number of answers that are no label.
+    """
+
+    per_label: dict[str, LabelScore]
+    macro: LabelScore
+    micro: LabelScore
+    num_unknown: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages and the fraction of unknown answers by metric name: precision_macro, ..., f1_micro."""
+        averages = {"macro": self.macro, "micro": self.micro}
+        values = {f"{ratio}_{name}": getattr(averages[name], ratio) for name in AVERAGES for ratio in RATIOS}
+        return {**values, "unknown_labels": self.num_unknown / self.micro.num_rows}
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, f1 and num_rows by label."""
+        return {label: asdict(score) for label, score in self.per_label.items()}
+
+
+def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelReport:
+    """Compute the scores of answers that are labels; surrounding white space is ignored.
+
+    Raises:
+        ValueError: no pairs, or different numbers of outputs and references.
+    """
+    if not outputs or len(outputs) != len(references):
+        raise ValueError(f"label metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
+    answers, truths = [text.strip() for text in outputs], [text.strip() for text in references]
+    rows, answered = Counter(truths), Counter(answers)
+    correct = Counter(truth for answer, truth in zip(answers, truths, strict=True) if answer == truth)
+    labels = sorted(rows)
+    per_label = {label: LabelScore.of_counts(correct[label], answered[label], rows[label]) for label in labels}
+    num_known = sum(answered[label] for label in labels)
+    scores = per_label.values()
+    precision, recall, f1 = (sum(getattr(score, ratio) for score in scores) / len(labels) for ratio in RATIOS)
+    return LabelReport(
+        per_label,
+        LabelScore(precision, recall, f1, len(truths)),
+        LabelScore.of_counts(correct.total(), num_known, len(truths)),
+        len(truths) - num_known,
+    )

