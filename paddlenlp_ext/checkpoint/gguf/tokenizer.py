@@ -7,7 +7,9 @@ words before byte-pair merging. The rule is part of the model, so an unknown nam
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -42,22 +44,31 @@ _BOS_BY_DEFAULT = (*_LLAMA3_NAMES, "tekken")
 
 def default_add_bos(file: GgufFile) -> bool:
     """Return True if llama.cpp puts bos before a text when the file does not specify it."""
-    if file.metadata["tokenizer.ggml.model"] == "llama":
+    if file.require("tokenizer.ggml.model", str) == "llama":
         return True
-    return file.metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+    return file.get("tokenizer.ggml.pre", str) in _BOS_BY_DEFAULT
 
 
 def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
     """Build byte-level BPE, as introduced by GPT-2, with the file's own rule for splitting words.
 
     Raises:
-        ValueError: the file names no rule or an unknown one.
+        ValueError: the file names no rule or an unknown one, or a merge is not one of two tokens into a token.
     """
-    rule = file.metadata.get("tokenizer.ggml.pre")
-    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    rule = file.get("tokenizer.ggml.pre", str)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for index, merge in enumerate(file.require_list("tokenizer.ggml.merges", str)):
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise ValueError(
+                f"{file.path}: tokenizer.ggml.merges[{index}] is {merge!r}, which does not join two tokens into a "
+                "token; the file is damaged"
+            )
+        merges.append((left, right))
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
+            vocab=vocabulary,
             merges=merges,
             fuse_unk=False,
             byte_fallback=False,
@@ -92,9 +103,17 @@ def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> To
     """Build SentencePiece BPE: merge the pair with the highest-scoring piece first; encode the rest as bytes.
 
     The file stores no merges; they follow from the pieces and their scores.
+
+    Raises:
+        ValueError: not every piece has a score, or the id of the unknown piece is out of range.
     """
-    scores = file.require("tokenizer.ggml.scores")
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    scores = file.require_list("tokenizer.ggml.scores", float)
+    _check_length(file, "scores", scores)
+    if not all(map(math.isfinite, scores)):
+        raise ValueError(f"{file.path}: tokenizer.ggml.scores has values that are not finite; the file is damaged")
+    unknown = file.get("tokenizer.ggml.unknown_token_id", int, 0)
+    if not 0 <= unknown < len(tokens):
+        raise ValueError(f"{file.path}: tokenizer.ggml.unknown_token_id is {unknown}, outside {len(tokens)} tokens")
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(tokens)},
@@ -104,7 +123,7 @@ def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> To
             byte_fallback=True,
         )
     )
-    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
     spaces = normalizers.Replace(" ", _WORD_MARK)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD_MARK), spaces]) if prefix else spaces
     parts = [decoders.Replace(_WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -147,36 +166,57 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a file; transformers can load it once it is saved.
 
     Raises:
-        ValueError: the file has no tokenizer, or its kind is not supported.
+        ValueError: the file has no tokenizer, its kind is not supported, or its parts do not fit together.
     """
-    kind = file.require("tokenizer.ggml.model")
-    tokens = _without_padding_tokens(file)
+    kind = file.require("tokenizer.ggml.model", str)
+    tokens, types = _vocabulary(file)
     if kind == "gpt2":
         tokenizer = byte_level_bpe(file, tokens)
     elif kind == "llama":
-        tokenizer = sentencepiece_bpe(file, tokens, _types(file)[: len(tokens)])
+        tokenizer = sentencepiece_bpe(file, tokens, types)
     else:
         raise ValueError(f"{file.path}: tokenizer kind {kind!r} is not supported; known: gpt2, llama (SentencePiece)")
-    _add_special_tokens(tokenizer, tokens, _types(file))
+    _add_special_tokens(tokenizer, tokens, types)
     special = _named_tokens(file, tokens)
-    _add_bos_and_eos(tokenizer, file, special, tokens)
+    _add_bos_and_eos(tokenizer, file, special)
     return _wrap(tokenizer, file, special)
 
 
-def _types(file: GgufFile) -> list[int]:
-    types = file.metadata.get("tokenizer.ggml.token_type")
-    return types or [TokenType.NORMAL] * len(file.require("tokenizer.ggml.tokens"))
+def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
+    """Return tokens and their types, without the unused last ones, which only pad the embedding to a round size.
 
-
-def _without_padding_tokens(file: GgufFile) -> list[str]:
-    """Return the vocabulary without its unused last entries, which only pad the embedding to a round size."""
-    tokens, types = file.require("tokenizer.ggml.tokens"), _types(file)
-    if len(tokens) != len(types):
-        raise ValueError(f"{file.path}: {len(tokens)} tokens but {len(types)} token types; the file is damaged")
+    Raises:
+        ValueError: no tokens, more tokens than rows of the embedding, a token that occurs twice, or other types.
+    """
+    tokens = file.require_list("tokenizer.ggml.tokens", str)
+    key = "tokenizer.ggml.token_type"
+    types = file.require_list(key, int) if key in file.metadata else [int(TokenType.NORMAL)] * len(tokens)
+    _check_length(file, "token_type", types)
+    unknown = next((kind for kind in types if kind not in set(TokenType)), None)
+    if unknown is not None:
+        raise ValueError(f"{file.path}: {key} has the value {unknown}, outside 1 to 6; the file is damaged")
     count = len(tokens)
     while count and types[count - 1] == TokenType.UNUSED:
         count -= 1
-    return tokens[:count]
+    tokens, types = tokens[:count], types[:count]
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and count > embedding.shape[0]:
+        raise ValueError(f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows")
+    first_at: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if first_at.setdefault(token, index) != index:
+            raise ValueError(f"{file.path}: tokenizer.ggml.tokens[{index}] is {token!r} again; the file is damaged")
+    if not tokens:
+        raise ValueError(f"{file.path}: tokenizer.ggml.tokens is empty; use another file of the model")
+    return tokens, types
+
+
+def _check_length(file: GgufFile, name: str, values: Sequence[object]) -> None:
+    count = len(file.require_list("tokenizer.ggml.tokens", str))
+    if len(values) != count:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.{name} has {len(values)} values for {count} tokens; the file is damaged"
+        )
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
@@ -184,8 +224,8 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int
 
     Control tokens are matched verbatim in text and skipped when decoding; user-defined tokens are plain text.
     """
-    control = [t for t, kind in zip(tokens, types, strict=False) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    user = [t for t, kind in zip(tokens, types, strict=False) if kind == TokenType.USER_DEFINED]
+    control = [t for t, kind in zip(tokens, types, strict=True) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
+    user = [t for t, kind in zip(tokens, types, strict=True) if kind == TokenType.USER_DEFINED]
     # A SentencePiece word mark stands for a space, so such a token must be matched after normalization.
     tokenizer.add_tokens([AddedToken(t, special=False, normalized="\u2581" in t) for t in user])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
@@ -196,7 +236,7 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     found = {}
     for argument, key in keys.items():
-        token_id = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        token_id = file.get(f"tokenizer.ggml.{key}_token_id", int)
         if token_id is None:
             continue
         if not 0 <= token_id < len(tokens):
@@ -205,13 +245,21 @@ def _named_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
     return found
 
 
-def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str], tokens: list[str]) -> None:
-    """Add bos before and eos after every text if the file requests it."""
+def _add_bos_and_eos(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str]) -> None:
+    """Add bos before and eos after every text if the file requests it.
+
+    Raises:
+        ValueError: the file requests a token that it does not name.
+    """
     requested = {
-        "bos_token": file.metadata.get("tokenizer.ggml.add_bos_token", default_add_bos(file)),
-        "eos_token": file.metadata.get("tokenizer.ggml.add_eos_token", False),
+        "bos_token": file.get("tokenizer.ggml.add_bos_token", bool, default_add_bos(file)),
+        "eos_token": file.get("tokenizer.ggml.add_eos_token", bool, False),
     }
-    ends = {name: special[name] for name, add in requested.items() if add and name in special}
+    for name, add in requested.items():
+        if add and name not in special:
+            key = f"tokenizer.ggml.{name.removesuffix('_token')}_token_id"
+            raise ValueError(f"{file.path}: {name} is added to every text, but the metadata has no {key}")
+    ends = {name: special[name] for name, add in requested.items() if add}
     if not ends:
         return
     single = [ends.get("bos_token"), "$A", ends.get("eos_token")]
@@ -231,8 +279,8 @@ def _wrap(tokenizer: Tokenizer, file: GgufFile, special: dict[str, str]) -> PreT
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
-        model_max_length=file.architecture_value("context_length", int(1e30)),
+        model_max_length=file.get(file.architecture_key("context_length"), int, int(1e30)),
         **special,
     )
-    wrapped.chat_template = file.metadata.get("tokenizer.chat_template")
+    wrapped.chat_template = file.get("tokenizer.chat_template", str)
     return wrapped

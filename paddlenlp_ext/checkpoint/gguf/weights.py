@@ -19,7 +19,9 @@ from paddlenlp_ext.sharding_spec import Shard
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_QUANTIZED = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_BLOCK = {
     "attn_norm": "input_layernorm",
@@ -34,11 +36,11 @@ _IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which config.py converts
+_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which rope.py converts
 
 
 class GgufWeights(WeightSource):
-    """Weights of one .gguf file.
+    """Weights of one .gguf file, or of all parts of a split model.
 
     Raises:
         ValueError: a damaged file, an unknown architecture, or tensors that the architecture does not have.
@@ -63,6 +65,10 @@ class GgufWeights(WeightSource):
         values = read_gguf_tensor(self.file, self._stored_name[name])
         num_heads = self._permuted_heads(name)
         if num_heads:
+            if len(values) % (2 * num_heads):
+                raise ValueError(
+                    f"{self.path}: {name} has {len(values)} rows for {num_heads} heads; the file is damaged"
+                )
             values = unpermute_rows(values, num_heads)
         if shard is not None:  # after reading the full tensor: its quantization blocks may cross shard boundaries
             values = values[shard.index]
@@ -77,8 +83,8 @@ class GgufWeights(WeightSource):
         is_query = ".q_proj." in name
         if self.file.architecture != "llama" or not (is_query or ".k_proj." in name):
             return 0
-        num_heads = self.file.require("llama.attention.head_count")
-        return num_heads if is_query else self.file.architecture_value("attention.head_count_kv", num_heads)
+        num_heads = self.file.require("llama.attention.head_count", int)
+        return num_heads if is_query else self.file.get("llama.attention.head_count_kv", int, num_heads)
 
 
 def require_known_architecture(file: GgufFile) -> None:
@@ -92,7 +98,7 @@ def require_known_architecture(file: GgufFile) -> None:
             f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)} "
             "(Mistral's files call themselves llama)"
         )
-    if file.architecture_value("expert_count", 0):
+    if file.get(file.architecture_key("expert_count"), int, 0):
         raise ValueError(f"{file.path}: a mixture of experts is not supported; use a dense model")
 
 
@@ -108,11 +114,11 @@ def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
     if tensor.type not in _PLAIN and tensor.type not in _QUANTIZED:
         known = ", ".join([*_PLAIN, *_QUANTIZED])
         raise ValueError(
-            f"{file.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
+            f"{tensor.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
         )
-    raw = np.fromfile(file.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    raw = np.fromfile(tensor.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
     if raw.size != tensor.num_bytes:
-        raise ValueError(f"{file.path}: the file ends inside tensor {stored_name}; fetch it again")
+        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; fetch it again")
     if tensor.type in _PLAIN:
         return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(tensor.shape)
     blocks = raw.reshape(*tensor.shape[:-1], -1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
+from paddlenlp_ext.checkpoint.gguf import GgufFile, open_gguf
+from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
 
 EMBEDDING = {"token_embd.weight": np.zeros((11, 32), np.float32)}
@@ -87,39 +87,6 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
     assert read_model_config(write_gguf(llama_metadata | metadata, EMBEDDING))["rope_scaling"] == expected
 
 
-def llama3_divisor(wavelength: float, factor: float) -> float:
-    """Return the frequency divisor of Llama 3.1: three cases by wavelength; the original context length is 8192."""
-    if wavelength < 8192 / 4:
-        return 1.0
-    if wavelength > 8192 / 1:
-        return factor
-    smooth = (8192 / wavelength - 1) / (4 - 1)
-    return 1 / ((1 - smooth) / factor + smooth)
-
-
-def test_config_from_gguf_recognizes_llama3_divisors(write_gguf, llama_metadata):
-    theta, head_dim = 500000.0, 64
-    metadata = llama_metadata | {
-        "llama.rope.freq_base": theta,
-        "llama.embedding_length": 256,
-        "llama.rope.dimension_count": head_dim,
-    }
-    wavelengths = [2 * math.pi * theta ** (i / head_dim) for i in range(0, head_dim, 2)]
-    divisors = np.float32([llama3_divisor(wavelength, 32.0) for wavelength in wavelengths])
-    assert (divisors == 1).any() and (divisors == 32).any() and ((divisors > 1) & (divisors < 32)).any()
-    config = read_model_config(write_gguf(metadata, EMBEDDING | {"rope_freqs.weight": divisors}))
-    assert config["rope_scaling"] == {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    divisors[3] = 1.5
-    with pytest.raises(ValueError, match="not Llama 3's"):
-        read_model_config(write_gguf(metadata, EMBEDDING | {"rope_freqs.weight": divisors}))
-
-
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -138,3 +105,17 @@ def test_config_from_gguf_missing_metadata_is_named(write_gguf, llama_metadata):
     del llama_metadata["llama.block_count"]
     with pytest.raises(ValueError, match=r"no llama\.block_count"):
         read_model_config(write_gguf(llama_metadata, EMBEDDING))
+
+
+@pytest.mark.parametrize("value", ["word", 0, -3, 2.5, True, ["word"]])
+@pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "embedding_length", "block_count"])
+def test_config_from_gguf_damaged_count_is_named(key, value, write_gguf, llama_metadata):
+    file = open_gguf(write_gguf(llama_metadata, EMBEDDING))
+    damaged = GgufFile(file.path, file.metadata | {f"llama.{key}": value}, file.tensors)
+    with pytest.raises(ValueError, match=rf"model\.gguf: (llama\.{key} is|head counts differ)"):
+        config_from_gguf(damaged)
+
+
+def test_config_from_gguf_without_embedding_is_named(write_gguf, llama_metadata):
+    with pytest.raises(ValueError, match=r"no tensor token_embd\.weight"):
+        read_model_config(write_gguf(llama_metadata, {"output_norm.weight": np.zeros(32, np.float32)}))

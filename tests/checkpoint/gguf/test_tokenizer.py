@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 
-from paddlenlp_ext.checkpoint.gguf import GgufFile, open_gguf
+from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.gguf.tokenizer import merges_from_scores, tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
@@ -180,15 +181,96 @@ def test_sentencepiece_bpe_without_space_prefix(golden):
     assert tokenizer.convert_ids_to_tokens(ids)[0][0] == "t" and tokenizer.decode(ids) == "the the"
 
 
-def test_gguf_tokenizer_broken_header_is_named(vocabulary):
-    with pytest.raises(ValueError, match="tokenizer kind 'bert' is not supported"):
-        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__model="bert"))
-    with pytest.raises(ValueError, match="eos_token_id is 99999, outside"):
-        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__eos_token_id=99999))
-    with pytest.raises(ValueError, match="tokens but 1 token types"):
-        tokenizer_from_gguf(bpe_file(vocabulary, "qwen2", ggml__token_type=[1]))
-    with pytest.raises(ValueError, match=r"no tokenizer\.ggml\.model"):
-        tokenizer_from_gguf(GgufFile(Path("made.gguf"), {"general.architecture": "llama"}, {}))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "bert"}, "tokenizer kind 'bert' is not supported"),
+        ({"eos_token_id": 99999}, "eos_token_id is 99999, outside"),
+        ({"bos_token_id": -1}, "bos_token_id is -1, outside"),
+        ({"token_type": [1]}, r"token_type has 1 values for 4 tokens; the file is damaged"),
+        ({"token_type": [1, 1, 1, 9]}, r"token_type has the value 9, outside 1 to 6"),
+        ({"tokens": ["a", "b", "ab", "a"]}, r"tokens\[3\] is 'a' again"),
+        ({"tokens": [], "token_type": []}, "tokens is empty"),
+        ({"tokens": ["a", "b", "ab", 7]}, r"tokens\[3\] is 7, not a string"),
+        ({"merges": ["a b", "a c"]}, r"merges\[1\] is 'a c', which does not join two tokens"),
+        ({"merges": ["b a"]}, r"merges\[0\] is 'b a', which does not join"),
+        ({"merges": ["ab"]}, r"merges\[0\] is 'ab', which does not join"),
+        (
+            {"add_eos_token": True, "eos_token_id": None},
+            r"eos_token is added to every text, but .* no tokenizer\.ggml\.eos_",
+        ),
+        ({"model": None}, r"no tokenizer\.ggml\.model"),
+        ({"model": "llama"}, r"no tokenizer\.ggml\.scores"),
+        ({"model": "llama", "scores": [0.0]}, "scores has 1 values for 4 tokens"),
+        ({"model": "llama", "scores": [0.0, math.nan, 0.0, 0.0]}, "scores has values that are not finite"),
+        ({"model": "llama", "scores": [0.0] * 4, "unknown_token_id": 4}, "unknown_token_id is 4, outside 4 tokens"),
+    ],
+)
+def test_gguf_tokenizer_damaged_metadata_is_named(change, message):
+    keys = {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+    metadata = SMALL | keys
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    with pytest.raises(ValueError, match=rf"^made\.gguf: .*{message}"):
+        tokenizer_from_gguf(GgufFile(Path("made.gguf"), metadata, {}))
+
+
+SMALL = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "</s>"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 3,
+    "tokenizer.ggml.eos_token_id": 3,
+    "tokenizer.ggml.unknown_token_id": 3,
+    "tokenizer.ggml.padding_token_id": 3,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.add_eos_token": False,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+SMALL_SENTENCEPIECE = {key: value for key, value in SMALL.items() if not key.endswith(("merges", "pre"))} | {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.scores": [0.0, 0.0, -1.0, 0.0],
+    "tokenizer.ggml.add_space_prefix": False,
+}
+OF_OTHER_TYPE = ("word", 2, 2.5, True, ["word"], [2], [2.5], [True], [["word"]], [], {}, None)
+
+
+@pytest.mark.parametrize("metadata", [SMALL, SMALL_SENTENCEPIECE], ids=["gpt2", "llama"])
+def test_gguf_tokenizer_value_of_another_type_is_an_error_with_key(metadata):
+    def shape(value: object) -> object:
+        return [shape(value[0])] if isinstance(value, list) and value else type(value)
+
+    tokenizer_from_gguf(GgufFile(Path("made.gguf"), metadata, {}))
+    for key, right in metadata.items():
+        for wrong in OF_OTHER_TYPE:
+            numbers = shape(right) == [float] and shape(wrong) in ([int], [float])
+            if shape(wrong) != shape(right) and not numbers:
+                if (key, wrong) == ("tokenizer.ggml.merges", []):
+                    continue  # a list without items has no wrong item
+                with pytest.raises(ValueError, match=rf"^made\.gguf: .*({key}|for 0 tokens)"):
+                    tokenizer_from_gguf(GgufFile(Path("made.gguf"), metadata | {key: wrong}, {}))
+
+
+@pytest.mark.parametrize("metadata", [SMALL, SMALL_SENTENCEPIECE], ids=["gpt2", "llama"])
+def test_gguf_tokenizer_without_a_required_key_names_it(metadata):
+    required = {"general.architecture", *(f"tokenizer.ggml.{key}" for key in ("model", "tokens", "bos_token_id"))}
+    required |= {"tokenizer.ggml.scores"} if metadata is SMALL_SENTENCEPIECE else {"tokenizer.ggml.merges"}
+    for key in metadata:
+        rest = {name: value for name, value in metadata.items() if name != key}
+        if key in required:
+            with pytest.raises(ValueError, match=rf"^made\.gguf: .*no {key}"):
+                tokenizer_from_gguf(GgufFile(Path("made.gguf"), rest, {}))
+        elif key != "tokenizer.ggml.pre":  # its absence is a rule that is not known
+            tokenizer_from_gguf(GgufFile(Path("made.gguf"), rest, {}))
+
+
+def test_gguf_tokenizer_with_more_tokens_than_embeddings_raises():
+    embedding = GgufTensor("F32", (3, 8), Path("made.gguf"), 0, 96)
+    with pytest.raises(ValueError, match=r"made\.gguf: 4 tokens, but token_embd\.weight has 3 rows"):
+        tokenizer_from_gguf(GgufFile(Path("made.gguf"), SMALL, {"token_embd.weight": embedding}))
 
 
 SMOLLM2 = {  # ids published by other programs for the same model

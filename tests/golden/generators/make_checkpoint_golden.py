@@ -5,6 +5,7 @@ Run where PyTorch, transformers, gguf, sentencepiece and protobuf are installed:
     python -m tests.golden.generators.make_checkpoint_golden
 
 - checkpoint_sentencepiece.json: a small BPE model trained by sentencepiece, and its ids of some texts.
+- checkpoint_rope.json: settings of Llama 3's rotary scaling, and the inverse frequencies that transformers computes.
 - checkpoint_<architecture>.gguf and .npz: a small quantized model, and the weights that transformers reads from it.
 """
 
@@ -18,7 +19,8 @@ import gguf
 import numpy as np
 import sentencepiece
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.golden import DATA
 
@@ -127,7 +129,42 @@ def write_gguf(path: Path, architecture: str) -> None:
     writer.close()
 
 
+ROPE_SETTINGS = [  # head_dim, theta, factor, low, high, original context
+    (64, 500000.0, 32.0, 1.0, 4.0, 8192),  # Llama 3.2 1B
+    (128, 500000.0, 8.0, 1.0, 4.0, 8192),  # Llama 3.1 8B
+    (128, 1000000.0, 16.0, 1.0, 32.0, 4096),
+    (64, 500000.0, 8.0, 2.0, 5.0, 8192),
+    (96, 10000.0, 3.7, 1.5, 2.5, 1000),
+    (64, 1000000.0, 4.0, 1.0, 4.0, 131072),  # slow frequencies only
+    (16, 10000.0, 2.0, 1.0, 4.0, 64),
+    (8, 10000.0, 8.0, 1.0, 4.0, 256),  # no frequency between the bounds
+    (8, 10000.0, 8.0, 1.0, 4.0, 128),  # one frequency between the bounds
+    (32, 10000.0, 6.0, 1.0, 4.0, 4),  # no frequency above them
+]
+
+
+def rope_frequencies() -> list[dict]:
+    """Return rotary settings and the inverse frequencies of transformers."""
+    cases = []
+    for head_dim, theta, factor, low, high, original in ROPE_SETTINGS:
+        scaling = {
+            "rope_type": "llama3",
+            "rope_theta": theta,
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }
+        config = LlamaConfig(
+            hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=262144, rope_parameters=scaling
+        )
+        frequencies = LlamaRotaryEmbedding(config).inv_freq.tolist()
+        cases.append({"head_dim": head_dim, "theta": theta, "scaling": scaling, "inverse_frequencies": frequencies})
+    return cases
+
+
 def main() -> None:
+    (DATA / "checkpoint_rope.json").write_text(json.dumps(rope_frequencies()) + "\n")
     (DATA / "checkpoint_sentencepiece.json").write_text(json.dumps(train_sentencepiece()) + "\n")
     for architecture in ("llama", "qwen2", "qwen3"):
         path = DATA / f"checkpoint_{architecture}.gguf"

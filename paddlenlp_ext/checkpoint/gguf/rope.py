@@ -1,0 +1,143 @@
+"""Rotary scaling of a GGUF file as `rope_scaling` of a config.json.
+
+Llama 3 models have no scaling in their metadata. The tensor `rope_freqs.weight` holds the divisor of each rotary
+frequency: 1 for short wavelengths, `factor` for long ones, interpolated in between. With t = turns of a frequency over
+the original context,
+
+    1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
+
+_DIVISORS = "rope_freqs.weight"
+# The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
+_LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
+    return float(str(np.float32(value)))
+
+
+def rope_theta(file: GgufFile) -> float:
+    """Return the base of the rotary frequencies."""
+    return shortest_decimal(file.get(file.architecture_key("rope.freq_base"), float, 10000.0))
+
+
+def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
+    """Return the `rope_scaling` of a file, None if it has none.
+
+    Raises:
+        ValueError: a scaling that config.json cannot express.
+    """
+    kind = file.get(file.architecture_key("rope.scaling.type"), str, "none")
+    factor = file.get(file.architecture_key("rope.scale_linear"), float, 1.0)
+    factor = file.get(file.architecture_key("rope.scaling.factor"), float, factor)
+    unscaled = kind == "none" and factor == 1.0
+    if _DIVISORS in file.tensors:
+        if not unscaled:
+            raise ValueError(f"{file.path}: {_DIVISORS} and a rotary scaling in the metadata ({kind}, factor {factor})")
+        return _from_divisors(file, head_dim)
+    if unscaled:
+        return None
+    if kind in ("linear", "none"):
+        return {"rope_type": "linear", "factor": shortest_decimal(factor)}
+    if kind == "yarn":
+        original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
+        return {"rope_type": "yarn", "factor": shortest_decimal(factor), "original_max_position_embeddings": original}
+    raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
+
+
+def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
+    stored = read_gguf_tensor(file, _DIVISORS).astype(np.float64)
+    if stored.shape != (head_dim // 2,):
+        raise ValueError(f"{file.path}: {_DIVISORS} has {stored.size} values for heads of {head_dim} channels")
+    scaling = llama3_scaling(stored, rope_theta(file))
+    if scaling is None:
+        raise ValueError(
+            f"{file.path}: {_DIVISORS} holds a rotary scaling that is not Llama 3's; use the model's safetensors folder"
+        )
+    return scaling if scaling["factor"] != 1.0 else None
+
+
+def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:
+    """Return Llama 3 settings that reproduce divisors, preferably those of the published models.
+
+    The divisors determine only ratios of the bounds to the original context, so that settings with other numbers may
+    be returned for the same frequencies.
+
+    Args:
+        divisors: [head_dim / 2], fast frequencies first.
+        theta: base of the frequencies.
+
+    Returns:
+        The settings, or None if no settings have these divisors.
+    """
+    if not (np.isfinite(divisors).all() and divisors.min() >= 1.0):
+        return None
+    scaling = {"rope_type": "llama3", "factor": shortest_decimal(divisors.max())}
+    zero, one = _bounds(divisors, theta)
+    original = max(round(1 / zero), 1)
+    candidates = (
+        _LLAMA3_BOUNDS,
+        {
+            "low_freq_factor": 1.0,
+            "high_freq_factor": float(f"{one / zero:.4g}"),
+            "original_max_position_embeddings": original,
+        },
+        {
+            "low_freq_factor": zero * original,
+            "high_freq_factor": one * original,
+            "original_max_position_embeddings": original,
+        },
+    )
+    for bounds in candidates:
+        made = llama3_frequency_divisors(scaling | bounds, theta, 2 * divisors.size)
+        if np.allclose(made, divisors, rtol=1e-5, atol=0):
+            return scaling | bounds
+    return None
+
+
+def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
+    """Return the turns per position between which `keep` rises from 0 to 1."""
+    turns = 1 / _wavelengths(theta, 2 * divisors.size)
+    factor = divisors.max()
+    inside = (divisors > 1.0) & (divisors < factor)
+    slowest_kept = turns[divisors == 1.0].min(initial=np.inf)
+    fastest_scaled = turns[divisors == factor].max()
+    if not np.isfinite(slowest_kept):
+        slowest_kept = 16 * max(turns.max(), fastest_scaled)
+    if inside.sum() == 0:  # any bounds between the two; the quarters leave room for rounding
+        ratio = slowest_kept / fastest_scaled
+        return fastest_scaled * ratio**0.25, fastest_scaled * ratio**0.75
+    keep = (1 / divisors[inside] - 1 / factor) / (1 - 1 / factor)
+    if inside.sum() == 1:  # the steepest line through the point that passes between its neighbours
+        (at,), (height,) = turns[inside], keep
+        zero = max(fastest_scaled, (at - height * slowest_kept) / (1 - height))
+        return zero, zero + (at - zero) / height
+    slope, offset = np.polyfit(turns[inside], keep, 1)
+    slope = max(slope, 1e-30)
+    return max(-offset / slope, 1e-30), (1 - offset) / slope
+
+
+def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
+    """Compute the divisors of the rotary frequencies in Llama 3.1 (`rope_type: llama3` of transformers).
+
+    Returns:
+        float64 [head_dim / 2].
+    """
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] / _wavelengths(theta, head_dim)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - keep) / scaling["factor"] + keep)
+
+
+def _wavelengths(theta: float, head_dim: int) -> np.ndarray:
+    return 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
