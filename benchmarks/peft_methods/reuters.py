@@ -26,7 +26,7 @@ class Sizes:
     Labels with fewer articles are left out, so that all splits are balanced.
     """
 
-    train: int = 20
+    train: int = 13
     validation: int = 5
     test: int = 15
     words: int = 20

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peft_methods import classification
+from benchmarks.peft_methods.classification import figures
 from benchmarks.peft_methods.classification_table import spread, write_tables
+from benchmarks.peft_methods.entries import Entry
 from benchmarks.peft_methods.reuters import Sizes, write_rows
 from benchmarks.peft_methods.run import Run
+from benchmarks.peft_methods.tasks import Task
 
 SIZES = Sizes(train=2, validation=1, test=2, words=3)
 FIGURES = {"loss": 1.0, "trainable_parameters": 1000, "num_tokens": 9, "file_mb": 1.0, "peak_memory_gb": 1.5}
@@ -61,24 +64,42 @@ def test_classification_makes_each_run_once_and_scores_the_best_rate(tmp_path: P
         made.append(f"{run.task.keys['seed']}:{run.task.keys['max_steps']}:{run.learning_rate:.2g}")
         return True
 
-    def figures(run: Run, scored: bool) -> dict:
+    def drawn_figures(run: Run, scored: bool) -> dict:
         scores = dict.fromkeys(("precision_macro", "recall_macro", "f1_macro", "f1_micro", "unknown_labels"), 0.5)
         more = {**scores, "per_label": {"gold": {"f1": run.task.keys["seed"] / 2}}} if scored else {}
-        return {**FIGURES, "loss": abs(run.learning_rate - 6e-4), **more}
+        return {**FIGURES, "loss": abs(run.learning_rate - 2e-3), **more}
 
     monkeypatch.setattr(Run, "make", make)
-    monkeypatch.setattr(classification, "figures", figures)
+    monkeypatch.setattr(classification, "figures", drawn_figures)
     wheel = write_wheel(tmp_path / "a.whl", gold=(25, 15))
     arguments = ["--wheel", str(wheel), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results.jsonl")]
     arguments += ["--methods", "lora_r8", "--steps", "9", "--seeds", "1"]
     classification.main(arguments)
-    assert made == ["0:3:0.0006", "0:3:0.002", "0:3:0.006", "1:9:0.0006"]
+    assert made == ["0:9:0.002", "0:9:0.006", "1:9:0.002"]
     assert "| gold | 50 |" in (tmp_path / "results.md").read_text()
 
     made.clear()
     classification.main([*arguments, "2"])  # a further seed
-    assert made == ["2:9:0.0006"]
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+    assert made == ["2:9:0.002"]
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+
+
+def test_figures_score_the_generated_labels(tmp_path: Path):
+    run = Run(Task("test_seed_1", {}), Entry("lora_r8", 1e-3), 1e-3, tmp_path)
+    folder = run.folder / "out"
+    folder.mkdir(parents=True)
+    train = {"train_loss": 1.0, "trainable_parameters": 9, "num_tokens": 8, "peak_memory_bytes": 2e9}
+    (folder / "train_results.json").write_text(json.dumps({**train, "train_tokens_per_second": 1.0}))
+    (folder / "eval_results.json").write_text(json.dumps({"eval_loss": 0.5}))
+    answers = [("gold", "gold"), ("gold", "tin"), ("tin", "tin"), ("tin", "coal")]
+    lines = [json.dumps({"src": "", "tgt": f" {truth}", "output": f" {answer}"}) for truth, answer in answers]
+    (folder / "generated_output.json").write_text("\n".join(lines))
+    found = figures(run, scored=True)
+    assert (found["loss"], found["peak_memory_gb"], found["trainable_parameters"]) == (0.5, 2.0, 9)
+    assert found["precision_macro"] == 0.75  # gold 1 of 1, tin 1 of 2
+    assert found["unknown_labels"] == 0.25
+    assert found["per_label"]["tin"] == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "num_rows": 2}
+    assert "per_label" not in figures(run, scored=False)
 
 
 def test_write_tables_show_mean_and_deviation_over_the_seeds(tmp_path: Path):
