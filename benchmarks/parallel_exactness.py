@@ -99,6 +99,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "LoHa": ("loha", {"rank": 2}),
     "MiSS": ("miss", {"rank": 4}),
     "IA3": ("ia3", {}),
+    "LN tuning": ("ln_tuning", {}),
     "OFT": ("oft", {"block_size": 4}),
     "bottleneck": ("adapter", {"size": 8}),
     "prefix": ("prefix_tuning", {"num_tokens": 3, "projection": True}),

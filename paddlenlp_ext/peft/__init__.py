@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
     from paddlenlp_ext.peft.methods.dora import DoRAConfig
     from paddlenlp_ext.peft.methods.ia3 import IA3Config
+    from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
     from paddlenlp_ext.peft.methods.loftq import LoftQConfig
     from paddlenlp_ext.peft.methods.loha import LoHaConfig
     from paddlenlp_ext.peft.methods.lokr import LoKrConfig
@@ -38,6 +39,7 @@ __all__ = [
     "BottleneckConfig",
     "DoRAConfig",
     "IA3Config",
+    "LNTuningConfig",
     "LoHaConfig",
     "LoKrConfig",
     "LoRAConfig",
@@ -74,6 +76,7 @@ EXPORTS = {
     "BottleneckConfig": "paddlenlp_ext.peft.methods.bottleneck",
     "DoRAConfig": "paddlenlp_ext.peft.methods.dora",
     "IA3Config": "paddlenlp_ext.peft.methods.ia3",
+    "LNTuningConfig": "paddlenlp_ext.peft.methods.ln_tuning",
     "LoHaConfig": "paddlenlp_ext.peft.methods.loha",
     "LoKrConfig": "paddlenlp_ext.peft.methods.lokr",
     "LoRAConfig": "paddlenlp_ext.peft.methods.lora",

@@ -46,7 +46,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's name where PEFT has the method.
-        mergeable: whether its layers are `LinearAdapter`s and can be merged into the weights.
+        mergeable: whether its layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether prompt and answer tokens are treated differently. `hidden_states` then receives
             `prompt_lengths`: for each row of the batch, the number of prompt positions of each document.
         starts_from_weights: whether initialization reads the values of the base, not only its shapes.

@@ -81,7 +81,9 @@ def linear_names(model: TrainableModel) -> list[str]:
     return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
 
 
-def select_targets(names: Sequence[str], requested: str | Sequence[str] | None, key: str) -> list[str]:
+def select_targets(
+    names: Sequence[str], requested: str | Sequence[str] | None, key: str, kind: str = "linear layer"
+) -> list[str]:
     """Return the names that `requested` selects, in the model's order.
 
     Args:
@@ -89,6 +91,7 @@ def select_targets(names: Sequence[str], requested: str | Sequence[str] | None, 
         requested: None or "all-linear" for all layers; otherwise one or more entries, each a suffix of a name
             ("q_proj", "self_attn.q_proj") or a regular expression for the full name (".*q_proj.*").
         key: name of the option, for errors.
+        kind: description of the layers, for errors.
 
     Raises:
         ValueError: the list is empty, or an entry matches no name or is not a regular expression.
@@ -97,10 +100,10 @@ def select_targets(names: Sequence[str], requested: str | Sequence[str] | None, 
         return list(names)
     entries = [requested] if isinstance(requested, str) else list(requested)
     if not entries:
-        raise ValueError(f"{key} is an empty list; name at least one layer, or leave it out for all linear layers")
+        raise ValueError(f"{key} is an empty list; name at least one {kind}, or leave it out for the default")
     chosen: set[str] = set()
     for entry in entries:
-        chosen.update(matching(entry, names, key))
+        chosen.update(matching(entry, names, key, kind))
     return [name for name in names if name in chosen]
 
 

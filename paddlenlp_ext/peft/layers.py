@@ -95,7 +95,25 @@ class AdapterLayer(nn.Layer):
 AdapterT = TypeVar("AdapterT", bound=AdapterLayer)
 
 
-class LinearAdapter(AdapterLayer):
+class WeightAdapter(AdapterLayer):
+    """Adapter that is equivalent to other values of its base's `weight` and `bias`, so that it can be merged.
+
+    The base is a linear layer, a norm or an embedding.
+    """
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return the base's weight with the adapter, float32, without side effects."""
+        raise NotImplementedError
+
+    def delta_bias(self) -> paddle.Tensor | None:
+        """Return the update of the base's bias, float32 [out], without side effects; None if the bias is unchanged.
+
+        It may depend on the base's bias but not on its weight, because files are merged one tensor at a time.
+        """
+        return None
+
+
+class LinearAdapter(WeightAdapter):
     """Adapter of a linear layer that is equivalent to a change of the weight: `y = x @ (W + delta)^T`.
 
     The base may be plain or quantized. It must provide:
@@ -137,12 +155,9 @@ class LinearAdapter(AdapterLayer):
         assert factors is not None, "a method without low-rank factors overrides delta_weight"
         return paddle.matmul(factors[1], factors[0])
 
-    def delta_bias(self) -> paddle.Tensor | None:
-        """Return the update of the base's bias, float32 [out], without side effects; None if the bias is unchanged.
-
-        It may depend on the base's bias but not on its weight, because files are merged one tensor at a time.
-        """
-        return None
+    def merged_weight(self) -> paddle.Tensor:
+        """Return the sum of the base's weight and the update, float32 [out, in]."""
+        return self.base.weight_value() + self.delta_weight()
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Return A [k, in] and B [out, k], float32, with `delta_weight` = B A; None if the update is not low-rank."""

@@ -22,8 +22,8 @@ def matches(pattern: str, name: str, key: str) -> bool:
         raise ValueError(f"{key}: {pattern!r} is not a regular expression ({error})") from None
 
 
-def matching(pattern: str, names: Collection[str], key: str) -> list[str]:
-    """Return the linear layers among `names` that `pattern` matches, at least one.
+def matching(pattern: str, names: Collection[str], key: str, kind: str = "linear layer") -> list[str]:
+    """Return the layers among `names` that `pattern` matches, at least one; `kind` describes them in the error.
 
     Raises:
         ValueError: the pattern matches no layer, or is not a regular expression.
@@ -32,7 +32,7 @@ def matching(pattern: str, names: Collection[str], key: str) -> list[str]:
     if not found:
         leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
         raise ValueError(
-            f"{key}: {pattern!r} matches no linear layer of this model{did_you_mean(pattern.strip('.*'), leaves)} "
+            f"{key}: {pattern!r} matches no {kind} of this model{did_you_mean(pattern.strip('.*'), leaves)} "
             f"Known: {', '.join(leaves)}."
         )
     return found

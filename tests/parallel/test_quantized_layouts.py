@@ -63,6 +63,7 @@ METHODS = {
     "loha": {"rank": 2},
     "miss": {"rank": 4, "variant": "bat"},
     "ia3": {},
+    "ln_tuning": {},
     "oft": {"block_size": 4},
     "reft": RANK,
 }

@@ -37,6 +37,7 @@ MORE_ADAPTERS = [
     Case("miss-mini", TENSOR, switch="miss", peft={"rank": 5, "variant": "mini", "mini_rank": 4}),
     Case("miss-bat", TENSOR, switch="miss", peft={"rank": 4, "variant": "bat"}),
     Case("ia3", TENSOR, BIASED, "ia3"),
+    Case("ln", TENSOR, QWEN3, "ln_tuning", {"target_modules": ("q_norm", "input_layernorm", "model.norm")}),
     Case("oft", TENSOR, switch="oft", peft={"block_size": 4}),
     Case("bottleneck", TENSOR, switch="adapter", peft={"size": 8}),
     Case("prefix-projected", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),
@@ -53,6 +54,7 @@ SEQUENCE = [
 MORE_SEQUENCE = [
     Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
+    Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE)]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]

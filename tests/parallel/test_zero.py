@@ -44,6 +44,7 @@ MORE_ONLY_STAGE3 = [
     Case("loha", switch="loha", peft={"rank": 2}),
     Case("miss-bat", switch="miss", peft={"rank": 4, "variant": "bat"}),
     Case("ia3", {}, BIASED, "ia3"),
+    Case("ln", {"recompute": True}, switch="ln_tuning"),
     Case("oft", switch="oft", peft={"block_size": 4}),
     Case("bottleneck", switch="adapter", peft={"size": 8}),
     Case("prefix", {"recompute": True}, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),

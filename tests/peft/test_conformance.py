@@ -28,7 +28,7 @@ from tests.common.adapters import (
 
 pytestmark = [pytest.mark.parametrize("switch", PEFT_METHODS.names()), pytest.mark.parametrize("family", FAMILIES)]
 TOLERANCE = 1e-5
-SAME_START_FOR_EVERY_SEED = ("ia3", "miss", "oft", "pissa", "toy_rows", "use_mora")
+SAME_START_FOR_EVERY_SEED = ("ia3", "ln_tuning", "miss", "oft", "pissa", "toy_rows", "use_mora")
 
 
 def adapted(switch: str, family: str, seed: int = 42) -> PeftModel:
@@ -175,8 +175,9 @@ def test_get_peft_model_unknown_target_suggests_the_nearest(switch: str, family:
     method = PEFT_METHODS.get(switch)
     if "target_modules" not in {field.name for field in dataclasses.fields(method)}:
         pytest.skip(f"{switch} has no targets to choose")
-    with pytest.raises(ValueError, match=r"_target_modules: 'q_porj' matches no .*did you mean 'q_proj'"):
-        get_peft_model(tiny_model(family), method(target_modules=["q_porj"]))
+    typo, name = ("imput_layernorm", "input_layernorm") if switch == "ln_tuning" else ("q_porj", "q_proj")
+    with pytest.raises(ValueError, match=rf"_target_modules: '{typo}' matches no .*did you mean '{name}'"):
+        get_peft_model(tiny_model(family), method(target_modules=[typo]))
 
 
 def test_get_peft_model_second_adapter_raises(switch: str, family: str):

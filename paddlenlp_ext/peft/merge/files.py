@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +22,10 @@ from paddlenlp_ext.checkpoint.model_config import (
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.peft.layers import LinearAdapter
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
 from paddlenlp_ext.quantization.linear import QuantizedLinear
@@ -101,16 +103,16 @@ def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
 
 def _adapter_factory(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
-) -> Callable[[str, nn.Layer], LinearAdapter]:
+) -> Callable[[str, nn.Layer], WeightAdapter]:
     """Return the function (layer name, linear) -> adapter with the stored tensors of that layer."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
-    bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[1]) for module, shape in shapes.items()}
+    bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[-1]) for module, shape in shapes.items()}
     wrap = stored.config.wrapper(bases, seed=0)
 
-    def wrap_stored(module: str, linear: nn.Layer) -> LinearAdapter:
+    def wrap_stored(module: str, linear: nn.Layer) -> WeightAdapter:
         layer, own = wrap(module, linear), modules[module]
         require_mergeable(stored.config, module, layer)
-        assert isinstance(layer, LinearAdapter)
+        assert isinstance(layer, WeightAdapter)
         state = layer.own_state()
         assert state.keys() == own.keys(), f"{module}: {sorted(state)} differs from {sorted(own)}"
         for key, tensor in state.items():
@@ -123,19 +125,27 @@ def _adapter_factory(
 
 
 def _merge_tensor(
-    module: str, leaf: str, dtype: str, source: QuantizedWeights, wrap: Callable[[str, nn.Layer], LinearAdapter]
+    module: str, leaf: str, dtype: str, source: QuantizedWeights, wrap: Callable[[str, nn.Layer], WeightAdapter]
 ) -> np.ndarray:
     """Return the merged weight or bias (`leaf`) of a layer, by the formula of its adapter."""
     packed = source.packed(module) if leaf == "weight" else None
     if packed is None:
-        out_features, in_features = source.shape(f"{module}.weight")
-        linear = Linear(in_features, out_features, bias=leaf == "bias")
-        getattr(linear, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
+        base = _new_base(module, source.shape(f"{module}.weight"), has_bias=leaf == "bias")
+        getattr(base, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
     else:
-        linear = QuantizedLinear(packed)
-    layer = wrap(module, linear)
+        base = QuantizedLinear(packed)
+    layer = wrap(module, base)
     merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
     return source.read(f"{module}.{leaf}", dtype) if merged is None else cast(merged.numpy(), "float32", dtype)
+
+
+def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
+    """Return a layer of the kind of the base's layer `module`, which has a weight of this shape."""
+    if len(shape) == 1:
+        return RMSNorm(shape[0], epsilon=0.0)
+    if module.rpartition(".")[2] == "embed_tokens":
+        return Embedding(*shape)
+    return Linear(shape[1], shape[0], bias=has_bias)
 
 
 def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:

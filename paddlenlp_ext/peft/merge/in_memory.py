@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers, adapter_layers_of
+from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of
+from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.model import dequantize_linears
 
 
@@ -23,11 +23,11 @@ def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     require_mergeable_method(config)
     for name, layer in adapter_layers(model):
         require_mergeable(config, name, layer)
-    layers = list(adapter_layers_of(model, LinearAdapter))
+    layers = list(adapter_layers_of(model, WeightAdapter))
     dequantize_linears(model)
     for name, layer in layers:
         base, bias = layer.base, merged_bias(layer)
-        assert isinstance(base, Linear), f"{name} is still quantized"
+        assert not isinstance(base, QuantizedLinear), f"{name} is still quantized"
         if bias is not None:
             assert base.bias is not None
             base.bias.set_value(bias.astype(base.bias.dtype))
@@ -56,7 +56,7 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
     Raises:
         ValueError: the adapter cannot be merged.
     """
-    if not config.mergeable or not isinstance(layer, LinearAdapter):
+    if not config.mergeable or not isinstance(layer, WeightAdapter):
         raise ValueError(
             f"{name}: an adapter of type {config.peft_type} is not a change of weights and cannot be merged; load it "
             "with the base model instead"
@@ -64,13 +64,13 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
 
 
 @paddle.no_grad()
-def merged_weight(layer: LinearAdapter) -> paddle.Tensor:
-    """Return the sum of base and adapter weight, float32 [out, in]."""
-    return layer.base.weight_value() + layer.delta_weight()
+def merged_weight(layer: WeightAdapter) -> paddle.Tensor:
+    """Return the base's weight with the adapter, float32."""
+    return layer.merged_weight()
 
 
 @paddle.no_grad()
-def merged_bias(layer: LinearAdapter) -> paddle.Tensor | None:
+def merged_bias(layer: WeightAdapter) -> paddle.Tensor | None:
     """Return the sum of base and adapter bias, float32 [out]; None if the adapter does not change the bias."""
     delta = layer.delta_bias()
     if delta is None:

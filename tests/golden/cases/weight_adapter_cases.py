@@ -1,6 +1,7 @@
-"""LoKr, LoHa, IA3, OFT and MiSS adapters of the golden files, on the tiny models of `model_cases`; plain data.
+"""Adapters that change weights, of the golden files, on the tiny models of `model_cases`; plain data.
 
 `config` is the class in Hugging Face PEFT, `settings` its arguments; `mean` and `deviation` make the stored values.
+`weight_decay` replaces WEIGHT_DECAY for parameters that never decay here.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ CASES: dict[str, dict[str, Any]] = {
             "target_modules": ["k_proj", "v_proj", "up_proj", "down_proj"],
             "feedforward_modules": ["down_proj"],
         },
+    },
+    "ln_tuning_llama": {**_LLAMA, "mean": 1.0, "weight_decay": 0.0, "config": "LNTuningConfig", "settings": {}},
+    "ln_tuning_qwen3": {
+        "base": "qwen3",
+        "mean": 1.0,
+        "deviation": 0.2,
+        "weight_decay": 0.0,
+        "config": "LNTuningConfig",
+        "settings": {"target_modules": ["q_norm", "k_norm", "post_attention_layernorm"]},
     },
     "oft_series": {**_LLAMA, "config": "OFTConfig", "settings": {"target_modules": _SOME}},
     "oft_exact": {

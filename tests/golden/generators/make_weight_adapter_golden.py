@@ -1,7 +1,7 @@
-"""Write adapters/<case>/ for LoKr, LoHa, IA3, OFT and MiSS: an adapter saved by Hugging Face PEFT, and its results.
+"""Write adapters/<case>/ of weight_adapter_cases.py: an adapter saved by Hugging Face PEFT, and its results.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
-    python -m tests.golden.generators.make_weight_adapter_golden
+    python -m tests.golden.generators.make_weight_adapter_golden [CASE ...]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 import zlib
 
 import numpy as np
@@ -21,7 +22,8 @@ from tests.golden.generators.make_peft_golden import FOLDER, build, trained
 
 
 def main() -> None:
-    for case, spec in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        spec = CASES[case]
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
         config = getattr(peft, spec["config"])(task_type="CAUSAL_LM", **spec["settings"])
@@ -32,7 +34,7 @@ def main() -> None:
             parameter.data = torch.from_numpy(values.astype(np.float32))
         model.save_pretrained(folder)
         (folder / "README.md").unlink()
-        golden = measure(model, spec["base"])
+        golden = measure(model, spec["base"], spec.get("weight_decay", WEIGHT_DECAY))
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         fields = json.loads((folder / "adapter_config.json").read_text())

@@ -29,6 +29,7 @@ from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
+from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
 from paddlenlp_ext.peft.methods.loha import LoHaConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -52,6 +53,7 @@ ADAPTERS = {
     "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
     "loha": LoHaConfig(rank=3),
     "ia3": IA3Config(),
+    "ln_tuning": LNTuningConfig(),
     "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
     "prefix": PrefixTuningConfig(num_tokens=5),
     "prefix_projected": PrefixTuningConfig(num_tokens=5, projection=True, projection_hidden_size=7),

@@ -36,6 +36,7 @@ MORE_ADAPTERS = [
     Case("loha", PIPELINE, DEEP, "loha", {"rank": 2}),
     Case("miss", PIPELINE, DEEP, "miss", {"rank": 5, "dropout": 0.2}),
     Case("ia3", PIPELINE, DEEP, "ia3"),
+    Case("ln", PIPELINE, DEEP, "ln_tuning"),
     Case("oft", PIPELINE, DEEP, "oft", {"block_size": 4}),
     Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),
     Case("prefix-projected", PIPELINE, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),

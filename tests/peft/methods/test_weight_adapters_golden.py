@@ -1,4 +1,4 @@
-"""Compare LoKr, LoHa, IA3, OFT and MiSS with Hugging Face PEFT.
+"""Compare adapters that change weights with Hugging Face PEFT.
 
 The golden files are written by tests/golden/generators/make_weight_adapter_golden.py.
 """
@@ -44,8 +44,8 @@ def test_weight_adapter_merged_weights_and_biases_equal_peft(case: str):
 
 def test_weight_adapter_adamw_steps_give_peft_weights(case: str):
     golden, model = shared.golden_of(DATA / "adapters" / case), load(case).train()
-    model.peft_config.decays = lambda name: True  # the golden steps of IA3 decay its scales
-    optimizer = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON)
+    model.peft_config.decays = lambda name: True  # the golden steps decay every parameter
+    optimizer = shared.adamw(model, LEARNING_RATE, CASES[case].get("weight_decay", WEIGHT_DECAY), EPSILON)
     shared.take_steps(optimizer, STEPS, lambda: shared.loss_of(model, CASES[case]["base"]))
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
 

@@ -1,0 +1,99 @@
+"""LN tuning: only the scales of the normalization layers are trained (Zhao et al. 2023, arXiv:2312.11420).
+
+    y = x / sqrt(mean(x^2) + epsilon) * w        w [D], at the start the base's scale
+
+The paper tunes LayerNorm; the models here have RMSNorm, whose only parameter is w. Merging replaces the base's scale by
+w, so the merged model computes bitwise the same.
+
+Shapes: D length of the normalized axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, has_values
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+TARGETS = ("input_layernorm", "post_attention_layernorm", "norm")
+
+
+@PEFT_METHODS.register("ln_tuning")
+@dataclass(kw_only=True)
+class LNTuningConfig(PeftConfig):
+    """Options of LN tuning."""
+
+    peft_type: ClassVar[str] = "LN_TUNING"
+    starts_from_weights: ClassVar[bool] = True
+
+    target_modules: tuple[str, ...] | None = option(
+        TARGETS, help="norms to train, as name suffixes or regular expressions; Qwen3 also has q_norm and k_norm"
+    )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        norms = [name for name, layer in model.named_sublayers() if isinstance(layer, RMSNorm)]
+        return select_targets(norms, self.target_modules, "ln_tuning_target_modules", "norm")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> TunedNorm:
+        assert isinstance(base, RMSNorm)
+        return TunedNorm(base)
+
+    def warm_start(self, stored: PeftConfig) -> LNTuningConfig:
+        assert isinstance(stored, LNTuningConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LNTuningConfig:
+        refuse_unread_fields(fields, {"target_modules"})
+        return cls(target_modules=targets_from_peft(fields))
+
+
+class TunedNorm(WeightAdapter):
+    """Normalization with a trained scale in place of the base's.
+
+    Args:
+        base: norm to adapt.
+    """
+
+    base: RMSNorm
+
+    def __init__(self, base: RMSNorm) -> None:
+        super().__init__(base)
+        scale = base.weight.astype("float32").numpy() if has_values(base) else np.ones(base.weight.shape, np.float32)
+        self.ln_tuning_layers = Factor(scale, base.weight.dtype)
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Scale [D] in use: the trained one, or the base's while the adapter is disabled."""
+        return self.ln_tuning_layers.weight if self.enabled else self.base.weight
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., D] to [..., D]."""
+        return rms_norm(x, self.weight, self.base.epsilon)
+
+    def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return `x + addend` and the normalized sum, both [..., D]; the second entry of a norm besides `forward`."""
+        return add_rms_norm(x, addend, self.weight, self.base.epsilon)
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return the trained scale, float32 [D]."""
+        return self.ln_tuning_layers.weight.astype("float32")
