@@ -77,8 +77,8 @@ def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Sort the arguments into files and settings.
 
     Settings are `--key value` or `--key=value`. The value of a boolean key is optional (`--lora`), and the key can be
-    negated (`--no_lora`). `-` and `_` are equivalent in keys. The last value of a repeated key wins. `null` unsets a
-    key.
+    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. The last value
+    of a repeated key wins. `null` unsets a key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -101,7 +101,7 @@ def _read_setting(argument: str, rest: list[str], table: OptionTable, line: Comm
     key = name.replace("-", "_")
     location = _location(f"--{name}", line)
     negated = key.removeprefix("no_")
-    if key not in table.keys and negated != key and _is_switch(negated, table):
+    if key not in table.keys and negated != key and negated in table.keys and _is_switch(negated, table):
         if equals:
             line.problems.append(Problem(key, f"--{name} takes no value", location))
         line.settings.append(Setting(negated, "false", location, location))
@@ -112,22 +112,23 @@ def _read_setting(argument: str, rest: list[str], table: OptionTable, line: Comm
             word = rest.pop(0)
         elif value_is_optional:
             word = "true"
-        elif key in table.keys:
+        elif len(table.find(key)) == 1:
             line.problems.append(Problem(key, f"a value is missing after --{name}", location))
             return
     line.settings.append(Setting(key, None if word == UNSET_WORD else word, location, location))
 
 
 def _is_switch(key: str, table: OptionTable) -> bool:
-    return key in table.keys and bool in table.options[table.keys[key]].kinds
+    found = table.find(key)
+    return len(found) == 1 and bool in table.options[found[0]].kinds
 
 
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
     """Return whether `word`, which follows `--key`, is its value; after a boolean key, a .json file is not."""
     if not value_is_optional:
         # The value of an unknown key would otherwise be taken for a file and reported a second time.
-        return key in table.keys or not word.endswith(".json")
-    takes_text = str in table.options[table.keys[key]].kinds
+        return bool(table.find(key)) or not word.endswith(".json")
+    takes_text = str in table.options[table.find(key)[0]].kinds
     return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")
 
 

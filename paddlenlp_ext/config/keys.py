@@ -33,6 +33,12 @@ class OptionTable:
                 keys[spelling] = option.key
         object.__setattr__(self, "keys", keys)
 
+    def find(self, written: str) -> list[str]:
+        """Return the keys that a spelling may stand for: one for a key or an alias, else those that it abbreviates."""
+        if written in self.keys:
+            return [self.keys[written]]
+        return sorted({key for spelling, key in self.keys.items() if spelling.startswith(written)}) if written else []
+
 
 @dataclass(frozen=True)
 class KnownKeys(OptionTable):

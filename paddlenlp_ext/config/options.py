@@ -95,6 +95,7 @@ def option(
     choices: Sequence[str] | None = None,
     flags: Sequence[str] | None = None,
     aliases: Sequence[str] = (),
+    winning_aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
     key: str | None = None,
     arguments: Sequence[str] = (),
@@ -109,6 +110,7 @@ def option(
         choices: allowed strings, or allowed elements of a list.
         flags: allowed words of a string of space-separated words.
         aliases: other spellings of the key.
+        winning_aliases: further spellings, which win over the key in the same file (PaddleNLP's deprecated names).
         synonyms: other spelling of a choice -> the choice.
         key: the key in the file, if it differs from the field's name (in an adapter method: from `<switch>_<name>`).
         arguments: other names of the field in an adapter config's constructor; they are not keys of the file.
@@ -126,7 +128,8 @@ def option(
         "limits": limits,
         "key": key,
         "synonyms": dict(synonyms or {}),
-        "aliases": tuple(aliases),
+        "aliases": (*aliases, *winning_aliases),
+        "winning_aliases": tuple(winning_aliases),
         "arguments": tuple(arguments),
     }
     metadata = {_METADATA: details}
@@ -151,6 +154,7 @@ class Option:
     help: str
     limits: Limits = Limits()
     aliases: tuple[str, ...] = ()
+    winning_aliases: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     required: bool = False
@@ -255,6 +259,7 @@ def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
                 help=details["help"],
                 limits=details["limits"],
                 aliases=details["aliases"],
+                winning_aliases=details["winning_aliases"],
                 synonyms=details["synonyms"],
                 arguments=details["arguments"],
             )

@@ -70,7 +70,6 @@ _PREFERENCE = "preference training (DPO, KTO, reward models) is not implemented"
 _QUANTIZING = "quantizing a trained model is not implemented"
 
 SECTION_KEYS = (
-    *_keys("no effect", None, False, "flash_mask", "attention over packed rows never builds a dense mask"),
     *_keys("no effect", None, False, "lazy", "rows are tokenized once and read from a memory-mapped file"),
     *_keys("no effect", None, False, "tensor_parallel_output fuse_sequence_parallel_allreduce", _SAME),
     *_keys("no effect", None, True, "split_inputs_sequence_dim", _SAME),

@@ -1,6 +1,7 @@
 """Parse JSON files and the command line into a checked `RunConfig`; all problems are raised together.
 
-argv -> settings -> values -> sections and adapter config -> derived defaults -> rules between keys -> RunConfig
+argv -> settings -> values -> adjustments -> sections and adapter config -> derived defaults -> rules between keys
+     -> RunConfig
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import replace
 from os.path import expanduser
 from typing import Any
 
+from paddlenlp_ext.config.adjustments import adjust
 from paddlenlp_ext.config.command_line import print_help, read_command_line
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem, Report
+from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
 from paddlenlp_ext.config.sections import PrecisionConfig, TrainConfig
@@ -87,10 +89,12 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
     is_complete = _read_files(state, files)
     for settings in sources:
         state.merge(settings)
+    if is_complete:
+        adjust(state)
     sections = _build_sections(state)
     switch, adapter = _build_adapter(state, known)
     if is_complete:
-        _derive_defaults(sections, report)
+        _derive_defaults(sections)
         state.check_compat()
         check_run(sections, _adapter_choice(state, known, switch), report)
     if report.problems:
@@ -170,19 +174,16 @@ def _adapter_choice(state: ParseState, known: KnownKeys, switch: str | None) -> 
     return AdapterChoice(switch, known.methods[switch] if switch else None, is_requested)
 
 
-def _derive_defaults(sections: dict[str, Any], report: Report) -> None:
-    """Fill in defaults that depend on other keys or on the machine; add a note where one may surprise the user."""
+def _derive_defaults(sections: dict[str, Any]) -> None:
+    """Fill in defaults that depend on other keys or on the machine."""
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)
-    sections["train"] = _derive_train_defaults(sections["train"], report)
+    sections["train"] = _derive_train_defaults(sections["train"])
     sections["precision"] = _derive_device(precision)
 
 
-def _derive_train_defaults(train: TrainConfig, report: Report) -> TrainConfig:
-    if train.evaluation_strategy != "no" and not train.do_eval and not report.is_set("do_eval"):
-        report.note(f"do_eval is on, because evaluation_strategy is {train.evaluation_strategy}", "evaluation_strategy")
-        train = replace(train, do_eval=True)
+def _derive_train_defaults(train: TrainConfig) -> TrainConfig:
     resume = train.resume_from_checkpoint or None
     return replace(
         train,

@@ -25,9 +25,11 @@ class DataConfig(OptionGroup):
     """`config.data`: the rows, and how they become batches."""
 
     dataset_name_or_path: str | None = option(
-        None, help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name"
+        None,
+        winning_aliases=("task_name_or_path",),
+        help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name",
     )
-    task_name: str | None = option(None, aliases=("task_name_or_path",), help="subset of a built-in dataset")
+    task_name: str | None = option(None, help="subset of a built-in dataset")
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
     truncation: str = option(
@@ -47,7 +49,7 @@ class DataConfig(OptionGroup):
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
     )
     zero_padding: bool = option(
-        False, aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
+        False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
     greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
@@ -90,7 +92,11 @@ class ModelConfig(OptionGroup):
     tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
     continue_training: bool = option(True, help="false: initialize random weights from the model's config")
     use_flash_attention: bool = option(False, aliases=("flash_attention",), help="use FlashAttention kernels on GPUs")
-    flash_mask: bool = option(False, aliases=("flashmask",), help="use FlashMask: packed rows without a dense mask")
+    flash_mask: bool = option(
+        False,
+        aliases=("flashmask",),
+        help="switch zero_padding and use_flash_attention on, which select FlashMask; with false, they still do",
+    )
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,
         choices=QUANTIZE_ALGORITHMS,

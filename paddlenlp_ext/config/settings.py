@@ -23,6 +23,9 @@ from paddlenlp_ext.utils.json_reader import (
 )
 from paddlenlp_ext.utils.registry import nearest
 
+_MOST_SHOWN = 6
+"""Keys that an ambiguous abbreviation's message lists."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -143,16 +146,31 @@ class ParseState:
         """Merge the settings of one source: a file, or the command line."""
         source: dict[str, Setting] = {}
         for setting in settings:
-            key = self.table.keys.get(setting.key)
-            if key is None:
-                self._report_unknown(setting)
+            found = self.table.find(setting.key)
+            if len(found) != 1:
+                self._report_unknown(setting, found)
                 continue
+            key = found[0]
             earlier = source.setdefault(key, setting)
             if earlier.key != setting.key and earlier.value != setting.value:
-                message = f"{setting.key} and {earlier.key} are one key with different values; keep one of them"
-                self._report(setting.key, key, message, setting.location)
-                continue
+                if not self._resolve_conflict(key, earlier, setting):
+                    continue
+                source[key] = setting
             self._merge_setting(self.table.options[key], setting)
+            if setting.key not in self.table.keys:
+                self.report.note(f"{setting.key} is read as {key}", key)
+
+    def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
+        """Return whether the later of two spellings of a key wins; report a problem if neither is a winning alias."""
+        winning = self.table.options[key].winning_aliases
+        winners = [setting for setting in (earlier, later) if setting.key in winning]
+        if len(winners) != 1:
+            message = f"{later.key} and {earlier.key} are one key with different values; keep one of them"
+            self._report(later.key, key, message, later.location)
+            return False
+        loser = earlier if winners[0] is later else later
+        self.report.note(f"{loser.key} has no effect: {winners[0].key} is the same key, and wins", key)
+        return winners[0] is later
 
     def _merge_setting(self, option: Option, setting: Setting) -> None:
         self.settings.pop(option.key, None)
@@ -173,10 +191,14 @@ class ParseState:
         self.report.problems.append(Problem(written, message, location))
         self.report.invalid_keys.add(key)
 
-    def _report_unknown(self, setting: Setting) -> None:
+    def _report_unknown(self, setting: Setting, abbreviated: list[str]) -> None:
+        """Report a key that is unknown, or that abbreviates several keys."""
         message = f"unknown key {setting.key!r}"
         match = nearest(setting.key, self.table.keys)
-        if match is not None:
+        if abbreviated:
+            shown = ", ".join(abbreviated[:_MOST_SHOWN]) + (", ..." if len(abbreviated) > _MOST_SHOWN else "")
+            message += f" abbreviates several keys: {shown}; write one of them in full"
+        elif match is not None:
             # Mark the intended key as invalid to avoid a second problem that it is missing.
             self.report.invalid_keys.add(self.table.keys[match])
             message += f"; did you mean {match!r}?"

@@ -56,6 +56,11 @@ class DecoderConfig:
         """
         if "model_type" not in source:
             raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
+        if source["model_type"] not in FAMILIES.names():
+            raise ValueError(
+                f"model_type {source['model_type']!r} in config.json is not supported; "
+                f"supported: {', '.join(FAMILIES.names())}"
+            )
         family = FAMILIES.get(source["model_type"])
         reader = _Reader(source, family)
         activation = reader.value("hidden_act")

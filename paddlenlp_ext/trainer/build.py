@@ -13,6 +13,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, tokenizer_fingerprint
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import build_skeleton, load_values
+from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
@@ -60,9 +61,10 @@ def load_data(config: RunConfig) -> RunData:
     """Resolve the model, load tokenizer and chat template, and tokenize the splits that the run uses.
 
     Raises:
-        ValueError: no such model, template or dataset, or invalid rows.
+        ValueError: no such model, template or dataset, an unsupported model family, or invalid rows.
     """
     source = ModelSource.from_config(config.model)
+    DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
     tokenizer = load_tokenizer(source.tokenizer_path)
     template = load_template(config.data.chat_template, tokenizer)
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))

@@ -16,7 +16,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
-    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.75)
     return matches[0] if matches else None
 
 

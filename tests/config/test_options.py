@@ -30,7 +30,7 @@ def test_unknown_key_gets_the_right_suggestion(tmp_path, kind):
     for spelling in SPELLINGS:
         for seed in range(9):
             typo = edits(spelling, seed)[kind]
-            if typo not in KNOWN.keys and typo not in cases:
+            if not KNOWN.find(typo) and typo not in cases:
                 cases[typo] = spelling
                 break
     assert set(cases.values()) == set(SPELLINGS), "every key has a typo"
@@ -62,7 +62,7 @@ def test_unknown_key_in_a_valid_file_is_located(tmp_path):
     count = 0
     for spelling in SPELLINGS[::5]:
         typo = edits(spelling, 0)["left out"]
-        if typo in KNOWN.keys:
+        if KNOWN.find(typo):
             continue
         (found,) = problems(write(tmp_path, SMALLEST | {typo: True}))
         assert (found.line, found.column, found.key) == (6, 5, typo)

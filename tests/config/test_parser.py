@@ -84,9 +84,48 @@ def test_command_line_errors_are_located(tmp_path):
     assert "did you mean 'save_steps'?" in found[4].message and "a value is missing" in found[5].message
 
 
-def test_command_line_refuses_abbreviations(tmp_path):
-    (found,) = problems(write(tmp_path, SMALLEST), "--save_total_lim", "1")
-    assert "did you mean 'save_total_limit'?" in found.message
+@pytest.mark.parametrize(
+    ("written", "value", "key"),
+    [("eval_step", 7, "eval_steps"), ("save_total_lim", 1, "save_total_limit"), ("greedy_zero", True, None)],
+)
+def test_abbreviation_of_one_key_is_read_with_a_note(tmp_path, written, value, key):
+    key = key or "greedy_zero_padding"
+    used = SMALLEST | {"evaluation_strategy": "steps", "do_eval": True, "zero_padding": True}
+    for config in (
+        load(write(tmp_path, used | {written: value})),
+        load(write(tmp_path, used), f"--{written}", str(value)),
+    ):
+        assert config.to_flat_dict()[key] == value
+        (note,) = config.notes
+        assert note.startswith(f"{written} is read as {key}")
+    path = write(tmp_path, used)
+    assert load("--greedy_zero", path).data.greedy_zero_padding, "the file is no value of an abbreviated switch"
+
+
+def test_abbreviation_of_several_keys_is_refused(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"save_st": 5}))
+    assert found.message.endswith("abbreviates several keys: save_steps, save_strategy; write one of them in full")
+    (found,) = problems(write(tmp_path, SMALLEST), "--", "5")
+    assert "unknown key ''" in found.message
+
+
+def test_abbreviation_that_differs_from_its_key_is_refused(tmp_path):
+    (found,) = problems(write(tmp_path, SMALLEST | {"logging_steps": 3, "logging_ste": 4}))
+    assert "logging_ste and logging_steps are one key with different values" in found.message
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_intokens_wins_over_zero_padding_in_one_file(tmp_path, wins):
+    for values in ({"intokens": wins, "zero_padding": not wins}, {"zero_padding": not wins, "intokens": wins}):
+        config = load(write(tmp_path, SMALLEST | values))
+        assert config.data.zero_padding is wins
+        (note,) = config.notes
+        assert note.startswith("zero_padding has no effect: intokens is the same key, and wins")
+
+
+def test_task_name_or_path_is_the_dataset(tmp_path):
+    config = load(write(tmp_path, SMALLEST | {"task_name_or_path": "other"}))
+    assert config.data.dataset_name_or_path == "other" and config.data.task_name is None
 
 
 def test_aliases_load_as_their_key(tmp_path):
@@ -103,12 +142,12 @@ def test_aliases_load_as_their_key(tmp_path):
     others = {alias: value for alias, (_, value) in pairs.items()}
     flat = load(write(tmp_path, SMALLEST | others | {"lokr": True})).to_flat_dict()
     assert {key: flat[key] for key, _ in pairs.values()} == dict(pairs.values())
-    (found,) = problems(write(tmp_path, SMALLEST | {"task_name_or_path": "a"}))
+    (found,) = problems(write(tmp_path, SMALLEST | {"task_name": "a"}))
     assert found.message.startswith("task_name: a is not available yet")
     both = SMALLEST | {"intokens": True, "zero_padding": True}
     assert load(write(tmp_path, both)).data.zero_padding
-    (found,) = problems(write(tmp_path, SMALLEST | {"intokens": True, "zero_padding": False}))
-    assert found.line == 7 and "zero_padding and intokens are one key" in found.message
+    (found,) = problems(write(tmp_path, SMALLEST | {"flashmask": True, "flash_mask": False}))
+    assert found.line == 7 and "flash_mask and flashmask are one key" in found.message
     first = write(tmp_path, SMALLEST | {"intokens": True}, "a.json")
     assert not load(first, write(tmp_path, {"zero_padding": False}, "b.json")).data.zero_padding
 

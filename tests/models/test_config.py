@@ -17,8 +17,8 @@ from tests.models.tiny_model import TINY, make_model
     ("changes", "message"),
     [
         (
-            {"model_type": "lama"},  # codespell:ignore lama
-            r"unknown model_type 'lama'; did you mean 'llama'\? Known: llama, mistral, qwen2, qwen3",
+            {"model_type": "qwen2_moe"},
+            "model_type 'qwen2_moe' in config.json is not supported; supported: llama, mistral, qwen2, qwen3$",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),

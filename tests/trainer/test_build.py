@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,17 @@ def test_load_data_template_without_end_token_warns_in_every_run(run_folders, ca
         caplog.clear()
         load_data(config_for(run_folders, str(file)))
         assert "special token" in caplog.text
+
+
+def test_load_data_unsupported_family_is_an_error_before_any_row_is_read(run_folders):
+    file = run_folders / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mixtral"}))
+    config = config_for(run_folders)
+    config = replace(
+        config, train=replace(config.train, do_train=True), data=replace(config.data, dataset_name_or_path="no data")
+    )
+    with pytest.raises(ValueError, match=r"model_type .mixtral. in config\.json is not supported; supported: llama,"):
+        load_data(config)
 
 
 def test_load_data_unreadable_tokenizer_is_an_error(run_folders):

@@ -68,14 +68,14 @@ def _check_sharding(sharding: str, device: str, degrees: Degrees, processes: int
         report.error(
             f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
         )
+    elif processes == 1:
+        report.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")
     elif "offload" in sharding.split() and device == "cpu":
         report.error(
             "sharding offload moves optimizer state off the GPU, but on the CPU it is in host memory already; use "
             f"sharding {stages[0]}",
             "sharding",
         )
-    elif processes == 1:
-        report.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")
     elif degrees.sharding == 1:
         report.note(f"sharding {stages[0]} has no effect: the degrees are {degrees}", "sharding")
     elif degrees.pipeline > 1 and stages[0] != "stage1":

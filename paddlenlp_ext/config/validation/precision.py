@@ -97,7 +97,7 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
         report.error("device gpu: this Paddle is not built for GPUs, or no GPU is visible; use --device cpu", "device")
     elif device in ("npu", "xpu"):
         report.error(f"device {device} is not available yet; use cpu or gpu", "device")
-    elif device == "cpu" and model.use_flash_attention:
+    elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
         message = "use_flash_attention is for GPUs; the CPU's attention gives the same result without a dense mask"
         report.note(message, "use_flash_attention")
 

@@ -55,13 +55,6 @@ def _resume_needs_training(train: TrainConfig, report: Report) -> None:
         )
 
 
-@run_rules("do_eval", "evaluation_strategy")
-def _evaluation_strategy_needs_do_eval(train: TrainConfig, report: Report) -> None:
-    if train.evaluation_strategy != "no" and not train.do_eval:
-        message = f"evaluation_strategy {train.evaluation_strategy} needs do_eval: true; or set evaluation_strategy no"
-        report.error(message, "do_eval", "evaluation_strategy")
-
-
 @run_rules(
     "load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps"
 )
@@ -86,18 +79,6 @@ def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
         )
 
 
-@rules()
-def _packing_options_have_their_switch(model: ModelConfig, data: DataConfig, report: Report) -> None:
-    needs = (
-        ("greedy_zero_padding", data.greedy_zero_padding, "needs", "zero_padding", data.zero_padding),
-        ("flash_mask", model.flash_mask, "needs", "use_flash_attention", model.use_flash_attention),
-        ("flash_mask", model.flash_mask, "is for packed rows and needs", "zero_padding", data.zero_padding),
-    )
-    for key, is_on, why, needed, needed_is_on in [row for row in needs if report.invalid_keys.isdisjoint(row[::3])]:
-        if is_on and not needed_is_on:
-            report.error(f"{key} {why} {needed}: true", key, needed)
-
-
 @rules("src_length", "max_length")
 def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
     # A note, not an error: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have such lengths.
@@ -119,8 +100,12 @@ def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
 @rules("max_steps", "warmup_steps")
 def _warmup_fits_max_steps(train: TrainConfig, optim: OptimConfig, report: Report) -> None:
     if 0 < train.max_steps < optim.warmup_steps:
-        message = f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}; lower warmup_steps"
-        report.error(message, "warmup_steps", "max_steps")
+        report.note(
+            f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}: the learning rate rises to "
+            f"the end of the run and stays below learning_rate {optim.learning_rate:g}",
+            "warmup_steps",
+            "max_steps",
+        )
 
 
 @rules("learning_rate", "min_learning_rate")
@@ -211,6 +196,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "eval_with_do_generation is false",
     ),
     (_SAMPLING[1:], "top_k", (1,), "top_k 1 always takes the most likely token"),
+    (("greedy_zero_padding",), "zero_padding", (False,), "zero_padding is false"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
@@ -228,9 +214,14 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
 
 @idle_rules()
 def _note_idle_keys(
-    model: ModelConfig, train: TrainConfig, generation: GenerationConfig, parallel: ParallelConfig, report: Report
+    model: ModelConfig,
+    data: DataConfig,
+    train: TrainConfig,
+    generation: GenerationConfig,
+    parallel: ParallelConfig,
+    report: Report,
 ) -> None:
-    written, defaults = _values_by_key(model, train, generation, parallel)
+    written, defaults = _values_by_key(model, data, train, generation, parallel)
     noted: set[str] = set()
     for keys, switch, values, reason in _IDLE:
         for key in keys:

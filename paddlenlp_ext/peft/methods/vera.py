@@ -127,7 +127,7 @@ class VeRAConfig(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
 
     rank: int = option(
-        256,
+        8,
         help="rank r of the shared matrices; a layer trains r + out_features numbers",
         minimum=1,
         maximum=65536,

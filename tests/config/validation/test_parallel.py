@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
-from paddlenlp_ext.config.validation import parallel, precision
+from paddlenlp_ext.config.validation import precision
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, load, problems, write
 
@@ -13,7 +13,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 @pytest.mark.parametrize(
     ("processes", "values", "words"),
     [
-        (1, {"tensor_parallel_degree": 2}, "degree 2 need 2 processes, but 1 was started (python -m paddle.dist"),
+        (2, {"tensor_parallel_degree": 4}, "degree 4 need 4 processes, but 2 were started (python -m paddle.dist"),
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
@@ -42,7 +42,7 @@ def test_layout_rule_with_an_excluded_method_is_refused(tmp_path, monkeypatch, p
 
 
 def test_compat_flags_are_noted_or_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "world_size", lambda: 4)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
     on = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "sharding": "stage1"}
     for key, flags in COMPAT_FLAGS.items():
         for word in flags.words:
@@ -69,7 +69,8 @@ def test_compat_flags_without_their_parallelism_are_noted_once(tmp_path):
 
 
 @pytest.mark.parametrize(("degree", "num_notes"), [(-1, 0), (1, 0), (2, 1)])
-def test_sharding_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
+def test_sharding_degree_without_sharding_is_noted(tmp_path, monkeypatch, degree, num_notes):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     notes = load(write(tmp_path, SMALLEST | {"sharding_parallel_degree": degree})).notes
     assert (
         sum(note.startswith("sharding_parallel_degree has no effect: sharding is off") for note in notes) == num_notes
@@ -78,16 +79,21 @@ def test_sharding_degree_without_sharding_is_noted(tmp_path, degree, num_notes):
 
 @pytest.mark.parametrize("keys", [{"tensor_parallel_degree": 2}, {"sharding_parallel_degree": 1}])
 def test_sharding_without_free_processes_is_noted(tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     words = "sharding stage3 has no effect: the degrees are tensor_parallel_degree"
     assert any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | keys | {"sharding": "stage3"})).notes)
     assert not any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | {"sharding": "stage3"})).notes)
 
 
 def test_sharding_offload_on_cpu_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     monkeypatch.setattr(precision, "has_gpu", lambda: True)
     keys = SMALLEST | {"sharding": "stage2 offload"}
     load(write(tmp_path, keys | {"device": "gpu"}))
     (found,) = problems(write(tmp_path, keys | {"device": "cpu"}))
     assert found.key == "sharding" and "in host memory already; use sharding stage2" in found.message
+
+
+def test_sharding_offload_on_one_process_is_noted(tmp_path):
+    (note,) = load(write(tmp_path, SMALLEST | {"sharding": "stage2 offload", "device": "cpu"})).notes
+    assert note.startswith("sharding stage2 has no effect: there is one process")

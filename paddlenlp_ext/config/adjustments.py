@@ -1,0 +1,86 @@
+"""Adjust harmless combinations of keys as PaddleNLP does, each with a note.
+
+    flash_mask: true, zero_padding unset   ->  zero_padding: true, and a note
+
+An adjustment changes values before the sections are built, so that rules between keys and `run_config.json` see the
+values of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from paddlenlp_ext.config.settings import ParseState
+from paddlenlp_ext.utils.distributed_env import world_size
+
+Values = Callable[[str], Any]
+"""Function from a key to its value, or its default if it was not set."""
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """Change of values that a combination of keys implies.
+
+    Attributes:
+        values: key -> its new value.
+        reason: message for the user.
+        because: keys whose values are the reason; the note has the location of the first that was set.
+    """
+
+    values: dict[str, Any]
+    reason: str
+    because: tuple[str, ...]
+
+
+def adjust(state: ParseState) -> None:
+    """Make all adjustments in order, each with one note, except those about a key that has a problem."""
+    for find in (_evaluate, _load_no_best_model, _pack_for_flash_mask, _train_for_epochs, _use_one_process):
+        for change in find(state.value):
+            if state.report.invalid_keys.isdisjoint((*change.values, *change.because)):
+                state.values.update(change.values)
+                state.report.note(change.reason, *change.because)
+
+
+def _evaluate(value: Values) -> Iterator[Adjustment]:
+    strategy = value("evaluation_strategy")
+    if strategy != "no" and not value("do_eval"):
+        reason = (
+            f"do_eval is on, because evaluation_strategy is {strategy}; set evaluation_strategy no to switch it off"
+        )
+        yield Adjustment({"do_eval": True}, reason, ("evaluation_strategy", "do_eval"))
+
+
+def _load_no_best_model(value: Values) -> Iterator[Adjustment]:
+    if value("load_best_model_at_end") and value("evaluation_strategy") == "no":
+        reason = "load_best_model_at_end has no effect: evaluation_strategy is no, so there is no best evaluation"
+        yield Adjustment({"load_best_model_at_end": False}, reason, ("load_best_model_at_end", "evaluation_strategy"))
+
+
+def _pack_for_flash_mask(value: Values) -> Iterator[Adjustment]:
+    needed = [key for key in ("zero_padding", "use_flash_attention") if not value(key)]
+    if value("flash_mask") and needed:
+        reason = f"{' and '.join(needed)} {'are' if len(needed) > 1 else 'is'} on, because flash_mask is true"
+        yield Adjustment(dict.fromkeys(needed, True), reason, ("flash_mask", *needed))
+
+
+def _train_for_epochs(value: Values) -> Iterator[Adjustment]:
+    if value("max_steps") == 0:
+        reason = "max_steps 0 has no effect: num_train_epochs decides, as with -1"
+        yield Adjustment({"max_steps": -1}, reason, ("max_steps",))
+
+
+_DEGREES = tuple(f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding", "sep", "context", "expert"))
+
+
+def _use_one_process(value: Values) -> Iterator[Adjustment]:
+    degrees = {key: value(key) for key in _DEGREES if value(key) > 1}
+    if degrees and world_size() == 1:
+        written = " and ".join(f"{key} {degree}" for key, degree in degrees.items())
+        reason = (
+            f"{written} {'are' if len(degrees) > 1 else 'is'} set to 1, because there is one process; "
+            f"python -m paddle.distributed.launch --nproc_per_node {prod(degrees.values())} starts several"
+        )
+        yield Adjustment(dict.fromkeys(degrees, 1), reason, tuple(degrees))
